@@ -1,0 +1,1 @@
+"""Prepared data: formats, sampling and loading of unpadded batches."""

@@ -1,0 +1,26 @@
+"""Errors that a user can mend: one line that says where, what is wrong, and how to put it right."""
+
+
+class UserError(Exception):
+    """Base of everything the command line reports as one line, without a traceback.
+
+    Args:
+        where: config field, file or argument at fault.
+        problem: what is wrong with it, with the offending value.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, where: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{where}: {problem}; {remedy}")
+
+
+class ConfigError(UserError):
+    """A setting, an option, an environment variable or an installation that cannot work."""
+
+
+class DataError(UserError):
+    """A text, vocabulary, shard, sidecar or index that is missing, damaged or inconsistent."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, incomplete, damaged or made for another model."""

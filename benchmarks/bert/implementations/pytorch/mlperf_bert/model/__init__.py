@@ -1,0 +1,1 @@
+"""Unpadded BERT as single-device code; parallelism is applied from outside."""

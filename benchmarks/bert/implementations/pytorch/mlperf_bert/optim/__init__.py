@@ -1,0 +1,1 @@
+"""Optimizers as pure updates with thin classes, and the learning-rate schedule."""

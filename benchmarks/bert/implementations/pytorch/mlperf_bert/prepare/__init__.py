@@ -1,0 +1,1 @@
+"""Offline data preparation: text to shards, sidecars and index."""
