@@ -54,13 +54,16 @@ def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
 def config_to_toml(config: RunConfig) -> str:
     """The complete config, defaults written out, as TOML that `load_config` reads back equal."""
     lines = []
-    for section in dataclasses.fields(RunConfig):
-        lines.append(f"[{section.name}]")
-        values = getattr(config, section.name)
-        for field in dataclasses.fields(values):
-            lines.append(f"{field.name} = {_to_toml(getattr(values, field.name))}")
+    for section, table in config_to_tables(config).items():
+        lines.append(f"[{section}]")
+        lines += [f"{field} = {_to_toml(value)}" for field, value in table.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def config_to_tables(config: RunConfig) -> Tables:
+    """The complete config as nested dictionaries, ready for TOML or JSON."""
+    return dataclasses.asdict(config)
 
 
 def config_value(config: RunConfig, dotted: str) -> Any:

@@ -1,0 +1,140 @@
+"""The command line: `mlperf_bert <command>`, the same as `python -m mlperf_bert <command>`.
+
+Heavy imports happen inside the command that needs them.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from mlperf_bert.errors import UserError
+from mlperf_bert.prepare import cli as prepare_cli
+
+EXIT_ERROR = 1
+EXIT_TARGET_MISSED = 3
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on stderr and a non-zero status."""
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except UserError as error:
+        print(f"mlperf_bert: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("mlperf_bert: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlperf_bert", description="BERT pre-training, MLPerf style"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="train until the target accuracy")
+    _add_config(train)
+    train.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
+    train.add_argument("--run-dir", type=Path, required=True, help="where results go")
+    train.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
+    train.add_argument("--init-checkpoint", type=Path, help="start from these weights")
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("evaluate", help="accuracy of a checkpoint")
+    evaluate.add_argument("--checkpoint", type=Path, required=True)
+    evaluate.add_argument("--data", type=Path, required=True, help="prepared set, or its parent")
+    evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
+    evaluate.set_defaults(run=_evaluate)
+
+    prepare = commands.add_parser("prepare", help="text to shards, sidecars and index")
+    prepare_cli.add_arguments(prepare)
+    prepare.set_defaults(run=prepare_cli.run)
+
+    config = commands.add_parser("config", help="check a config and print it complete")
+    config.add_argument("config", type=Path, metavar="FILE")
+    config.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    config.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
+    config.set_defaults(run=_config)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, required=True, help="TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
+    )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from mlperf_bert.build import build
+    from mlperf_bert.config_io import load_config
+    from mlperf_bert.distributed.session import joined
+    from mlperf_bert.run_directory import RunDirectory
+    from mlperf_bert.train import train
+
+    config = load_config(args.config, args.set)
+    directory = RunDirectory(args.run_dir, args.run_index)
+    with joined(config.run.device) as (info, device):
+        parts = build(config, args.data, directory, info, device, args.init_checkpoint)
+        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+            outcome = train(parts)
+            reached = outcome.status == "success"
+            parts.reporter.line(
+                f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
+                f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
+            )
+    return 0 if reached else EXIT_TARGET_MISSED
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from mlperf_bert.build import make_evaluator, make_model, open_index
+    from mlperf_bert.checkpoint import load_weights, read_config
+    from mlperf_bert.distributed.session import joined
+
+    config = read_config(args.checkpoint)
+    held_out = args.data / "eval"
+    eval_dir = held_out if held_out.is_dir() else args.data
+    with joined(args.device) as (info, device):
+        index = open_index(eval_dir, config)
+        model = make_model(config, 0, device)
+        state = load_weights(model, args.checkpoint, index.manifest.vocabulary_sha256)
+        accuracy = make_evaluator(config, eval_dir, index, info, device)(model)
+        if info.rank == 0:
+            result = {
+                "schema_version": 1,
+                "step": state.step,
+                "samples": state.samples,
+                "mlm_accuracy": accuracy.mlm_accuracy,
+                "mask_only_accuracy": accuracy.mask_only_accuracy,
+                "correct": accuracy.correct,
+                "masked_tokens": accuracy.masked_tokens,
+            }
+            print(json.dumps(result) if args.json else _in_words(result))
+    return 0
+
+
+def _in_words(result: dict[str, int | float]) -> str:
+    return (
+        f"accuracy {result['mlm_accuracy']:.6f} ({result['correct']:,} of "
+        f"{result['masked_tokens']:,} masked tokens), on [MASK] inputs "
+        f"{result['mask_only_accuracy']:.6f}, after {result['samples']:,} samples"
+    )
+
+
+def _config(args: argparse.Namespace) -> int:
+    from mlperf_bert.config_io import config_to_toml, config_value, load_config
+
+    config = load_config(args.config, args.set)
+    print(config_value(config, args.get) if args.get else config_to_toml(config), end="")
+    if args.get:
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

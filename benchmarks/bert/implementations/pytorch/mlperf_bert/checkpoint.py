@@ -1,0 +1,241 @@
+"""Checkpoints: safetensors and JSON only, complete or absent, digests checked before use.
+
+`step_00000120/{manifest.json, model.safetensors, optimizer/rank_00000.safetensors, state.json,
+rng/rank_00000.safetensors}` beside `LATEST`. Parameter names are Hugging Face's.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_io import config_from_tables, config_to_tables
+from mlperf_bert.errors import CheckpointError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointState:
+    """What a checkpoint says of its run, beside the tensors."""
+
+    step: int
+    samples: int
+    seed: int
+    mlm_accuracy: float | None
+    vocabulary_sha256: str
+
+
+def save_checkpoint(
+    directory: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    state: CheckpointState,
+    *,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+) -> Path:
+    """Write one checkpoint below `directory` and return its path. Called by every rank.
+
+    Rank 0 writes (weights and optimizer state are replicated): beside the final place, then renamed.
+    """
+    final = directory / f"step_{state.step:08d}"
+    random_states = _gather_random_states(world_size, device)
+    if rank == 0:
+        partial = directory / f".{final.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        for folder in ("optimizer", "rng"):
+            (partial / folder).mkdir(parents=True)
+        save_file(_contiguous(model.state_dict()), partial / "model.safetensors")
+        save_file(
+            _optimizer_tensors(model, optimizer), partial / "optimizer" / "rank_00000.safetensors"
+        )
+        for number, random_state in enumerate(random_states):
+            save_file(random_state, partial / "rng" / f"rank_{number:05d}.safetensors")
+        _write_json(partial / "state.json", {"world_size": world_size, **asdict(state)})
+        _write_json(partial / "manifest.json", _manifest(partial, config, state))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _replace_text(directory / "LATEST", final.name + "\n")
+    if world_size > 1:
+        dist.barrier()
+    return final
+
+
+def load_weights(model: nn.Module, directory: Path, vocabulary_sha256: str) -> CheckpointState:
+    """Fill `model` with the weights of a checkpoint directory, or of one that holds `LATEST`.
+
+    Raises CheckpointError where files are missing or damaged, or made for another model or
+    vocabulary.
+    """
+    directory = _resolve(directory)
+    manifest = _read_json(directory / "manifest.json")
+    _verify_files(directory, manifest)
+    state = _parse_state(directory)
+    if state.vocabulary_sha256 != vocabulary_sha256:
+        raise CheckpointError(
+            str(directory), "was trained with another vocabulary", "use the data it was made from"
+        )
+    try:
+        tensors = load_file(directory / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(str(directory), f"unreadable ({error})", "use another") from None
+    _check_names_and_shapes(directory, tensors, model.state_dict())
+    model.load_state_dict(tensors)
+    return state
+
+
+def read_config(directory: Path) -> RunConfig:
+    """The config that a checkpoint was made with."""
+    manifest = _read_json(_resolve(directory) / "manifest.json")
+    tables = manifest.get("config")
+    if not isinstance(tables, dict):
+        raise CheckpointError(str(directory), "has no config", "use another checkpoint")
+    return config_from_tables(tables, str(directory))
+
+
+def _gather_random_states(world_size: int, device: torch.device) -> list[dict[str, Tensor]]:
+    """Every rank's generator states, in rank order."""
+    mine = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        mine["cuda"] = torch.cuda.get_rng_state(device)
+    if world_size == 1:
+        return [mine]
+    gathered = {}
+    for name, tensor in mine.items():
+        parts = [torch.empty_like(tensor, device=device) for _ in range(world_size)]
+        dist.all_gather(parts, tensor.to(device))
+        gathered[name] = [part.cpu() for part in parts]
+    return [{name: parts[r] for name, parts in gathered.items()} for r in range(world_size)]
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimizer state as `<parameter name>.<slot>`."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for slot, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}.{slot}"] = torch.as_tensor(value).clone()
+    return _contiguous(tensors)
+
+
+def _manifest(folder: Path, config: RunConfig, state: CheckpointState) -> dict[str, Any]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        "version": FORMAT_VERSION,
+        "step": state.step,
+        "samples": state.samples,
+        "vocabulary_sha256": state.vocabulary_sha256,
+        "config": config_to_tables(config),
+        "files": {
+            path.relative_to(folder).as_posix(): {
+                "size": path.stat().st_size,
+                "sha256": _sha256(path),
+            }
+            for path in files
+        },
+    }
+
+
+def _resolve(directory: Path) -> Path:
+    if (directory / "manifest.json").is_file():
+        return directory
+    try:
+        name = (directory / "LATEST").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise CheckpointError(
+            str(directory), "holds no manifest.json and no LATEST", "give a checkpoint directory"
+        ) from None
+    if name != Path(name).name or not (directory / name / "manifest.json").is_file():
+        raise CheckpointError(
+            str(directory / "LATEST"), f"names {name!r}, not a checkpoint", "give one of its steps"
+        )
+    return directory / name
+
+
+def _verify_files(directory: Path, manifest: dict[str, Any]) -> None:
+    files = manifest.get("files")
+    if manifest.get("version") != FORMAT_VERSION or not isinstance(files, dict):
+        raise CheckpointError(
+            str(directory / "manifest.json"), "is not of this format", "use another checkpoint"
+        )
+    for name in ("model.safetensors", "state.json"):
+        entry = files.get(name)
+        path = directory / name
+        if not (isinstance(entry, dict) and path.is_file()):
+            raise CheckpointError(str(path), "is missing", "use another checkpoint")
+        if path.stat().st_size != entry.get("size") or _sha256(path) != entry.get("sha256"):
+            raise CheckpointError(str(path), "differs from its digest", "use another checkpoint")
+
+
+def _parse_state(directory: Path) -> CheckpointState:
+    values = _read_json(directory / "state.json")
+    try:
+        return CheckpointState(
+            step=int(values["step"]),
+            samples=int(values["samples"]),
+            seed=int(values["seed"]),
+            mlm_accuracy=values["mlm_accuracy"],
+            vocabulary_sha256=str(values["vocabulary_sha256"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            str(directory / "state.json"), "is incomplete", "use another checkpoint"
+        ) from None
+
+
+def _check_names_and_shapes(
+    directory: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> None:
+    for name in sorted(found.keys() ^ wanted.keys()):
+        side = "missing" if name in wanted else "not part of the model"
+        raise CheckpointError(
+            str(directory), f"{name} is {side}", "use the config it was made with"
+        )
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            raise CheckpointError(
+                str(directory),
+                f"{name} is {list(found[name].shape)}, the model's is {list(tensor.shape)}",
+                "use the config it was made with",
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(str(path), "is not a JSON object", "use another checkpoint")
+    return values
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def _replace_text(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

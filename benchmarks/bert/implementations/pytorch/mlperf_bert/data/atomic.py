@@ -1,0 +1,49 @@
+"""All-or-nothing file writing: written beside under a temporary name, then renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlperf_bert.errors import DataError
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it becomes `path`, on failure it goes away.
+
+    Raises DataError when the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        # Without the flush a power cut could leave a complete name over incomplete contents.
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or "cannot be written"
+        raise DataError(str(path), reason, "check the directory and its free space") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Write or replace `path` in one step. Raises DataError when it cannot be written."""
+    with replaced_file(path) as temporary:
+        temporary.write_bytes(contents)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents. Raises DataError when that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or "cannot be created"
+        raise DataError(str(path), reason, "name a directory that can be written") from error
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what a killed writer left in `directory`; call it while no other writer works there."""
+    for path in directory.glob(".*.tmp"):
+        path.unlink(missing_ok=True)

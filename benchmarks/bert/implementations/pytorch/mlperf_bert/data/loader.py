@@ -1,0 +1,107 @@
+"""Step plans to batches on the device, prepared by a thread ahead of the training loop.
+
+Nothing is read before the first batch is asked for, so building a loader in the untimed init phase
+touches no sample.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from mlperf_bert.data.balance import StepPlan, StepPlanner
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.shards import SampleReader
+
+PREFETCHED_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one rank computes in one step: `micro_batches` holds one batch per forward."""
+
+    plan: StepPlan
+    micro_batches: tuple[UnpaddedBatch, ...]
+    wait_ms: float  # how long the loop waited for it
+
+
+class Loader:
+    """Iterates over the steps of one rank, from `first_step` on, without end."""
+
+    def __init__(
+        self,
+        planner: StepPlanner,
+        reader: SampleReader,
+        rank: int,
+        device: torch.device,
+        first_step: int = 1,
+    ) -> None:
+        self._planner = planner
+        self._reader = reader
+        self._rank = rank
+        self._device = device
+        self._first_step = first_step
+        self._queue: queue.Queue[StepBatch | BaseException] = queue.Queue(PREFETCHED_STEPS)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the thread; batches made ahead are dropped."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        """Yield step batches on the device; an error of the thread is raised here."""
+        self._thread.start()
+        while True:
+            asked = time.perf_counter()
+            item = self._queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            wait_ms = 1e3 * (time.perf_counter() - asked)
+            on_device = tuple(batch.to(self._device) for batch in item.micro_batches)
+            yield StepBatch(item.plan, on_device, wait_ms)
+
+    def _produce(self) -> None:
+        try:
+            step = self._first_step
+            while not self._stop.is_set():
+                self._put(self._load(step))
+                step += 1
+        except BaseException as error:  # handed to the loop, which raises it
+            self._put(error)
+
+    def _load(self, step: int) -> StepBatch:
+        plan = self._planner.plan(step)
+        rank = self._rank
+        batches = []
+        for accumulation, sample_ids in enumerate(plan.sample_ids[rank]):
+            batch = make_batch(
+                self._reader.read(sample_ids),
+                mlm_denominator=float(plan.mlm_denominators[rank, accumulation]),
+                nsp_denominator=float(plan.nsp_denominators[rank, accumulation]),
+            )
+            batches.append(batch.pin_memory() if self._device.type == "cuda" else batch)
+        return StepBatch(plan, tuple(batches), 0.0)
+
+    def _put(self, item: StepBatch | BaseException) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue

@@ -1,0 +1,210 @@
+"""Reading samples from shards: memory-mapped at the sidecar's offsets, never through HDF5.
+
+Nothing of a sample is read before the first `read`: MLPerf forbids it before the run starts.
+Shape letters: n samples asked for, T tokens of all of them, P masked positions of all of them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import REMEDY, Sidecar, read_sidecar
+from mlperf_bert.errors import DataError
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardArrays:
+    """The mapped arrays of one shard, read-only; see the sidecar for their dtypes."""
+
+    input_ids: NDArray[Any]  # flat
+    offsets: IntArray  # [n + 1]
+    segment_b_start: NDArray[np.uint16]  # [n]
+    masked_lm_positions: NDArray[np.uint16]  # flat, positions within the sample, ascending
+    masked_lm_ids: NDArray[Any]  # flat
+    masked_lm_offsets: IntArray  # [n + 1]
+    next_sentence_label: NDArray[np.uint8]  # [n], 1 where segment B is a random other one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """n samples laid end to end, in the order of the ids asked for; all arrays int64."""
+
+    input_ids: IntArray  # [T]
+    lengths: IntArray  # [n]
+    segment_b_start: IntArray  # [n]: first position of segment B within the sample
+    masked_positions: IntArray  # [P]: positions within their sample
+    masked_ids: IntArray  # [P]
+    masked_counts: IntArray  # [n]
+    next_sentence_label: IntArray  # [n]
+
+
+class Shard:
+    """One shard file; mapped on first use.
+
+    Raises DataError at construction when the sidecar is wrong or the file is not of its size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sidecar: Sidecar = read_sidecar(path)
+        self._arrays: ShardArrays | None = None
+        self._check_size()
+
+    def arrays(self) -> ShardArrays:
+        """The shard's arrays; the first call maps the file and checks both offset tables' ends."""
+        if self._arrays is None:
+            self._arrays = self._map()
+        return self._arrays
+
+    def lengths(self) -> IntArray:
+        """Tokens of every sample, int64 [n], all within 1 .. max_seq_length."""
+        limit = self.sidecar.settings.max_seq_length
+        return self._spans("offsets", self.arrays().offsets, limit)
+
+    def masked_counts(self) -> IntArray:
+        """Masked positions of every sample, int64 [n], all within 1 .. max_predictions."""
+        limit = self.sidecar.settings.max_predictions
+        return self._spans("masked_lm_offsets", self.arrays().masked_lm_offsets, limit)
+
+    def _spans(self, name: str, offsets: IntArray, limit: int) -> IntArray:
+        spans = np.diff(offsets)
+        if spans.min() < 1 or spans.max() > limit:
+            raise DataError(f"{self.path}: {name}", f"has steps outside 1 .. {limit}", REMEDY)
+        return spans
+
+    def _check_size(self) -> None:
+        try:
+            size = self.path.stat().st_size
+        except OSError as error:
+            raise DataError(str(self.path), error.strerror or "is missing", REMEDY) from None
+        if size != self.sidecar.shard_bytes:
+            problem = f"is {size} bytes where its sidecar says {self.sidecar.shard_bytes}"
+            raise DataError(str(self.path), problem, REMEDY)
+
+    def _map(self) -> ShardArrays:
+        self._check_size()  # again: it may have been cut short since construction
+        try:
+            mapped = np.memmap(self.path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError) as error:
+            raise DataError(str(self.path), f"cannot be mapped ({error})", REMEDY) from None
+        raw = np.asarray(mapped)  # a plain view: slicing a memmap object is several times slower
+        views = {}
+        for name, place in self.sidecar.datasets.items():
+            views[name] = raw[place.offset : place.end].view(place.dtype)
+        self._check_ends(views["offsets"], len(views["input_ids"]), "offsets")
+        self._check_ends(
+            views["masked_lm_offsets"], len(views["masked_lm_ids"]), "masked_lm_offsets"
+        )
+        return ShardArrays(**views)
+
+    def _check_ends(self, offsets: IntArray, total: int, name: str) -> None:
+        if offsets[0] != 0 or offsets[-1] != total:
+            problem = f"runs from {offsets[0]} to {offsets[-1]} over {total} elements"
+            raise DataError(f"{self.path}: {name}", problem, REMEDY)
+
+
+class SampleReader:
+    """Random access to the samples of a prepared set by their number, 0 .. num_samples - 1.
+
+    Construction reads sidecars only. Raises DataError when a shard is missing, of the wrong size,
+    or not the one the manifest names.
+    """
+
+    def __init__(self, set_dir: Path, manifest: Manifest) -> None:
+        self.set_dir = set_dir
+        self.manifest = manifest
+        self._shards = [Shard(set_dir / "shards" / entry.file) for entry in manifest.shards]
+        for shard, entry in zip(self._shards, manifest.shards, strict=True):
+            _check_entry(shard, entry.num_samples, entry.sha256, manifest)
+        counts = [entry.num_samples for entry in manifest.shards]
+        self._first_ids = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+    def __reduce__(self) -> tuple[type["SampleReader"], tuple[Path, Manifest]]:
+        # Another process maps the files itself; pickling the mapped arrays would copy them.
+        return SampleReader, (self.set_dir, self.manifest)
+
+    def read(self, ids: IntArray) -> Samples:
+        """Read samples.
+
+        Args:
+            ids: int64 [n], n >= 1, in any order.
+
+        Raises:
+            DataError: an id out of range, or a shard whose contents contradict the manifest.
+        """
+        if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.manifest.num_samples:
+            problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} asked for"
+            remedy = f"ask for ids of 0 .. {self.manifest.num_samples - 1}"
+            raise DataError(str(self.set_dir), problem, remedy)
+        numbers = np.searchsorted(self._first_ids, ids, side="right") - 1
+        rows = ids - self._first_ids[numbers]
+        tokens, positions, labels = [], [], []
+        starts_of_b, next_labels = [], []
+        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+            shard = self._shards[number]
+            arrays = shard.arrays()
+            span = _span(shard, arrays.offsets, row, self.manifest.max_seq_length)
+            masked = _span(shard, arrays.masked_lm_offsets, row, self.manifest.max_predictions)
+            tokens.append(arrays.input_ids[span])
+            positions.append(arrays.masked_lm_positions[masked])
+            labels.append(arrays.masked_lm_ids[masked])
+            starts_of_b.append(arrays.segment_b_start[row])
+            next_labels.append(arrays.next_sentence_label[row])
+        samples = Samples(
+            input_ids=np.concatenate(tokens, dtype=np.int64),
+            lengths=np.array([len(part) for part in tokens], dtype=np.int64),
+            segment_b_start=np.array(starts_of_b, dtype=np.int64),
+            masked_positions=np.concatenate(positions, dtype=np.int64),
+            masked_ids=np.concatenate(labels, dtype=np.int64),
+            masked_counts=np.array([len(part) for part in labels], dtype=np.int64),
+            next_sentence_label=np.array(next_labels, dtype=np.int64),
+        )
+        self._check_values(samples)
+        return samples
+
+    def _check_values(self, samples: Samples) -> None:
+        # An out-of-range number would become an illegal memory access on a GPU, far from here.
+        vocab_size = self.manifest.vocab_size
+        lengths_at_masked = np.repeat(samples.lengths, samples.masked_counts)
+        wrong = {
+            "input_ids": samples.input_ids.max() >= vocab_size,
+            "masked_lm_ids": samples.masked_ids.max() >= vocab_size,
+            "segment_b_start": (samples.segment_b_start >= samples.lengths).any(),
+            "masked_lm_positions": (samples.masked_positions >= lengths_at_masked).any(),
+            "next_sentence_label": samples.next_sentence_label.max() > 1,
+        }
+        for name, is_wrong in wrong.items():
+            if is_wrong:
+                problem = "a shard holds a value that is out of range"
+                raise DataError(f"{self.set_dir}: {name}", problem, "prepare the set again")
+
+
+def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
+    start, end = offsets[row : row + 2].tolist()
+    # The upper end of the table was checked when it was mapped, and steps are checked here; a
+    # start in 0 .. total is still needed, as a damaged table need not ascend.
+    if not 0 <= start < end <= offsets[-1] or end - start > limit:
+        problem = f"sample {row} runs from {start} to {end}"
+        raise DataError(str(shard.path), problem, REMEDY)
+    return slice(start, end)
+
+
+def _check_entry(shard: Shard, num_samples: int, sha256: str, manifest: Manifest) -> None:
+    sidecar = shard.sidecar
+    pairs = {
+        "num_samples": (sidecar.num_samples, num_samples),
+        "shard_sha256": (sidecar.shard_sha256, sha256),
+        "vocabulary_sha256": (sidecar.settings.vocabulary_sha256, manifest.vocabulary_sha256),
+        "max_seq_length": (sidecar.settings.max_seq_length, manifest.max_seq_length),
+        "max_predictions": (sidecar.settings.max_predictions, manifest.max_predictions),
+    }
+    for key, (in_sidecar, in_manifest) in pairs.items():
+        if in_sidecar != in_manifest:
+            problem = f"is {in_sidecar} where the set's manifest says {in_manifest}"
+            raise DataError(f"{shard.path}.json: {key}", problem, REMEDY)

@@ -1,0 +1,290 @@
+"""Who is this process, and with whom does it talk: ranks, device, threads and process group.
+
+Besides config_io this is the only file that reads environment variables. Every function that
+does takes the environment as an argument, so that tests pass a dictionary.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from mlperf_bert.errors import ConfigError
+
+Launcher = Literal["torchrun", "mpi", "slurm", "single"]
+
+DEFAULT_PORT = 29500
+_PORT_RANGE = 1000  # jobs on one node get ports 29500 .. 30499, by SLURM job id
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """This process among all (`rank` of `world_size`) and among those of its node."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    launcher: Launcher
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where the launcher's numbers contradict each other."""
+        in_world = 0 <= self.rank < self.world_size
+        in_node = 0 <= self.local_rank < self.local_world_size <= self.world_size
+        if not (in_world and in_node and self.node_rank >= 0):
+            raise ConfigError(
+                f"{self.launcher} environment",
+                f"rank {self.rank} of {self.world_size}, local rank {self.local_rank} of "
+                f"{self.local_world_size}, node {self.node_rank} contradict each other",
+                "start all ranks with one launcher, or unset left-over variables",
+            )
+
+
+def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
+    """Read the rank from torchrun, MPI or SLURM variables, in this order; none means one process.
+
+    torchrun comes first because it may itself be started by MPI or srun, once a node; MPI before
+    SLURM because mpirun in a SLURM job leaves SLURM's variables of the outer process behind.
+
+    SLURM counts only inside an srun step. The shell of an sbatch script also has SLURM_PROCID=0
+    and SLURM_NTASKS=n, though it is one process: what tells them apart is SLURM_STEP_ID. The size
+    is that of the step (an interactive shell is a step of one task), not of the job.
+
+    Raises ConfigError naming the variable that is missing or is not a number.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return _from_torchrun(environ)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _from_mpi(environ, _OPEN_MPI)
+    in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
+    # srun --mpi=pmi2 sets PMI_RANK too, but not hydra's local rank: that is a SLURM launch.
+    if "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or not in_slurm_step):
+        return _from_mpi(environ, _HYDRA)
+    if in_slurm_step:
+        return _from_slurm(environ)
+    return RankInfo(0, 1, 0, 1, 0, "single")
+
+
+def choose_device(name: Literal["auto", "cpu", "cuda"], info: RankInfo) -> torch.device:
+    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA where there is one.
+
+    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("run.device", "is 'cuda' but no CUDA device is usable", "use 'cpu'")
+    gpus = torch.cuda.device_count()
+    if info.local_world_size > gpus:
+        raise ConfigError(
+            "run.device",
+            f"{info.local_world_size} ranks on this node see {gpus} GPUs",
+            "start one rank a GPU and let each see all (srun: --gpus-per-node, not per task)",
+        )
+    return torch.device("cuda", info.local_rank)
+
+
+def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
+    """Give this rank its share of the node's cores, as torch CPU threads; return their number.
+
+    Taken from, first found: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
+    SLURM_CPUS_PER_TASK in an srun step; the cores this process may run on divided by the ranks
+    of the node. Raises ConfigError where a variable is not a number above zero.
+    """
+    if info.launcher != "torchrun" and "OMP_NUM_THREADS" in environ:
+        # OpenMP allows one number for each nesting level; the outermost counts.
+        outermost = environ["OMP_NUM_THREADS"].split(",")[0]
+        threads = _positive("OMP_NUM_THREADS", outermost)
+    elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
+        threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
+    else:
+        threads = max(1, _usable_cores() // info.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def init_process_group(
+    info: RankInfo,
+    device: torch.device,
+    *,
+    timeout: timedelta = timedelta(minutes=10),
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Make `device` current and join the other ranks: nccl on CUDA, gloo on CPU.
+
+    One rank alone gets no process group: code that communicates must ask for world_size > 1.
+    `timeout` bounds the start and, as torch has it, every later collective. Raises ConfigError
+    if the address of rank 0 cannot be told from the environment.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if info.world_size == 1:
+        return
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        init_method=rendezvous(info, environ),
+        rank=info.rank,
+        world_size=info.world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def shutdown() -> None:
+    """Leave the process group, if this process is in one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> str:
+    """Where the ranks meet: `env://` under torchrun, else `tcp://<host of rank 0>:<port>`.
+
+    MASTER_ADDR and MASTER_PORT win where set. Otherwise the port follows the SLURM job id, so
+    that two jobs on one node do not collide; two MPI jobs on one machine without SLURM do, and
+    need MASTER_PORT. Raises ConfigError where the host cannot be told.
+    """
+    if info.launcher == "torchrun":
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in environ:
+                raise ConfigError(name, "is not set beside RANK", "start the ranks with torchrun")
+        return "env://"
+    address = environ.get("MASTER_ADDR") or _default_address(info, environ)
+    port = DEFAULT_PORT
+    if "MASTER_PORT" in environ:
+        port = _positive("MASTER_PORT", environ["MASTER_PORT"])
+    elif "SLURM_JOB_ID" in environ:
+        port += _number(environ, "SLURM_JOB_ID") % _PORT_RANGE
+    if port > 65535:
+        raise ConfigError("MASTER_PORT", f"is {port}", "set it below 65536")
+    host = f"[{address}]" if ":" in address else address
+    return f"tcp://{host}:{port}"
+
+
+@dataclass(frozen=True)
+class _MpiNames:
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+_OPEN_MPI = _MpiNames(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_HYDRA = _MpiNames("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
+    rank = _number(environ, "RANK")
+    local_size = _positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
+    node = _number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else rank // local_size
+    size = _number(environ, "WORLD_SIZE")
+    return RankInfo(rank, size, _number(environ, "LOCAL_RANK"), local_size, node, "torchrun")
+
+
+def _from_mpi(environ: Mapping[str, str], names: _MpiNames) -> RankInfo:
+    rank = _number(environ, names.rank)
+    local_size = _positive(names.local_size, _text(environ, names.local_size))
+    # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
+    return RankInfo(
+        rank=rank,
+        world_size=_number(environ, names.size),
+        local_rank=_number(environ, names.local_rank),
+        local_world_size=local_size,
+        node_rank=rank // local_size,
+        launcher="mpi",
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
+    in_step = "SLURM_STEP_NUM_TASKS" in environ
+    world_size = _number(environ, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS")
+    node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else 0
+    return RankInfo(
+        rank=_number(environ, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_number(environ, "SLURM_LOCALID"),
+        local_world_size=_slurm_local_size(environ, node, world_size),
+        node_rank=node,
+        launcher="slurm",
+    )
+
+
+def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) -> int:
+    if world_size == 1:
+        return 1
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    if name not in environ:
+        return _number(environ, "SLURM_NTASKS_PER_NODE")
+    # SLURM writes runs of equal nodes as `8(x2),4`: two nodes of 8 tasks, one of 4.
+    sizes: list[int] = []
+    for part in environ[name].split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ConfigError(name, f"is {environ[name]!r}", "expected numbers such as 8(x2),4")
+        sizes += [int(match[1])] * int(match[2] or 1)
+    if node >= len(sizes):
+        raise ConfigError(name, f"{environ[name]!r} has no node {node}", "check SLURM_NODEID")
+    return sizes[node]
+
+
+def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
+    if info.local_world_size == info.world_size:
+        return "127.0.0.1"
+    # srun puts task 0 on the first node of the step. mpirun's ranks know the job's list only, or
+    # would disagree: its remote daemons are a step of their own, without the first node.
+    names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+    if info.launcher == "slurm":
+        names = ["SLURM_STEP_NODELIST", *reversed(names)]
+    for name in names:
+        if environ.get(name):
+            return first_host(environ[name])
+    # Last, because srun may have been typed on a login node, where no rank runs.
+    if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        return environ["SLURM_LAUNCH_NODE_IPADDR"]
+    raise ConfigError(
+        "MASTER_ADDR", "is not set and the ranks span nodes", "set it to rank 0's host"
+    )
+
+
+def first_host(node_list: str) -> str:
+    """The first name of a SLURM host list: `gpu[007-010,12],login` gives `gpu007`."""
+    match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
+    if match is None:
+        raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cgroups' cpusets and taskset
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    if name not in environ:
+        raise ConfigError(name, "is not set although its launcher is", "start with the launcher")
+    return environ[name]
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = _text(environ, name)
+    if not re.fullmatch(r"[0-9]{1,12}", text.strip()):
+        raise ConfigError(name, f"is {text!r}", "it must be a number of at least 0")
+    return int(text)
+
+
+def _positive(name: str, text: str) -> int:
+    number = _number({name: text}, name)
+    if number < 1:
+        raise ConfigError(name, f"is {text!r}", "it must be a number above 0")
+    return number

@@ -1,0 +1,118 @@
+"""Counters of the training loop, written once an interval as one JSON object a line.
+
+Per step everything stays on the device; one small all-reduce and one host read happen per interval.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.data.loader import StepBatch
+from mlperf_bert.step import StepResult
+
+
+class Metrics:
+    """Collects steps, and makes a record of `metrics.jsonl` when an interval is full.
+
+    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps;
+    `clipped_fraction` the share of its steps whose gradient norm was above the limit.
+    """
+
+    def __init__(self, config: RunConfig, world_size: int, device: torch.device) -> None:
+        self._config = config
+        self._world_size = world_size
+        self._device = device
+        self._max_norm = config.clip.max_norm if config.clip.policy != "none" else float("inf")
+        self._reset()
+
+    def _reset(self) -> None:
+        self._started = time.perf_counter()
+        self._steps: list[StepBatch] = []
+        self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, clipped
+
+    def exclude(self, seconds: float) -> None:
+        """Take time spent elsewhere (an evaluation) out of the current interval."""
+        self._started += seconds
+
+    def add(self, batch: StepBatch, result: StepResult) -> None:
+        """Count a finished step; nothing is read back from the device."""
+        self._steps.append(batch)
+        clipped = (result.grad_norm > self._max_norm).double()
+        self._sums += torch.stack([result.loss.double(), clipped])
+        self._last = result
+
+    @property
+    def interval_is_full(self) -> bool:
+        """Whether `run.log_interval_steps` steps were added since the last record."""
+        return len(self._steps) >= self._config.run.log_interval_steps
+
+    def record(self, samples: int, mlm_accuracy: float | None) -> dict[str, Any] | None:
+        """Close the interval: its record (the keys of docs/glossary.md), None where it is empty.
+
+        Called by every rank at the same step, because the loss is averaged over ranks.
+        """
+        if not self._steps:
+            return None
+        loss, clipped = self._mean_over_ranks().tolist()  # host sync, once an interval
+        count = len(self._steps)
+        seconds = time.perf_counter() - self._started
+        plans = [batch.plan for batch in self._steps]
+        record = {
+            "step": plans[-1].step,
+            "samples": samples,
+            "loss": loss / count,
+            "mlm_accuracy": mlm_accuracy,
+            "learning_rate": self._last.learning_rate,
+            "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
+            "tokens_per_s": sum(plan.num_tokens for plan in plans) / seconds,
+            "imbalance_tokens": sum(plan.imbalance_tokens for plan in plans) / count,
+            "imbalance_cost": sum(plan.imbalance_cost for plan in plans) / count,
+            "skipped_steps": 0,
+            "clipped_fraction": clipped / count,
+            "grad_norm": self._last.grad_norm.item(),  # host sync, once an interval
+            "memory_bytes": memory_bytes(self._device),
+            "step_ms": 1e3 * seconds / count,
+            "wait_ms": sum(batch.wait_ms for batch in self._steps) / count,
+        }
+        self._reset()
+        return record
+
+    def _mean_over_ranks(self) -> Tensor:
+        if self._world_size > 1:
+            dist.all_reduce(self._sums)
+            self._sums /= self._world_size
+        return self._sums
+
+
+class MetricsFile:
+    """`metrics.jsonl` of a run, flushed a line at a time; on ranks other than 0 nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = path.open("x", encoding="utf-8") if path else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record."""
+        if self._file:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory so far: allocated on the GPU, or resident for a CPU process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kilobyte = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte

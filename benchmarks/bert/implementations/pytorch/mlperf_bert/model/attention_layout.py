@@ -1,0 +1,128 @@
+"""Where the sequences of one batch lie, computed once and shared by all layers.
+
+Shape letters: B sequences, S padded length, T tokens, b sequences of one group, s their padded
+length. A slot is one place of a padded group: b * s of them a group.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MIN_LENGTH_RATIO = 0.85
+"""A group holds sequences no shorter than this share of its longest one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """b sequences padded to s tokens; `key_is_real` is bool [b, 1, 1, s], None without padding."""
+
+    num_sequences: int
+    padded_length: int
+    key_is_real: Tensor | None
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens and padding of the group: b * s."""
+        return self.num_sequences * self.padded_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """All groups of a batch. Both indices are None where slots and tokens are the same.
+
+    `slot_token` int64 [sum of b * s]: the token in each slot (any token in padding slots);
+    `token_slot` int64 [T]: the slot of each token.
+    """
+
+    members: tuple[Group, ...]
+    slot_token: Tensor | None
+    token_slot: Tensor | None
+
+
+class AttentionLayout:
+    """Sequence bounds of one batch; each policy's indices are made on first use, then kept.
+
+    Args:
+        lengths: tokens of each of the B sequences, on the host.
+        cu_seqlens: int32 [B + 1] on the model's device.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor) -> None:
+        self.lengths = lengths
+        self.cu_seqlens = cu_seqlens
+        self.max_seqlen = max(lengths)
+
+    @cached_property
+    def padded_slots(self) -> Tensor:
+        """int64 [T]: row of each token in the [B * S] rows of the padded batch."""
+        return self.key_is_real.flatten().nonzero().flatten()
+
+    @cached_property
+    def key_is_real(self) -> Tensor:
+        """Bool [B, S]: false on padding."""
+        lengths = torch.tensor(self.lengths, device=self.cu_seqlens.device)
+        positions = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
+        return positions < lengths[:, None]
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Sequences of similar length together; built on the host, then copied."""
+        return build_groups(self.lengths, self.cu_seqlens.device)
+
+
+def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
+    """Sort sequences by length, cut them into groups, and index their slots.
+
+    Args:
+        lengths: tokens of each of the B sequences.
+        device: where the indices and masks go.
+    """
+    length = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-length, kind="stable")
+    cuts = _cut_by_ratio(length[order])
+    first_token = np.cumsum(length) - length
+    num_tokens = int(length.sum())
+    token_slot = np.empty(num_tokens, dtype=np.int64)
+    slot_tokens: list[NDArray[np.int64]] = []
+    members = []
+    num_slots = 0
+    for start, end in pairwise(cuts):
+        chosen = order[start:end]
+        longest = int(length[chosen[0]])
+        place = np.arange(longest)
+        is_real = place < length[chosen, None]
+        # Padding slots repeat the sequence's first token: finite values, and masked anyway.
+        tokens = first_token[chosen, None] + np.where(is_real, place, 0)
+        slots = num_slots + np.arange(tokens.size).reshape(tokens.shape)
+        token_slot[tokens[is_real]] = slots[is_real]
+        slot_tokens.append(tokens.ravel())
+        num_slots += tokens.size
+        mask = None if is_real.all() else _to_device(is_real[:, None, None, :], device)
+        members.append(Group(num_sequences=end - start, padded_length=longest, key_is_real=mask))
+    if num_slots == num_tokens and np.array_equal(token_slot, np.arange(num_tokens)):
+        return Groups(members=tuple(members), slot_token=None, token_slot=None)
+    return Groups(
+        members=tuple(members),
+        slot_token=_to_device(np.concatenate(slot_tokens), device),
+        token_slot=_to_device(token_slot, device),
+    )
+
+
+def _cut_by_ratio(descending: NDArray[np.int64]) -> list[int]:
+    """Bounds of the groups in lengths sorted from long to short."""
+    cuts = [0]
+    shortest_allowed = descending[0] * MIN_LENGTH_RATIO
+    for i, length in enumerate(descending.tolist()):
+        if length < shortest_allowed:
+            cuts.append(i)
+            shortest_allowed = length * MIN_LENGTH_RATIO
+    return [*cuts, len(descending)]
+
+
+def _to_device(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -1,0 +1,91 @@
+"""BERT for pre-training: unpadded tokens in, scores of both tasks out.
+
+Shape letters: B sequences, T tokens, D hidden, V vocabulary (padded), P masked positions.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.model.attention import AttentionPolicy, choose_attention
+from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.embeddings import Embeddings
+from mlperf_bert.model.heads import Pooler, PretrainingHeads, PretrainingLogits
+from mlperf_bert.model.layers import Encoder
+
+
+class BertBody(nn.Module):
+    """Embeddings, encoder and pooler."""
+
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config, device)
+        self.encoder = Encoder(config, attend, device)
+        self.pooler = Pooler(config, device)
+
+    def forward(self, batch: UnpaddedBatch, rows: Tensor | None = None) -> Tensor:
+        """Final hidden states [T, D], or only those of the given rows (int64 [R]) -> [R, D]."""
+        layout = AttentionLayout(batch.lengths, batch.cu_seqlens)
+        hidden: Tensor = self.encoder(self.embeddings(batch), layout, rows)
+        return hidden
+
+
+class BertForPretraining(nn.Module):
+    """BERT (arXiv 1810.04805), post-norm, with masked-LM and next-sentence heads.
+
+    state_dict() keys are Hugging Face's BertForPreTraining's; the tied decoder appears once, as
+    the word embedding. Equal to it with vocab_size = config.padded_vocab_size.
+
+    Args:
+        config: shape, dropout and attention policy. `precision` only chooses the policy here: the
+            weights are float32, and autocast is applied from outside.
+        device: where the weights are made; on "meta" they stay unset.
+        seed: of the initial weights, which do not depend on the device.
+
+    Raises:
+        ConfigError: model.attention names a policy this device cannot run.
+    """
+
+    def __init__(self, config: ModelSection, device: torch.device, *, seed: int = 0) -> None:
+        super().__init__()
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        attend = choose_attention(config.attention, device, dtype)
+        self.config = config
+        # skip_init's way: modules made on "meta" draw nothing from the global generator.
+        meta = torch.device("meta")
+        self.bert = BertBody(config, attend, meta)
+        self.cls = PretrainingHeads(config, meta)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.reset_parameters(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """normal(0, initializer_range) matrices, zero biases, LayerNorm weights of one.
+
+        (BERT, appendix A.2 and its published code, but not truncated, as in `transformers`.)
+
+        Args:
+            generator: a CPU generator; numbers are drawn on the host, in the order of parameters,
+                so that every rank and device gets the same weights.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "LayerNorm" in name:
+                parameter.fill_(1.0)
+            else:
+                drawn = torch.empty(parameter.shape, dtype=torch.float32)
+                drawn.normal_(0.0, self.config.initializer_range, generator=generator)
+                parameter.copy_(drawn)
+
+    def forward(self, batch: UnpaddedBatch) -> PretrainingLogits:
+        """Logits of the masked positions [P, V] and of the sentence pairs [B, 2]."""
+        num_masked = batch.masked_token_index.shape[0]
+        # Nothing else of the last layer is used, so nothing else of it is computed.
+        rows = torch.cat((batch.masked_token_index, batch.cu_seqlens[:-1].long()))
+        masked, first = self.bert(batch, rows).tensor_split((num_masked,))
+        decoder = self.bert.embeddings.word_embeddings.weight
+        logits: PretrainingLogits = self.cls(masked, self.bert.pooler(first), decoder)
+        return logits

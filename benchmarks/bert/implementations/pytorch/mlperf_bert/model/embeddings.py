@@ -1,0 +1,34 @@
+"""Word, position and token-type embeddings, summed, normalised and dropped out.
+
+Shape letters: T tokens, D hidden, V vocabulary (padded to a multiple of 8).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+
+
+class Embeddings(nn.Module):
+    """Input of the encoder (BERT, arXiv 1810.04805, section 3, figure 2)."""
+
+    def __init__(self, config: ModelSection, device: torch.device) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.padded_vocab_size, hidden, device=device)
+        self.position_embeddings = nn.Embedding(
+            config.max_position_embeddings, hidden, device=device
+        )
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, hidden, device=device)
+        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, batch: UnpaddedBatch) -> Tensor:
+        """Hidden states [T, D] of the batch's tokens, in the dtype of the weights."""
+        # Summed in the order of `transformers`, so that float32 results are the same to the bit.
+        total = self.word_embeddings(batch.input_ids)
+        total = total + self.token_type_embeddings(batch.token_type_ids)
+        total = total + self.position_embeddings(batch.position_ids)
+        hidden: Tensor = self.dropout(self.LayerNorm(total))
+        return hidden

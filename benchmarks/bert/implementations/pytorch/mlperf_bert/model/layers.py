@@ -1,0 +1,122 @@
+"""One post-norm encoder layer and the stack of them, on real tokens only.
+
+Shape letters: T tokens, R wanted rows, N heads, H head size, D hidden, F feed-forward width.
+
+Attribute names are those of Hugging Face's BertForPreTraining, so that state_dict keys are equal.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.model.attention import AttentionPolicy
+from mlperf_bert.model.attention_layout import AttentionLayout
+
+
+class SelfAttention(nn.Module):
+    """Query, key and value projections around an attention policy."""
+
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.query = nn.Linear(hidden, hidden, device=device)
+        self.key = nn.Linear(hidden, hidden, device=device)
+        self.value = nn.Linear(hidden, hidden, device=device)
+        self.attend = attend
+        self.head_shape = (config.num_heads, config.head_size)
+        self.dropout_p = config.attention_dropout
+
+    def forward(self, hidden: Tensor, layout: AttentionLayout) -> Tensor:
+        """Context [T, D] of hidden states [T, D]."""
+        q, k, v = (
+            projection(hidden).unflatten(-1, self.head_shape)
+            for projection in (self.query, self.key, self.value)
+        )
+        return self.attend(q, k, v, layout, self.dropout_p if self.training else 0.0).flatten(1)
+
+
+class ResidualOutput(nn.Module):
+    """Projection to D, dropout, residual sum, LayerNorm: the end of both halves of a layer."""
+
+    def __init__(self, in_features: int, config: ModelSection, device: torch.device) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.dense = nn.Linear(in_features, hidden, device=device)
+        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """LayerNorm(dropout(dense(x)) + residual): [R, in_features], [R, D] -> [R, D]."""
+        normalised: Tensor = self.LayerNorm(self.dropout(self.dense(x)) + residual)
+        return normalised
+
+
+class AttentionHalf(nn.Module):
+    """Self-attention with its output projection."""
+
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+        super().__init__()
+        self.self = SelfAttention(config, attend, device)
+        self.output = ResidualOutput(config.hidden_size, config, device)
+
+    def forward(self, hidden: Tensor, layout: AttentionLayout, rows: Tensor | None) -> Tensor:
+        """Hidden states [T, D] -> [T, D], or [R, D] of the given rows (int64 [R])."""
+        context = self.self(hidden, layout)
+        if rows is not None:
+            context, hidden = context.index_select(0, rows), hidden.index_select(0, rows)
+        attended: Tensor = self.output(context, hidden)
+        return attended
+
+
+class Intermediate(nn.Module):
+    """First feed-forward matrix with the exact (erf) GELU, arXiv 1606.08415."""
+
+    def __init__(self, config: ModelSection, device: torch.device) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size, device=device)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[R, D] -> [R, F]."""
+        return F.gelu(self.dense(hidden))
+
+
+class EncoderLayer(nn.Module):
+    """Attention and feed-forward, LayerNorm after each residual sum (arXiv 1706.03762, 3.1)."""
+
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+        super().__init__()
+        self.attention = AttentionHalf(config, attend, device)
+        self.intermediate = Intermediate(config, device)
+        self.output = ResidualOutput(config.intermediate_size, config, device)
+
+    def forward(
+        self, hidden: Tensor, layout: AttentionLayout, rows: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [T, D] -> [T, D], or only the given rows (int64 [R]) -> [R, D]."""
+        attended = self.attention(hidden, layout, rows)
+        output: Tensor = self.output(self.intermediate(attended), attended)
+        return output
+
+
+class Encoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(
+            EncoderLayer(config, attend, device) for _ in range(config.num_layers)
+        )
+
+    def forward(
+        self, hidden: Tensor, layout: AttentionLayout, rows: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [T, D] -> final hidden states [T, D], or [R, D] of the given rows.
+
+        `rows` (int64 [R]) are the only outputs the caller will use. After attention every row is
+        independent, so the last layer computes just those: the same numbers for less work.
+        """
+        last = len(self.layer) - 1
+        for i, layer in enumerate(self.layer):
+            hidden = layer(hidden, layout, rows if i == last else None)
+        return hidden

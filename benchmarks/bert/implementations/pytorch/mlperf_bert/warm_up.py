@@ -1,0 +1,75 @@
+"""The untimed init phase: synthetic steps, then every bit of state as it was.
+
+DDP runs its first step with one bucket and rebuilds its buckets afterwards; kernels, allocators and
+communicators are set up at first use. A few steps on made-up batches before the clock starts take
+that out of the timed region without reading a sample, and make step 1 like every other step.
+"""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.shards import Samples
+from mlperf_bert.step import EagerStep
+
+
+def warm_up(
+    config: RunConfig,
+    step: EagerStep,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> None:
+    """Run `run.warm_up_steps` steps, then restore weights, optimizer and random streams."""
+    saved = _snapshot(model, optimizer, device)
+    batch = synthetic_batch(config).to(device)
+    for number in range(1, config.run.warm_up_steps + 1):
+        step(number, (batch,) * config.parallel.grad_accum_steps)
+    _restore(model, optimizer, device, saved)
+
+
+def synthetic_batch(config: RunConfig) -> UnpaddedBatch:
+    """A micro-batch of full-length sequences, the most memory a real one can take."""
+    count, length = config.parallel.local_batch_size, config.data.max_seq_length
+    masked = min(config.data.max_predictions, length - 1)
+    token = np.arange(count * length, dtype=np.int64) % config.model.vocab_size
+    samples = Samples(
+        input_ids=token,
+        lengths=np.full(count, length, dtype=np.int64),
+        segment_b_start=np.full(count, length // 2, dtype=np.int64),
+        masked_positions=np.tile(np.arange(1, masked + 1, dtype=np.int64), count),
+        masked_ids=token[: count * masked].copy(),
+        masked_counts=np.full(count, masked, dtype=np.int64),
+        next_sentence_label=np.arange(count, dtype=np.int64) % 2,
+    )
+    return make_batch(samples, mlm_denominator=count * masked, nsp_denominator=count)
+
+
+def _snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> dict[str, Any]:
+    return {
+        "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "optimizer": copy.deepcopy(optimizer.state_dict()),
+        "cpu_rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def _restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    saved: dict[str, Any],
+) -> None:
+    optimizer.zero_grad()
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["cpu_rng"])
+    if saved["cuda_rng"] is not None:
+        torch.cuda.set_rng_state(saved["cuda_rng"], device)

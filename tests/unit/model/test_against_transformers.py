@@ -1,0 +1,86 @@
+"""Our model is `transformers`' BertForPreTraining: logits, loss and gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from mlperf_bert.config import ModelSection
+from model_cases import (
+    TINY,
+    gradients,
+    hugging_face_twin,
+    our_loss,
+    padded_inputs,
+    ragged_batch,
+    scattered_model,
+    worst_gradient_difference,
+)
+
+RAGGED = {
+    "ragged": (7, 31, 12, 64, 5, 40, 33),
+    "shortest": (5, 5, 6, 64),
+    "equal": (17, 17, 17),
+    "equal_but_one": (24, 24, 9, 24),
+    "single": (23,),
+}
+LARGE_WIDTH = ModelSection(
+    vocab_size=510,
+    num_layers=2,
+    max_position_embeddings=128,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
+
+
+def compare(
+    config: ModelSection, lengths: tuple[int, ...], dtype: torch.dtype, spread: float
+) -> tuple[float, float, float]:
+    """Differences of (logits, absolute; loss, relative; gradients, of the global norm)."""
+    batch = ragged_batch(lengths, vocab_size=config.vocab_size)
+    model = scattered_model(config, spread=spread, dtype=dtype)
+    twin = hugging_face_twin(model)
+    padded = padded_inputs(batch)
+    theirs = twin(**padded)
+    ours = model(batch)
+    is_masked = padded["labels"] != -100
+    logits_difference = max(
+        float((ours.mlm - theirs.prediction_logits[is_masked]).detach().abs().max()),
+        float((ours.nsp - theirs.seq_relationship_logits).detach().abs().max()),
+    )
+    loss = our_loss(model, batch)
+    loss_difference = abs(float(loss) - float(theirs.loss)) / float(theirs.loss)
+    gradient_difference = worst_gradient_difference(
+        gradients(model, loss), gradients(twin, theirs.loss)
+    )
+    print(f"{logits_difference:.1e} {loss_difference:.1e} {gradient_difference:.1e}")
+    return logits_difference, loss_difference, gradient_difference
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED.keys())
+def test_small_model_in_float64(attention: str, lengths: tuple[int, ...]) -> None:
+    config = replace(TINY, attention=attention)
+    assert max(compare(config, lengths, torch.float64, spread=0.2)) < 1e-9
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED.keys())
+def test_small_model_in_float32(attention: str, lengths: tuple[int, ...]) -> None:
+    config = replace(TINY, attention=attention)
+    _, loss, gradient = compare(config, lengths, torch.float32, spread=0.1)
+    assert loss < 1e-6
+    assert gradient < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+def test_large_width_in_float64(attention: str) -> None:
+    config = replace(LARGE_WIDTH, attention=attention)
+    assert max(compare(config, (9, 40, 64, 37), torch.float64, spread=0.03)) < 1e-9
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+def test_large_width_in_float32(attention: str) -> None:
+    config = replace(LARGE_WIDTH, attention=attention)
+    _, loss, gradient = compare(config, (9, 40, 64, 37), torch.float32, spread=0.02)
+    assert loss < 1e-6
+    assert gradient < 1e-5

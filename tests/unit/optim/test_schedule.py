@@ -1,0 +1,88 @@
+"""The learning-rate schedule: published values, and no jump in the continuous form."""
+
+import pytest
+from mlperf_bert.config import ScheduleSection
+from mlperf_bert.optim.schedule import learning_rate
+
+BASE = 3.9299421615882676e-4
+END = 4.94549100544884e-5
+
+# Values of the published schedule (reference/presort_and_clipping.md, 3.2), as printed there.
+PRINTED = {
+    2: "8.63e-05",
+    20: "1.725e-04",
+    40: "2.684e-04",
+    65: "3.882e-04",
+    66: "4.497e-04",
+    82: "3.930e-04",
+    100: "3.292e-04",
+    120: "2.584e-04",
+    139: "1.911e-04",
+    159: "1.203e-04",
+    179: "4.945e-05",
+    180: "4.945e-05",
+    299: "4.945e-05",
+}
+
+
+def _schedule(**changes: object) -> ScheduleSection:
+    values = {
+        "form": "published",
+        "decay_steps": 179,
+        "warmup_steps": 82,
+        "start_warmup_step": -16,
+        "end_learning_rate": END,
+        **changes,
+    }
+    return ScheduleSection(**values)
+
+
+@pytest.mark.parametrize("step", PRINTED)
+def test_published_form_gives_the_printed_values(step: int) -> None:
+    digits = len(PRINTED[step].split("e")[0].replace(".", "")) - 1
+    assert f"{learning_rate(step, _schedule(), BASE):.{digits}e}" == PRINTED[step]
+
+
+def test_published_form_agrees_with_its_formula_written_out() -> None:
+    for step in range(1, 300):
+        if step > 179:
+            expected = END
+        elif step + 16 < 82:
+            expected = BASE * (step + 16) / 82
+        else:
+            progress = min((step - 82) / (179 - 82), 1)
+            expected = (BASE - END) * (1 - progress) + END
+        assert learning_rate(step, _schedule(), BASE) == pytest.approx(expected, abs=1e-9)
+
+
+def test_published_form_jumps_by_a_seventh_where_the_warm_up_ends() -> None:
+    assert learning_rate(66, _schedule(), BASE) / BASE == pytest.approx(1.144, abs=1e-3)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize("start", [-16, 0])
+def test_continuous_form_has_no_jump(start: int, power: float) -> None:
+    schedule = _schedule(form="continuous", start_warmup_step=start, power=power)
+    rates = [learning_rate(step, schedule, BASE) for step in range(1, 300)]
+    steepest = max(BASE / 82, power * (BASE - END) / (179 - 82 - start))
+    changes = [abs(b - a) for a, b in zip(rates, rates[1:], strict=False)]
+    assert max(changes) <= steepest * (1 + 1e-9)
+    assert rates[82 + start - 1] == pytest.approx(BASE, rel=1e-12)
+    assert max(rates) == pytest.approx(BASE, rel=1e-12)
+    assert rates[179 - 1] == pytest.approx(END, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["published", "continuous"])
+def test_without_warm_up_it_decays_from_base(form: str) -> None:
+    schedule = _schedule(form=form, warmup_steps=0, start_warmup_step=0, decay_steps=10)
+    assert learning_rate(0, schedule, 1.0) == pytest.approx(1.0)
+    assert learning_rate(5, schedule, 1.0) == pytest.approx((1 + END) / 2)
+    assert learning_rate(10, schedule, 1.0) == pytest.approx(END)
+
+
+def test_a_late_start_waits_at_zero() -> None:
+    schedule = _schedule(warmup_steps=4, start_warmup_step=3, form="continuous")
+    assert [learning_rate(step, schedule, 1.0) for step in (1, 3, 5)] == [0.0, 0.0, 0.5]
+    none = _schedule(warmup_steps=0, start_warmup_step=3, form="continuous")
+    assert learning_rate(1, none, 1.0) == 0.0
+    assert learning_rate(3, none, 1.0) == pytest.approx(1.0)
