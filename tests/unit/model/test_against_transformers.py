@@ -48,11 +48,10 @@ def compare(
         float((ours.nsp - theirs.seq_relationship_logits).detach().abs().max()),
     )
     loss = our_loss(model, batch)
-    loss_difference = abs(float(loss) - float(theirs.loss)) / float(theirs.loss)
+    loss_difference = abs(loss.item() - theirs.loss.item()) / theirs.loss.item()
     gradient_difference = worst_gradient_difference(
         gradients(model, loss), gradients(twin, theirs.loss)
     )
-    print(f"{logits_difference:.1e} {loss_difference:.1e} {gradient_difference:.1e}")
     return logits_difference, loss_difference, gradient_difference
 
 

@@ -103,7 +103,7 @@ def test_learns_a_toy_problem(name: str) -> None:
         loss = nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.2 * losses[0]
 
 

@@ -1,5 +1,7 @@
 """The learning-rate schedule: published values, and no jump in the continuous form."""
 
+from itertools import pairwise
+
 import pytest
 from mlperf_bert.config import ScheduleSection
 from mlperf_bert.optim.schedule import learning_rate
@@ -65,7 +67,7 @@ def test_continuous_form_has_no_jump(start: int, power: float) -> None:
     schedule = _schedule(form="continuous", start_warmup_step=start, power=power)
     rates = [learning_rate(step, schedule, BASE) for step in range(1, 300)]
     steepest = max(BASE / 82, power * (BASE - END) / (179 - 82 - start))
-    changes = [abs(b - a) for a, b in zip(rates, rates[1:], strict=False)]
+    changes = [abs(b - a) for a, b in pairwise(rates)]
     assert max(changes) <= steepest * (1 + 1e-9)
     assert rates[82 + start - 1] == pytest.approx(BASE, rel=1e-12)
     assert max(rates) == pytest.approx(BASE, rel=1e-12)

@@ -70,10 +70,7 @@ def build(
     is_rank_zero = info.rank == 0
     if is_rank_zero:
         directory.create(config, seed, info, device)
-    log = MlperfLog(directory.mlperf_log if is_rank_zero else None, is_rank_zero)
-    log.init_start(cache_cleared=False)
-    log.submission(config)
-    log.hyperparameters(config, seed)
+    log = _start_log(config, seed, directory, is_rank_zero)
 
     train_index = open_index(data_dir / "train", config)
     eval_index = open_index(data_dir / "eval", config)
@@ -117,6 +114,16 @@ def build(
         reporter=reporter,
         log=log,
     )
+
+
+def _start_log(
+    config: RunConfig, seed: int, directory: RunDirectory, is_rank_zero: bool
+) -> MlperfLog:
+    log = MlperfLog(directory.mlperf_log if is_rank_zero else None, is_rank_zero)
+    log.init_start(cache_cleared=False)  # nothing here drops the page cache, and the log says so
+    log.submission(config)
+    log.hyperparameters(config, seed)
+    return log
 
 
 def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:

@@ -49,7 +49,7 @@ def save_checkpoint(
 ) -> Path:
     """Write one checkpoint below `directory` and return its path. Called by every rank.
 
-    Rank 0 writes (weights and optimizer state are replicated): beside the final place, then renamed.
+    Rank 0 writes (weights and optimizer state are replicated), beside first, then renames.
     """
     final = directory / f"step_{state.step:08d}"
     random_states = _gather_random_states(world_size, device)

@@ -31,9 +31,10 @@ class Metrics:
         self._world_size = world_size
         self._device = device
         self._max_norm = config.clip.max_norm if config.clip.policy != "none" else float("inf")
-        self._reset()
+        self.start()
 
-    def _reset(self) -> None:
+    def start(self) -> None:
+        """Begin a new interval now, dropping what was counted."""
         self._started = time.perf_counter()
         self._steps: list[StepBatch] = []
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, clipped
@@ -82,7 +83,7 @@ class Metrics:
             "step_ms": 1e3 * seconds / count,
             "wait_ms": sum(batch.wait_ms for batch in self._steps) / count,
         }
-        self._reset()
+        self.start()
         return record
 
     def _mean_over_ranks(self) -> Tensor:

@@ -31,6 +31,7 @@ def train(parts: Parts) -> Outcome:
     _barrier(parts)
     log.init_stop()
     log.run_start()
+    parts.metrics.start()
     started = time.perf_counter()
     step = samples = 0
     accuracy = None

@@ -44,6 +44,6 @@ def make_directory(path: Path) -> None:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what a killed writer left in `directory`; call it while no other writer works there."""
+    """Remove what a killed writer left in `directory`; no other writer may be at work there."""
     for path in directory.glob(".*.tmp"):
         path.unlink(missing_ok=True)

@@ -81,7 +81,8 @@ class StepPlanner:
         world_size, grad_accum_steps = counts.shape
         if self._loss_normalization == "per_rank":
             return counts * grad_accum_steps
-        return np.full(counts.shape, counts.sum() / world_size)
+        denominators: Float64Array = np.full(counts.shape, counts.sum() / world_size)
+        return denominators
 
 
 def _imbalance(cost: Float64Array) -> float:

@@ -41,9 +41,9 @@ class IndexFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What a model without context reaches on the set's masked positions (see prepare/baseline)."""
+    """What a model without context reaches on the set's masked positions; see prepare/baseline."""
 
     context_free_accuracy: float
     mask_only_accuracy: float
@@ -157,8 +157,9 @@ def write_index(
     # First, so that a crash between two arrays cannot leave a manifest over a mixture.
     (index_dir / "dataset.json").unlink(missing_ok=True)
     order = np.argsort(lengths, kind="stable")
+    arrays: tuple[NDArray[Any], ...] = (lengths, masked_counts, order)
     files = []
-    for (name, dtype), values in zip(INDEX_ARRAYS, (lengths, masked_counts, order), strict=True):
+    for (name, dtype), values in zip(INDEX_ARRAYS, arrays, strict=True):
         contents = values.astype(dtype).tobytes()
         write_file(index_dir / name, contents)
         files.append(IndexFile(name, len(contents), hashlib.sha256(contents).hexdigest()))

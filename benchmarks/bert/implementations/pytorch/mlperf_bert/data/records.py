@@ -125,5 +125,5 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
-    """JSON as every prepared set stores it: indented, keys in the given order, one final newline."""
+    """JSON as every prepared set stores it: indented, keys in the given order."""
     return (json.dumps(values, indent=1, ensure_ascii=True) + "\n").encode("ascii")

@@ -23,8 +23,8 @@ def clip_after_allreduce(gradients: Sequence[Tensor], max_norm: float) -> Tensor
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The L2 norm over all tensors together, 0-d, left on their device."""
-    norms: Tensor = torch.stack(torch._foreach_norm(list(gradients)))
-    return norms.norm()
+    norms = torch.stack(torch._foreach_norm(list(gradients)))
+    return torch.sqrt(torch.sum(norms * norms))
 
 
 def make_clip_policy(config: ClipSection) -> ClipPolicy:

@@ -32,7 +32,7 @@ class AttentionPolicy(Protocol):
 
 def reference(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
     """Padded, dense and readable: what the other two must agree with. Any device and dtype."""
-    num_tokens, num_heads, head_size = q.shape
+    _, num_heads, head_size = q.shape
     slots, key_is_real = layout.padded_slots, layout.key_is_real
     num_sequences, padded_length = key_is_real.shape
 
@@ -45,11 +45,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_
     scores = scores.masked_fill(~key_is_real[:, None, None, :], float("-inf"))
     probabilities = F.dropout(torch.softmax(scores, dim=-1), dropout_p)
     context = (probabilities.to(v.dtype) @ pad(v)).transpose(1, 2)  # [B, S, N, H]
-    return (
-        context.reshape(-1, num_heads, head_size)
-        .index_select(0, slots)
-        .view(num_tokens, num_heads, head_size)
-    )
+    return context.reshape(-1, num_heads, head_size).index_select(0, slots)
 
 
 def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:

@@ -13,8 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# A group holds sequences no shorter than this share of its longest one: fewer calls against less
+# padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two
+# layers (minima of 12, 12 and 5 rounds, interleaved):
+#   share                              one call each  1.0  0.95   0.9  0.85   0.8   0.7   0.5  0.01
+#   B 32, lengths 10-64, N 4, H 32               5.2  5.2   4.6   4.3   4.2   4.2   4.2   4.7   6.2
+#   B 32, lengths 10-64, N 2, H 64               4.8  5.1   4.5   4.3   4.1   4.0   4.2   4.4   5.6
+#   B 16, mean 214 of 512, N 4, H 64            55.2 57.1  57.4  58.2  57.3  59.2  67.9 102.0 191.8
 MIN_LENGTH_RATIO = 0.85
-"""A group holds sequences no shorter than this share of its longest one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +66,17 @@ class AttentionLayout:
     @cached_property
     def padded_slots(self) -> Tensor:
         """int64 [T]: row of each token in the [B * S] rows of the padded batch."""
-        return self.key_is_real.flatten().nonzero().flatten()
+        # Found on the host: nonzero on a device would wait for it.
+        return _to_device(np.flatnonzero(self._real_places), self.cu_seqlens.device)
 
     @cached_property
     def key_is_real(self) -> Tensor:
         """Bool [B, S]: false on padding."""
-        lengths = torch.tensor(self.lengths, device=self.cu_seqlens.device)
-        positions = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
-        return positions < lengths[:, None]
+        return _to_device(self._real_places, self.cu_seqlens.device)
+
+    @property
+    def _real_places(self) -> NDArray[np.bool_]:
+        return np.arange(self.max_seqlen) < np.asarray(self.lengths)[:, None]
 
     @cached_property
     def groups(self) -> Groups:

@@ -29,6 +29,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, layout: AttentionLayout) -> Tensor:
         """Context [T, D] of hidden states [T, D]."""
+        # One product with the three weights concatenated was no faster (CPU, 2 layers, hidden 128).
         q, k, v = (
             projection(hidden).unflatten(-1, self.head_shape)
             for projection in (self.query, self.key, self.value)
@@ -114,7 +115,8 @@ class Encoder(nn.Module):
         """Hidden states [T, D] -> final hidden states [T, D], or [R, D] of the given rows.
 
         `rows` (int64 [R]) are the only outputs the caller will use. After attention every row is
-        independent, so the last layer computes just those: the same numbers for less work.
+        independent, so the last layer computes just those: the same numbers for less work (a step
+        of 2 layers, hidden 128, 32 sequences of 16-64 tokens, on one core: 48 ms, not 64).
         """
         last = len(self.layer) - 1
         for i, layer in enumerate(self.layer):

@@ -1,0 +1,201 @@
+"""Text files to a prepared set: one shard a text file, in parallel, resumable, then the index."""
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.data.index import Manifest, ShardEntry, write_index
+from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.baseline import measure_baseline
+from mlperf_bert.prepare.progress import progress_of
+from mlperf_bert.prepare.shard_job import ShardJob, is_finished, run_job
+from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
+
+
+def prepare_text(
+    texts: Sequence[Path],
+    vocab_path: Path,
+    out_dir: Path,
+    *,
+    max_seq_length: int,
+    max_predictions: int,
+    dupe_factor: int,
+    seed: int,
+    workers: int,
+    pick_eval: int | None,
+    split_sentences: bool,
+    with_baseline: bool = False,
+    corpus: dict[str, str] | None = None,
+    quiet: bool = False,
+) -> Manifest:
+    """Make, or finish making, the prepared set `out_dir`. Shards are ordered by file stem.
+
+    Args:
+        texts: one shard is made of each; see documents.py for the two layouts.
+        vocab_path: the vocabulary; its copy goes into the set.
+        out_dir: created; a shard already finished with the same text and settings is kept.
+        max_seq_length: tokens of an example at most, 8 .. 65,535.
+        max_predictions: masked positions of an example at most, 1 .. 255.
+        dupe_factor: passes over the documents.
+        seed: of the random stream of every text file.
+        workers: processes; 1 works in this process.
+        pick_eval: take this many examples evenly out of all of the only text file.
+        split_sentences: the text is paragraphs, not one sentence a line.
+        with_baseline: store the context-free baseline; always done with `pick_eval`.
+        corpus: provenance to store in the manifest.
+        quiet: show no progress.
+
+    Raises:
+        ConfigError: an option out of range.
+        DataError: a text, the vocabulary, or a shard that was finished with other settings.
+    """
+    vocabulary = load_vocabulary(vocab_path)
+    settings = ShardSettings(
+        vocabulary_sha256=vocabulary.sha256,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        seed=seed,
+        dupe_factor=dupe_factor,
+        split_sentences=split_sentences,
+        pick_eval=pick_eval,
+    )
+    _check_settings(settings, workers, len(texts))
+    text_of_stem = _by_stem(texts)
+    sizes = {path: _text_bytes(path) for path in texts}
+    _set_up_directory(out_dir, vocabulary)
+    jobs = []
+    for stem in sorted(text_of_stem):
+        shard_path = out_dir / "shards" / f"{stem}.hdf5"
+        jobs.append(ShardJob(text_of_stem[stem], shard_path, vocab_path, settings))
+    # Before hours of work, not after: the other shards' settings are looked at first.
+    for job in jobs:
+        is_finished(job, source_sha256=None)
+    with progress_of(len(jobs), sum(sizes.values()), quiet=quiet) as advance:
+        for done in _finished_jobs(jobs, workers):
+            advance(done.text_path.name, sizes[done.text_path])
+    manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
+    return _write_set_index(out_dir, manifest, with_baseline or pick_eval is not None)
+
+
+def _check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
+    ranges = {
+        "max_seq_length": (settings.max_seq_length, 8, 65_535),
+        "max_predictions": (settings.max_predictions, 1, 255),
+        "dupe_factor": (settings.dupe_factor, 1, 10_000),
+        "seed": (settings.seed, 0, 2**63 - 1),
+        "workers": (workers, 1, 4096),
+        "pick_eval": (1 if settings.pick_eval is None else settings.pick_eval, 1, 2**31),
+    }
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            raise ConfigError(name, f"is {value}", f"set it within {low} .. {high}")
+    if num_texts == 0:
+        raise ConfigError("text", "no text file given", "name one at least")
+    if settings.pick_eval is not None and num_texts != 1:
+        problem = f"picks out of one text file, {num_texts} given"
+        raise ConfigError("pick_eval", problem, "give exactly one")
+
+
+def _by_stem(texts: Sequence[Path]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in texts:
+        if path.stem in found:
+            problem = f"has the same stem as {found[path.stem]}, so both would be one shard"
+            raise DataError(str(path), problem, "rename one of them")
+        found[path.stem] = path
+    return found
+
+
+def _text_bytes(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        problem = error.strerror or "is missing"
+        raise DataError(str(path), problem, "give a readable text file") from None
+    if not path.is_file() or size == 0:
+        problem = "is empty" if path.is_file() else "is not a file"
+        raise DataError(str(path), problem, "give a file with text")
+    return size
+
+
+def _set_up_directory(out_dir: Path, vocabulary: Vocabulary) -> None:
+    make_directory(out_dir / "shards")
+    remove_temporaries(out_dir / "shards")
+    copy = out_dir / "vocab.txt"
+    if not copy.exists():
+        write_file(copy, vocabulary.contents)
+    elif copy.read_bytes() != vocabulary.contents:
+        problem = "is another vocabulary than the one given"
+        raise DataError(str(copy), problem, "name a new directory or delete this one")
+
+
+def _finished_jobs(jobs: list[ShardJob], workers: int) -> Iterator[ShardJob]:
+    if workers == 1 or len(jobs) == 1:
+        for job in jobs:
+            _raise_again(run_job(job))
+            yield job
+        return
+    # spawn: a forked child would inherit the locks of whatever threads the caller runs.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+        futures = {pool.submit(run_job, job): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                _raise_again(future.result())
+                yield futures[future]
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _raise_again(message: str | None) -> None:
+    if message is not None:
+        where, _, rest = message.partition(": ")
+        problem, _, remedy = rest.rpartition("; ")
+        raise DataError(where, problem, remedy)
+
+
+def _manifest_without_index(
+    vocabulary: Vocabulary,
+    settings: ShardSettings,
+    jobs: list[ShardJob],
+    corpus: dict[str, str] | None,
+) -> Manifest:
+    entries = []
+    for job in jobs:
+        sidecar = read_sidecar(job.shard_path)
+        entries.append(ShardEntry(job.shard_path.name, sidecar.num_samples, sidecar.shard_sha256))
+    return Manifest(
+        num_samples=sum(entry.num_samples for entry in entries),
+        vocab_size=len(vocabulary),
+        vocabulary_sha256=vocabulary.sha256,
+        pad_id=vocabulary.pad_id,
+        unk_id=vocabulary.unk_id,
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        mask_id=vocabulary.mask_id,
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
+        seed=settings.seed,
+        dupe_factor=settings.dupe_factor,
+        shards=tuple(entries),
+        corpus=corpus,
+    )
+
+
+def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> Manifest:
+    lengths, masked_counts = [], []
+    for entry in manifest.shards:
+        shard = Shard(out_dir / "shards" / entry.file)
+        lengths.append(shard.lengths().astype(np.uint16))
+        masked_counts.append(shard.masked_counts().astype(np.uint8))
+    if with_baseline:
+        baseline = measure_baseline(SampleReader(out_dir, manifest), manifest)
+        manifest = replace(manifest, baseline=baseline)
+    return write_index(out_dir, manifest, np.concatenate(lengths), np.concatenate(masked_counts))

@@ -1,0 +1,171 @@
+"""The embedded corpus: a small real training and evaluation set made from the user's own Python.
+
+For tests, demonstrations and laptops: no download, and the same Python and settings give the same
+sets. Only light modules are imported here, so that finding the sets ready costs next to nothing.
+"""
+
+import hashlib
+import platform
+from pathlib import Path
+
+from mlperf_bert.data.atomic import make_directory, write_file
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.errors import ConfigError, DataError
+
+# Raised whenever collecting, splitting or training changes, so that older sets are not mistaken
+# for what this program makes.
+RECIPE = "1"
+HELD_OUT_FRACTION = 0.10
+TRAIN_PARTS = 4
+# Two passes with other segments and masks: one gives too few masked tokens for a steady accuracy.
+EVAL_DUPE_FACTOR = 2
+MIN_VOCAB_SIZE = 256
+
+TextDocument = tuple[str, ...]
+
+
+def prepare_embedded(
+    out_dir: Path,
+    *,
+    vocab_size: int,
+    max_seq_length: int,
+    max_predictions: int,
+    dupe_factor: int,
+    seed: int = 12345,
+) -> bool:
+    """Make, or finish making, the prepared sets `out_dir/train` and `out_dir/eval`.
+
+    Returns whether anything had to be made. Raises DataError when a set made with other settings
+    or by another Python is there, or when this Python has too little documentation.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        problem = f"is {vocab_size}"
+        raise ConfigError("model.vocab_size", problem, f"set it to {MIN_VOCAB_SIZE} at least")
+    wanted = {
+        "vocab_size": vocab_size,
+        "max_seq_length": max_seq_length,
+        "max_predictions": max_predictions,
+        "seed": seed,
+    }
+    train_is_ready = _is_ready(out_dir / "train", {**wanted, "dupe_factor": dupe_factor})
+    eval_is_ready = _is_ready(out_dir / "eval", {**wanted, "dupe_factor": EVAL_DUPE_FACTOR})
+    if train_is_ready and eval_is_ready:
+        return False
+    _make(out_dir, vocab_size, max_seq_length, max_predictions, dupe_factor, seed)
+    return True
+
+
+def split_held_out(
+    documents: list[TextDocument],
+) -> tuple[list[TextDocument], list[TextDocument]]:
+    """Training documents, and held-out documents without any sentence that occurs in training.
+
+    A document is held out by the hash of its text alone, so adding documents moves no other one.
+    """
+    train: list[TextDocument] = []
+    held_out: list[TextDocument] = []
+    for document in documents:
+        text = "\n".join(document).encode()
+        digest = hashlib.blake2b(text, digest_size=8, key=b"held out").digest()
+        is_held_out = int.from_bytes(digest, "big") < HELD_OUT_FRACTION * 2**64
+        (held_out if is_held_out else train).append(document)
+    seen = {sentence for document in train for sentence in document}
+    unseen = [
+        tuple(sentence for sentence in document if sentence not in seen) for document in held_out
+    ]
+    return train, [document for document in unseen if document]
+
+
+def _is_ready(set_dir: Path, wanted: dict[str, int]) -> bool:
+    if not (set_dir / "index" / "dataset.json").exists():
+        return False
+    manifest = Manifest.load(set_dir)
+    found: dict[str, object] = {name: getattr(manifest, name) for name in wanted}
+    corpus = manifest.corpus or {}
+    provenance = {"recipe": RECIPE, "python_version": platform.python_version()}
+    found.update({name: corpus.get(name) for name in provenance})
+    for name, value in {**wanted, **provenance}.items():
+        if found[name] != value:
+            problem = f"was made with {name} = {found[name]}, now it is {value}"
+            raise DataError(str(set_dir), problem, "name a new directory or delete this one")
+    return True
+
+
+def _make(
+    out_dir: Path,
+    vocab_size: int,
+    max_seq_length: int,
+    max_predictions: int,
+    dupe_factor: int,
+    seed: int,
+) -> None:
+    from mlperf_bert.prepare.build import prepare_text
+    from mlperf_bert.prepare.python_docs import collect_documents
+    from mlperf_bert.prepare.train_vocabulary import train_vocabulary
+
+    train, held_out = split_held_out(collect_documents())
+    make_directory(out_dir / "text")
+    train_paths = [
+        _write_text(out_dir / "text" / f"train-{part}.txt", train[part::TRAIN_PARTS])
+        for part in range(TRAIN_PARTS)
+    ]
+    eval_path = _write_text(out_dir / "text" / "eval.txt", held_out)
+    sentences = [sentence for document in train for sentence in document]
+    vocab_path = out_dir / "vocab.txt"
+    tokens = train_vocabulary(sentences, vocab_size)
+    write_file(vocab_path, ("\n".join(tokens) + "\n").encode())
+    corpus = {
+        "recipe": RECIPE,
+        "python_version": platform.python_version(),
+        "text_sha256": _digest([*train_paths, eval_path]),
+        "documents": str(len(train) + len(held_out)),
+        "sentences": str(len(sentences) + sum(len(document) for document in held_out)),
+    }
+    sets = {"train": (train_paths, dupe_factor), "eval": ([eval_path], EVAL_DUPE_FACTOR)}
+    manifests = {}
+    for name, (texts, passes) in sets.items():
+        manifests[name] = prepare_text(
+            texts,
+            vocab_path,
+            out_dir / name,
+            max_seq_length=max_seq_length,
+            max_predictions=max_predictions,
+            dupe_factor=passes,
+            seed=seed,
+            workers=1,
+            pick_eval=None,
+            split_sentences=False,
+            with_baseline=name == "eval",
+            corpus=corpus,
+            quiet=True,
+        )
+    print(_summary(corpus, manifests["train"], manifests["eval"]), flush=True)
+
+
+def _write_text(path: Path, documents: list[TextDocument]) -> Path:
+    text = "\n".join("".join(sentence + "\n" for sentence in document) for document in documents)
+    write_file(path, text.encode())
+    return path
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _summary(corpus: dict[str, str], train: Manifest, held_out: Manifest) -> str:
+    assert held_out.baseline is not None
+    tokens = [
+        sum(length * count for length, count in enumerate(manifest.length_histogram))
+        for manifest in (train, held_out)
+    ]
+    return (
+        f"embedded corpus: {corpus['documents']} documents, {corpus['sentences']} sentences; "
+        f"train {train.num_samples} examples of {tokens[0]} tokens; "
+        f"eval {held_out.num_samples} examples of {tokens[1]} tokens with "
+        f"{held_out.baseline.masked_tokens} masked; without context "
+        f"{held_out.baseline.context_free_accuracy:.4f}, on [MASK] inputs alone "
+        f"{held_out.baseline.mask_only_accuracy:.4f}"
+    )

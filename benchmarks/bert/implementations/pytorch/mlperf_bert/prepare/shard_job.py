@@ -1,0 +1,95 @@
+"""One text file to one finished shard: the unit of work of a preparation, safe to repeat."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from mlperf_bert.data.sidecar import ShardSettings, read_sidecar, sidecar_path
+from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.prepare.documents import read_text, tokenize_documents
+from mlperf_bert.prepare.examples import Document, ExampleMaker, pick_evenly
+from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.prepare.wordpiece import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """The text, the shard to make of it, and how."""
+
+    text_path: Path
+    shard_path: Path
+    vocab_path: Path
+    settings: ShardSettings
+
+
+def run_job(job: ShardJob) -> str | None:
+    """Make one shard unless it is there; returns the one-line message of a user's mistake."""
+    # The message, not the error: an exception with three arguments does not survive pickling.
+    try:
+        _make_shard(job)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _make_shard(job: ShardJob) -> None:
+    source = read_text(job.text_path)
+    if is_finished(job, source.sha256):
+        return
+    settings = job.settings
+    vocabulary = load_vocabulary(job.vocab_path)
+    tokenizer = Tokenizer(vocabulary)
+    documents = tokenize_documents(source.text, tokenizer, split=settings.split_sentences)
+    _check_documents(job.text_path, documents)
+    maker = ExampleMaker(
+        vocabulary,
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
+        seed=settings.seed,
+    )
+    examples = maker.make(documents, settings.dupe_factor)
+    if settings.pick_eval is not None:
+        if len(examples) < settings.pick_eval:
+            problem = f"gives {len(examples)} examples where {settings.pick_eval} are to be picked"
+            remedy = "pick fewer, or raise the dupe factor"
+            raise DataError(str(job.text_path), problem, remedy)
+        examples = pick_evenly(examples, settings.pick_eval)
+    write_shard(
+        job.shard_path,
+        examples,
+        source_name=job.text_path.name,
+        source_sha256=source.sha256,
+        settings=settings,
+    )
+
+
+def _check_documents(path: Path, documents: list[Document]) -> None:
+    # With a single document the reference would silently pair it with itself and call the second
+    # segment a random other one, which teaches a wrong next-sentence label.
+    if len(documents) < 2:
+        problem = f"has {len(documents)} documents with words, two are needed"
+        raise DataError(str(path), problem, "separate documents by an empty line")
+
+
+def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
+    """Whether the shard is there, whole and made this way; `None` leaves the text unchecked."""
+    if not sidecar_path(job.shard_path).exists():
+        return False
+    try:
+        sidecar = read_sidecar(job.shard_path)
+    except DataError:
+        return False  # a damaged sidecar vouches for nothing: make the shard again
+    pairs = {
+        f"setting {field.name}": (
+            getattr(sidecar.settings, field.name),
+            getattr(job.settings, field.name),
+        )
+        for field in fields(job.settings)
+    }
+    pairs["text sha256"] = (sidecar.source_sha256, source_sha256 or sidecar.source_sha256)
+    for name, (before, now) in pairs.items():
+        if before != now:
+            problem = f"was finished with {name} = {before}, now it is {now}"
+            remedy = "name a new directory or delete this one"
+            raise DataError(str(job.shard_path), problem, remedy)
+    return job.shard_path.is_file() and job.shard_path.stat().st_size == sidecar.shard_bytes

@@ -1,0 +1,110 @@
+"""Training a word-piece vocabulary on text, reproducibly.
+
+Byte-pair merging over words, most frequent pair first, equal counts in the order of the pair's
+text. Written here because the `tokenizers` library's trainer (0.23) breaks ties in hash order: the
+same text gave another vocabulary in every process, and with it other examples and accuracies.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
+from mlperf_bert.prepare.wordpiece import MAX_WORD_CHARS, basic_words
+
+Pair = tuple[str, str]
+
+MIN_PAIR_COUNT = 2
+
+
+def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
+    """Exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
+
+    Text too small for that many pieces is filled up with `[unused0]`, `[unused1]`, ...
+    Raises ConfigError when the special tokens and characters alone are more.
+    """
+    counts = _count_words(lines)
+    words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
+    alphabet = sorted({piece for pieces in words for piece in pieces})
+    tokens = dict.fromkeys([*SPECIAL_TOKENS, *alphabet])
+    if len(tokens) > vocab_size:
+        problem = f"is {vocab_size}, special tokens and characters alone are {len(tokens)}"
+        raise ConfigError("model.vocab_size", problem, "raise it")
+    for piece in _merged_pieces(words, list(counts.values())):
+        if len(tokens) == vocab_size:
+            break
+        tokens[piece] = None
+    unused = (f"[unused{number}]" for number in range(vocab_size - len(tokens)))
+    return [*tokens, *unused]
+
+
+def _count_words(lines: Iterable[str]) -> dict[str, int]:
+    """Words and their counts, sorted by word so that nothing depends on the lines' order."""
+    raw_counts = Counter(raw for line in lines for raw in line.split())
+    counts: Counter[str] = Counter()
+    for raw, count in raw_counts.items():
+        for word in basic_words(raw):
+            if len(word) <= MAX_WORD_CHARS:
+                counts[word] += count
+    return dict(sorted(counts.items()))
+
+
+class _Pairs:
+    """Counts of neighbouring pieces, the words they are in, and a heap with lazy deletion."""
+
+    def __init__(self, words: list[list[str]], counts: list[int]) -> None:
+        self.counts: defaultdict[Pair, int] = defaultdict(int)
+        self.words: defaultdict[Pair, set[int]] = defaultdict(set)
+        for number, pieces in enumerate(words):
+            for pair in pairwise(pieces):
+                self.counts[pair] += counts[number]
+                self.words[pair].add(number)
+        self._heap = [(-count, pair) for pair, count in self.counts.items()]
+        heapq.heapify(self._heap)
+
+    def pop_best(self) -> Pair | None:
+        while self._heap:
+            negative, pair = heapq.heappop(self._heap)
+            count = self.counts[pair]
+            if count < MIN_PAIR_COUNT:
+                continue
+            if count == -negative:
+                return pair
+            heapq.heappush(self._heap, (-count, pair))
+        return None
+
+    def add(self, pair: Pair, count: int, word: int) -> None:
+        self.counts[pair] += count
+        if count > 0:
+            self.words[pair].add(word)
+            heapq.heappush(self._heap, (-self.counts[pair], pair))
+
+
+def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
+    pairs = _Pairs(words, counts)
+    while (best := pairs.pop_best()) is not None:
+        merged = best[0] + best[1].removeprefix("##")
+        yield merged
+        for number in sorted(pairs.words.pop(best)):
+            pieces = words[number]
+            for pair in pairwise(pieces):
+                pairs.add(pair, -counts[number], number)
+            pieces = _merge(pieces, best, merged)
+            words[number] = pieces
+            for pair in pairwise(pieces):
+                pairs.add(pair, counts[number], number)
+
+
+def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
+    result = []
+    i = 0
+    while i < len(pieces):
+        if i + 1 < len(pieces) and (pieces[i], pieces[i + 1]) == pair:
+            result.append(merged)
+            i += 2
+        else:
+            result.append(pieces[i])
+            i += 1
+    return result

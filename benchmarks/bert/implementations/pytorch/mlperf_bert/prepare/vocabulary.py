@@ -1,0 +1,76 @@
+"""The vocabulary file: one token a line, the line's number is the id."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_bert.errors import DataError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens in file order and their ids; `sha256` is the digest of the file's bytes."""
+
+    tokens: tuple[str, ...]
+    ids: dict[str, int]
+    sha256: str
+    contents: bytes
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def pad_id(self) -> int:
+        """Id of [PAD]."""
+        return self.ids["[PAD]"]
+
+    @property
+    def unk_id(self) -> int:
+        """Id of [UNK]."""
+        return self.ids["[UNK]"]
+
+    @property
+    def cls_id(self) -> int:
+        """Id of [CLS]."""
+        return self.ids["[CLS]"]
+
+    @property
+    def sep_id(self) -> int:
+        """Id of [SEP]."""
+        return self.ids["[SEP]"]
+
+    @property
+    def mask_id(self) -> int:
+        """Id of [MASK]."""
+        return self.ids["[MASK]"]
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    r"""Read a vocabulary; lines end at \n only, white space around a token is dropped.
+
+    Raises DataError when the file is missing, not UTF-8, has an empty or repeated token, or lacks
+    one of the five special tokens.
+    """
+    remedy = "give the model's vocab.txt, one token a line"
+    try:
+        contents = path.read_bytes()
+        text = contents.decode("utf-8")
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+    except UnicodeDecodeError as error:
+        raise DataError(str(path), f"is not UTF-8 at byte {error.start}", remedy) from None
+    tokens = tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
+    ids: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if not token:
+            raise DataError(f"{path}: line {number + 1}", "is empty", remedy)
+        if token in ids:
+            problem = f"repeats {token!r} of line {ids[token] + 1}"
+            raise DataError(f"{path}: line {number + 1}", problem, remedy)
+        ids[token] = number
+    for token in SPECIAL_TOKENS:
+        if token not in ids:
+            raise DataError(str(path), f"has no token {token}", remedy)
+    return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)

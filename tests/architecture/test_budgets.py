@@ -1,0 +1,41 @@
+"""Size budgets: 300 lines a file, 60 lines a function (complexity 10 is ruff's C901)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from support import PACKAGE, REPOSITORY
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+EXCEPTIONS: dict[str, str] = {}  # path -> reason; at most three
+
+FILES = sorted(path for folder in (PACKAGE, REPOSITORY / "tests") for path in folder.rglob("*.py"))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_file_and_functions_are_within_budget(path: Path) -> None:
+    if name(path) in EXCEPTIONS:
+        pytest.skip(EXCEPTIONS[name(path)])
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def test_exceptions_are_few_and_real() -> None:
+    assert len(EXCEPTIONS) <= 3
+    assert all((REPOSITORY / path).is_file() for path in EXCEPTIONS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_first_line_says_the_job(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    if path.is_relative_to(PACKAGE):
+        assert docstring and docstring.splitlines()[0].endswith((".", ":"))

@@ -1,0 +1,108 @@
+"""Import arrows: who may import whom inside the package, and what only one file may import."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from support import PACKAGE
+
+# A module may import from lower levels and from its own package; `prepare` stands aside.
+LEVELS = (
+    {"errors"},
+    {"config", "seeds"},
+    {"config_io"},
+    {"data", "model", "optim", "distributed", "mlperf_log"},
+    {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"},
+    {"build"},
+    {"train"},
+    {"__main__"},
+)
+SAME_LEVEL = {
+    ("model", "data.batch"),
+    ("evaluate", "step"),
+    ("metrics", "step"),
+    ("warm_up", "step"),
+}
+OFFLINE = {"prepare"}
+OFFLINE_MAY_IMPORT = {"errors", "config", "config_io", "data"}
+NUMPY_ONLY = {"data/index.py", "data/sampler.py", "data/balance.py", "data/shards.py"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of all modules a file imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def internal(path: Path) -> set[str]:
+    prefix = "mlperf_bert."
+    return {module.removeprefix(prefix) for module in imports(path) if module.startswith(prefix)}
+
+
+def owner(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def level(unit: str) -> int:
+    return next(number for number, units in enumerate(LEVELS) if unit in units)
+
+
+def is_allowed(importer: str, module: str) -> bool:
+    imported = module.split(".")[0]
+    if imported == importer:
+        return True
+    if importer in OFFLINE:
+        return imported in OFFLINE_MAY_IMPORT
+    if imported in OFFLINE:
+        return importer == "__main__"
+    if any(importer == a and module.startswith(b) for a, b in SAME_LEVEL):
+        return True
+    return level(imported) < level(importer)
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_arrows_point_down(path: Path) -> None:
+    importer = owner(path)
+    if importer == "__init__":
+        assert not internal(path)
+        return
+    assert [module for module in sorted(internal(path)) if not is_allowed(importer, module)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_only_one_file_imports_mlperf_logging(path: Path) -> None:
+    used = any(module.startswith("mlperf_logging") for module in imports(path))
+    assert used == (relative(path) == "mlperf_log.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_hdf5_belongs_to_prepare(path: Path) -> None:
+    if owner(path) not in OFFLINE:
+        assert not any(module.startswith("h5py") for module in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_environment_is_read_in_two_files_only(path: Path) -> None:
+    if relative(path) in {"distributed/launch.py", "config_io.py"}:
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in {("os", "environ"), ("os", "getenv")}
+
+
+@pytest.mark.parametrize("name", sorted(NUMPY_ONLY))
+def test_planning_modules_need_no_torch(name: str) -> None:
+    assert not any(module.split(".")[0] == "torch" for module in imports(PACKAGE / name))

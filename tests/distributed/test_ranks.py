@@ -1,0 +1,143 @@
+"""The same training on any number of ranks, by any launcher: real processes over gloo."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support import run_cli, run_process
+
+LOSS_TOLERANCE = 1e-5
+STEPS = 20
+
+
+def free_port() -> str:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+def sizes(ranks: int, batch: int, accumulation: int = 1) -> list[str]:
+    values = {"ranks_per_node": ranks, "local_batch_size": batch, "grad_accum_steps": accumulation}
+    return [word for key, value in values.items() for word in ("--set", f"parallel.{key}={value}")]
+
+
+def losses(run_dir: Path) -> list[float]:
+    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def torchrun(ranks: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--master-addr", "127.0.0.1", "--master-port", free_port(), "-m", "mlperf_bert"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def arguments(tiny_config: Path, synthetic_data: Path) -> list[str]:
+    return ["train", "--config", str(tiny_config), "--data", str(synthetic_data)]
+
+
+@pytest.fixture(scope="module")
+def one_rank(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("one") / "run"
+    done = run_cli(*arguments, "--run-dir", run_dir)
+    assert done.returncode == 3, done.stderr  # ran to its end, target missed by design
+    return run_dir
+
+
+def assert_same_losses(run_dir: Path, expected: Path) -> None:
+    assert len(losses(expected)) == STEPS
+    assert losses(run_dir) == pytest.approx(losses(expected), abs=LOSS_TOLERANCE, rel=0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_torchrun_equals_one_rank(
+    ranks: int, arguments: list[str], one_rank: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    options = [*arguments, "--run-dir", run_dir, *sizes(ranks, 16 // ranks)]
+    done = run_process(*torchrun(ranks), *options)
+    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
+    assert_same_losses(run_dir, one_rank)
+
+
+def test_accumulation_equals_one_forward(
+    arguments: list[str], one_rank: Path, tmp_path: Path
+) -> None:
+    done = run_cli(*arguments, "--run-dir", tmp_path / "run", *sizes(1, 4, 4))
+    assert done.returncode == 3, done.stderr
+    assert_same_losses(tmp_path / "run", one_rank)
+
+
+def test_mpiexec_equals_one_rank(arguments: list[str], one_rank: Path, tmp_path: Path) -> None:
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    if not mpiexec.exists() and shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec: pip install mpich")
+    command = [mpiexec if mpiexec.exists() else "mpiexec", "-n", "2", sys.executable]
+    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
+    done = run_process(*command, "-m", "mlperf_bert", *options, MASTER_PORT=free_port())
+    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
+    assert_same_losses(tmp_path / "run", one_rank)
+
+
+def start_slurm_task(rank: int, port: str, options: Sequence[object]) -> subprocess.Popen[str]:
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "mlperf_bert", *map(str, options)],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_slurm_variables_equal_one_rank(
+    arguments: list[str], one_rank: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
+    tasks = [start_slurm_task(rank, port, options) for rank in range(2)]
+    outputs = [task.communicate(timeout=200)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [3, 3], outputs
+    assert_same_losses(tmp_path / "run", one_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(
+    ranks: int, one_rank: Path, synthetic_data: Path
+) -> None:
+    checkpoints = one_rank / "run_0" / "checkpoints"
+    options = ["evaluate", "--checkpoint", checkpoints, "--data", synthetic_data, "--json"]
+    done = run_cli(*options) if ranks == 1 else run_process(*torchrun(ranks), *options)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    state = json.loads((checkpoints / "step_00000020" / "state.json").read_text())
+    assert result["mlm_accuracy"] == state["mlm_accuracy"]
+    assert result["masked_tokens"] > 500
+
+
+def test_wrong_number_of_ranks_is_one_clear_line(arguments: list[str], tmp_path: Path) -> None:
+    done = run_cli(*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "parallel.ranks_per_node" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,117 @@
+"""Paths and small data sets that several tests share."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import mlperf_bert
+from mlperf_bert.prepare.build import prepare_text
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = Path(mlperf_bert.__file__).parent
+CONFIGS = PACKAGE.parent / "configs"
+SHARED = Path(os.environ.get("MLPERF_BERT_SHARED", REPOSITORY.parent / "shared"))
+NUM_WORDS = 64
+
+
+def run_cli(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m mlperf_bert ...` in a process of its own, with one CPU thread."""
+    return run_process(sys.executable, "-m", "mlperf_bert", *arguments, **environ)
+
+
+def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with its output captured."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "PMI_", "MPI_", "OMPI_"))
+    }
+    settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **environ}
+    return subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        env=inherited | settings,
+        timeout=280,
+        check=False,
+    )
+
+
+def write_synthetic_text(path: Path, num_documents: int, seed: int) -> None:
+    """Documents of made-up words in which each word foretells the next, so that models can learn."""
+    rng = random.Random(seed)
+    documents = []
+    for _ in range(num_documents):
+        lines = []
+        for _ in range(rng.randint(2, 6)):
+            word = rng.randrange(NUM_WORDS)
+            words = []
+            for _ in range(rng.randint(3, 12)):
+                words.append(f"w{word}")
+                word = (3 * word + rng.randrange(2)) % NUM_WORDS
+            lines.append(" ".join(words))
+        documents.append("\n".join(lines) + "\n")
+    path.write_text("\n".join(documents), encoding="utf-8")
+
+
+def make_synthetic_data(directory: Path) -> Path:
+    """A data directory with train/ and eval/ of a few hundred short examples each."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = directory / "words.txt"
+    vocabulary.write_text("\n".join([*special, *(f"w{n}" for n in range(NUM_WORDS))]) + "\n")
+    for name, documents, seed in (("train", 150, 1), ("eval", 40, 2)):
+        text = directory / f"{name}.txt"
+        write_synthetic_text(text, documents, seed)
+        prepare_text(
+            [text],
+            vocabulary,
+            directory / name,
+            max_seq_length=32,
+            max_predictions=5,
+            dupe_factor=2,
+            seed=12345,
+            workers=1,
+            pick_eval=None,
+            split_sentences=False,
+            with_baseline=True,
+            quiet=True,
+        )
+    return directory
+
+
+TINY_CONFIG = """
+[run]
+max_steps = 20
+seed = 11
+device = "cpu"
+log_interval_steps = 1
+[model]
+vocab_size = 69
+hidden_size = 32
+num_layers = 2
+num_heads = 2
+intermediate_size = 64
+max_position_embeddings = 32
+hidden_dropout = 0.0
+attention_dropout = 0.0
+[data]
+max_seq_length = 32
+max_predictions = 5
+[parallel]
+local_batch_size = 16
+[optim]
+name = "adamw"
+learning_rate = 3e-3
+epsilon = 1e-6
+[schedule]
+warmup_steps = 5
+decay_steps = 20
+[eval]
+target_accuracy = 0.99
+interval_samples = 160
+batch_size = 32
+[mlperf]
+enforce_rules = false
+"""

@@ -1,0 +1,129 @@
+"""The whole model: size, names, initial weights, dropout, autocast and edge cases."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from mlperf_bert.config import ModelSection
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums
+from model_cases import CPU, TINY, gradients, our_loss, ragged_batch, scattered_model
+
+META = torch.device("meta")
+
+
+def test_bert_large_has_the_published_number_of_parameters() -> None:
+    model = BertForPretraining(ModelSection(), META)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 336_232_258
+
+
+def test_state_dict_names_are_those_of_transformers() -> None:
+    from transformers import BertConfig, BertForPreTraining
+
+    with META:
+        theirs = BertForPreTraining(BertConfig(num_hidden_layers=2)).state_dict().keys()
+    ours = BertForPretraining(TINY, META).state_dict().keys()
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert ours == theirs - tied
+    assert ours == dict(BertForPretraining(TINY, META).named_parameters()).keys()
+
+
+def test_initial_weights_come_from_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = BertForPretraining(TINY, CPU, seed=3)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(6)
+    second = BertForPretraining(TINY, CPU)
+    assert not torch.equal(first.bert.pooler.dense.weight, second.bert.pooler.dense.weight)
+    second.reset_parameters(torch.Generator().manual_seed(3))
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+
+
+def test_initial_weights_have_their_distribution() -> None:
+    config = replace(TINY, vocab_size=4096, initializer_range=0.03)
+    for name, value in BertForPretraining(config, CPU).state_dict().items():
+        if name.endswith("bias"):
+            assert not value.any()
+        elif "LayerNorm" in name:
+            assert (value == 1).all()
+        else:
+            assert abs(float(value.std()) / 0.03 - 1) < 4 / value.numel() ** 0.5
+            assert abs(float(value.mean())) < 4 * 0.03 / value.numel() ** 0.5
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
+    batch = ragged_batch((9, 30, 12))
+    plain = scattered_model(replace(TINY, attention=attention), spread=0.1)
+    for field in ("hidden_dropout", "attention_dropout"):
+        dropping = BertForPretraining(replace(plain.config, **{field: 0.5}), CPU)
+        dropping.load_state_dict(plain.state_dict())
+        assert not torch.allclose(dropping(batch).mlm, plain(batch).mlm)
+        dropping.eval()
+        torch.testing.assert_close(dropping(batch), plain(batch), rtol=0, atol=0)
+
+
+def test_chosen_rows_of_the_last_layer_are_rows_of_all() -> None:
+    batch = ragged_batch((9, 30, 12))
+    body = scattered_model(TINY, spread=0.1, dtype=torch.float64).bert
+    rows = torch.tensor([0, 50, 17, 9])
+    torch.testing.assert_close(body(batch, rows), body(batch)[rows], rtol=0, atol=1e-12)
+
+
+def test_no_masked_positions() -> None:
+    batch = ragged_batch((9, 12), masked_share=0.0)
+    model = scattered_model(TINY, spread=0.1)
+    logits = model(batch)
+    assert logits.mlm.shape == (0, 104)
+    assert correct_predictions(logits, batch).shape == (0,)
+    sums = loss_sums(logits, batch)
+    assert sums.mlm.item() == 0
+    # Every parameter has a gradient, or DistributedDataParallel would wait for it.
+    grads = gradients(model, sums.mlm + sums.nsp)
+    assert all(grad.isfinite().all() for grad in grads.values())
+    assert not grads["cls.predictions.bias"].any()
+    assert grads["bert.pooler.dense.weight"].any()
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+def test_bf16_autocast_is_near_float32(attention: str) -> None:
+    batch = ragged_batch((9, 30, 12, 30))
+    model = scattered_model(replace(TINY, attention=attention), spread=0.1)
+    expected = our_loss(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(batch)
+        loss = our_loss(model, batch)
+    assert logits.mlm.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0)
+    theirs, ours = gradients(model, expected), gradients(model, loss)
+    for name, gradient in theirs.items():
+        assert ours[name].dtype == torch.float32
+        if "key.bias" not in name:  # mathematically zero
+            assert (ours[name] - gradient).norm() < 0.1 * gradient.norm(), name
+
+
+def test_float64_loss_stays_float64_and_bf16_is_raised() -> None:
+    batch = ragged_batch((9, 12))
+    mlm = torch.randn(len(batch.labels), 104, dtype=torch.float64)
+    nsp = torch.randn(2, 2, dtype=torch.float64)
+    logits = PretrainingLogits(mlm, nsp)
+    assert {total.dtype for total in loss_sums(logits, batch)} == {torch.float64}
+    halves = PretrainingLogits(mlm.bfloat16(), nsp.bfloat16())
+    assert {total.dtype for total in loss_sums(halves, batch)} == {torch.float32}
+
+
+def test_correct_predictions_count_the_highest_score() -> None:
+    batch = ragged_batch((9, 12, 30))
+    mlm = torch.nn.functional.one_hot(batch.labels, 104).float()
+    mlm[1] = -mlm[1]
+    correct = correct_predictions(PretrainingLogits(mlm, torch.zeros(3, 2)), batch)
+    assert correct.dtype == torch.bool
+    assert correct.tolist() == [i != 1 for i in range(len(batch.labels))]
+
+
+def test_varlen_on_cpu_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
+        BertForPretraining(replace(TINY, attention="varlen", precision="bf16"), CPU)

@@ -1,0 +1,127 @@
+"""Configs: strict reading, round trip, cross-field checks that name the field to change."""
+
+from pathlib import Path
+
+import pytest
+from support import CONFIGS, TINY_CONFIG, run_cli
+
+from mlperf_bert.config_io import config_to_toml, config_value, load_config
+from mlperf_bert.errors import ConfigError
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(TINY_CONFIG, encoding="utf-8")
+    return path
+
+
+def test_round_trip_is_equal(config_file: Path, tmp_path: Path) -> None:
+    config = load_config(config_file, ["optim.learning_rate=1e-5", 'mlperf.submission_org=a "b"'])
+    again = tmp_path / "again.toml"
+    again.write_text(config_to_toml(config), encoding="utf-8")
+    assert load_config(again) == config
+
+
+def test_overrides_win_and_are_typed(config_file: Path) -> None:
+    config = load_config(config_file, ["run.seed=random", "optim.learning_rate=1", "run.seed=77"])
+    assert config.run.seed == 77
+    assert config.optim.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("run.max_stepz=3", ["run.max_stepz", "no such setting"]),
+        ("walk.steps=3", ["[walk]", "no such section"]),
+        ("run.max_steps=3.5", ["run.max_steps", "an integer"]),
+        ("run.max_steps=true", ["run.max_steps", "an integer"]),
+        ("run.seed=sometimes", ["run.seed", "an integer or 'random'"]),
+        ("optim.name=sgd", ["optim.name", "'adamw' or 'lamb'"]),
+        ("run.max_steps", ["section.field=value"]),
+        ("run.max_steps=0", ["run.max_steps", "above zero"]),
+        ("optim.beta_2=1.0", ["optim.beta_2", "below 1"]),
+        ("optim.epsilon=nan", ["optim.epsilon", "above zero"]),
+        ("model.num_heads=3", ["model.num_heads", "hidden_size 32"]),
+        ("data.max_seq_length=64", ["data.max_seq_length", "32"]),
+        ("data.max_predictions=300", ["data.max_predictions", "255"]),
+        ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
+        ("run.seed=-1", ["run.seed"]),
+    ],
+)
+def test_bad_settings_name_field_and_remedy(
+    config_file: Path, override: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file, [override])
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmax_steps = 1\n[optim]\n", "\x00"])
+def test_broken_files_are_config_errors(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_config(path)
+
+
+def test_missing_file_is_one_line_and_non_zero() -> None:
+    done = run_cli("config", "nowhere.toml")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "nowhere.toml" in done.stderr
+
+
+def test_file_name_must_hold_its_size(tmp_path: Path) -> None:
+    good, bad = tmp_path / "box_1x1x16x1.toml", tmp_path / "recipe_box_1x2x16x1.toml"
+    for path in (good, bad):
+        path.write_text(TINY_CONFIG, encoding="utf-8")
+    assert load_config(good).parallel.global_batch_size == 16
+    with pytest.raises(ConfigError, match="1x1x16x1"):
+        load_config(bad)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "interval"),
+    [(448, 150_000), (3072, 175_000), (4608, 200_000), (16384, 325_000), (16416, 325_000)],
+)
+def test_mlperf_evaluation_interval(
+    config_file: Path, global_batch_size: int, interval: int
+) -> None:
+    overrides = [f"parallel.local_batch_size={global_batch_size}", "eval.interval_samples=mlperf"]
+    assert load_config(config_file, overrides).eval_interval_samples == interval
+
+
+CLOSED = [
+    *("mlperf.division=closed", "mlperf.enforce_rules=true", "optim.name=lamb"),
+    *("eval.target_accuracy=0.72", "eval.interval_samples=mlperf"),
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("optim.name=adamw", "optim.name"),
+        ("eval.target_accuracy=0.71", "eval.target_accuracy"),
+        ("eval.interval_samples=1000", "eval.interval_samples"),
+    ],
+)
+def test_closed_division_rules(config_file: Path, override: str, field: str) -> None:
+    assert load_config(config_file, CLOSED).mlperf.division == "closed"
+    with pytest.raises(ConfigError, match=field):
+        load_config(config_file, [*CLOSED, override])
+    assert load_config(config_file, [*CLOSED, override, "mlperf.enforce_rules=false"])
+
+
+def test_config_value_reads_properties_only(config_file: Path) -> None:
+    config = load_config(config_file)
+    assert config_value(config, "parallel.global_batch_size") == 16
+    with pytest.raises(ConfigError, match="no such setting"):
+        config_value(config, "parallel.__class__")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_configs_load(path: Path) -> None:
+    assert load_config(path).parallel.global_batch_size > 0
