@@ -74,19 +74,23 @@ one_run() {
     echo "compliance checker, ruleset $RULESET: $log accepted"
 }
 
+setting() {
+    "$PYTHON" -m mlperf_bert config "$CONFIG" "${overrides[@]}" --get "$1"
+}
+
 if [ -z "${PYTHON:-}" ]; then
     install
     PYTHON=$root/.venv/bin/python
 fi
-mlperf_bert=("$PYTHON" -m mlperf_bert)
-ranks=$("${mlperf_bert[@]}" config "$CONFIG" "${overrides[@]}" --get parallel.ranks_per_node)
-launch=("${mlperf_bert[@]}")
+ranks=$(setting parallel.ranks_per_node)
+launch=("$PYTHON" -m mlperf_bert)
 if [ "$ranks" -gt 1 ]; then
     launch=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$ranks" -m mlperf_bert)
 fi
 if [ -z "${DATADIR:-}" ]; then
-    DATADIR=$root/.cache/embedded-$(basename "$CONFIG" .toml)
-    "${mlperf_bert[@]}" prepare --embedded --config "$CONFIG" --out "$DATADIR" "${overrides[@]}"
+    [ "$(setting data.corpus)" = embedded ] || fail "$CONFIG needs data; set DATADIR"
+    DATADIR=$root/.cache/$(setting embedded_corpus_name)
+    "$PYTHON" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" "${overrides[@]}"
 fi
 failed=0
 for ((i = 0; i < NEXP; i++)); do

@@ -40,7 +40,7 @@ def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess
 
 
 def write_synthetic_text(path: Path, num_documents: int, seed: int) -> None:
-    """Documents of made-up words in which each word foretells the next, so that models can learn."""
+    """Documents of made-up words, each of which foretells the next, so that models can learn."""
     rng = random.Random(seed)
     documents = []
     for _ in range(num_documents):

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY_CONFIG
-
 from mlperf_bert.checkpoint import CheckpointState, load_weights, read_config, save_checkpoint
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.registry import make_optimizer
+from support import TINY_CONFIG
 
 CPU = torch.device("cpu")
 STATE = CheckpointState(step=120, samples=1920, seed=5, mlm_accuracy=0.25, vocabulary_sha256="ab")
@@ -34,14 +33,12 @@ def saved(config: RunConfig, tmp_path: Path) -> tuple[Path, BertForPretraining]:
     optimizer.step()
     directory = tmp_path / "checkpoints"
     directory.mkdir()
-    save_checkpoint(
-        directory, model, optimizer, config, STATE, rank=0, world_size=1, device=CPU
-    )
+    save_checkpoint(directory, model, optimizer, config, STATE, rank=0, world_size=1, device=CPU)
     return directory, model
 
 
 def test_layout_is_the_documented_one(saved: tuple[Path, BertForPretraining]) -> None:
-    directory, model = saved
+    directory, _ = saved
     step = directory / "step_00000120"
     files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
     assert files == {

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support import CONFIGS, TINY_CONFIG, run_cli
-
 from mlperf_bert.config_io import config_to_toml, config_value, load_config
 from mlperf_bert.errors import ConfigError
+from support import CONFIGS, TINY_CONFIG, run_cli
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.sampler import UniformSampler
 

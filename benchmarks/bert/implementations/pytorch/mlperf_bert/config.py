@@ -4,6 +4,7 @@ Every field is one setting of a TOML file (section.field); `config_io` reads and
 Cross-field checks live here and say which option to change.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -170,6 +171,15 @@ class RunConfig:
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
         return int(samples // 25_000) * 25_000
+
+    @property
+    def embedded_corpus_name(self) -> str:
+        """Directory name for the embedded corpus: all that its contents depend on."""
+        python = ".".join(str(number) for number in sys.version_info[:3])
+        return (
+            f"embedded-py{python}-v{self.model.vocab_size}-s{self.data.max_seq_length}"
+            f"-p{self.data.max_predictions}-d{self.data.dupe_factor}"
+        )
 
     def __post_init__(self) -> None:
         _check_ranges(self)

@@ -11,7 +11,11 @@ class UserError(Exception):
     """
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{where}: {problem}; {remedy}")
+        super().__init__(where, problem, remedy)  # as given, so that it travels between processes
+
+    def __str__(self) -> str:
+        where, problem, remedy = self.args
+        return f"{where}: {problem}; {remedy}"
 
 
 class ConfigError(UserError):

@@ -79,9 +79,9 @@ class StepPlanner:
 
     def _denominators(self, counts: Float64Array) -> Float64Array:
         world_size, grad_accum_steps = counts.shape
-        if self._loss_normalization == "per_rank":
-            return counts * grad_accum_steps
         denominators: Float64Array = np.full(counts.shape, counts.sum() / world_size)
+        if self._loss_normalization == "per_rank":
+            denominators = counts * grad_accum_steps
         return denominators
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.progress import progress_of
-from mlperf_bert.prepare.shard_job import ShardJob, is_finished, run_job
+from mlperf_bert.prepare.shard_job import ShardJob, is_finished, make_shard
 from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
 
 
@@ -67,14 +68,10 @@ def prepare_text(
         pick_eval=pick_eval,
     )
     _check_settings(settings, workers, len(texts))
-    text_of_stem = _by_stem(texts)
+    jobs = _jobs(texts, vocab_path, out_dir, settings)
     sizes = {path: _text_bytes(path) for path in texts}
     _set_up_directory(out_dir, vocabulary)
-    jobs = []
-    for stem in sorted(text_of_stem):
-        shard_path = out_dir / "shards" / f"{stem}.hdf5"
-        jobs.append(ShardJob(text_of_stem[stem], shard_path, vocab_path, settings))
-    # Before hours of work, not after: the other shards' settings are looked at first.
+    # Before hours of work, not after: the settings of every shard already there are looked at.
     for job in jobs:
         is_finished(job, source_sha256=None)
     with progress_of(len(jobs), sum(sizes.values()), quiet=quiet) as advance:
@@ -103,14 +100,19 @@ def _check_settings(settings: ShardSettings, workers: int, num_texts: int) -> No
         raise ConfigError("pick_eval", problem, "give exactly one")
 
 
-def _by_stem(texts: Sequence[Path]) -> dict[str, Path]:
+def _jobs(
+    texts: Sequence[Path], vocab_path: Path, out_dir: Path, settings: ShardSettings
+) -> list[ShardJob]:
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
             problem = f"has the same stem as {found[path.stem]}, so both would be one shard"
             raise DataError(str(path), problem, "rename one of them")
         found[path.stem] = path
-    return found
+    return [
+        ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
+        for stem in sorted(found)
+    ]
 
 
 def _text_bytes(path: Path) -> int:
@@ -139,26 +141,22 @@ def _set_up_directory(out_dir: Path, vocabulary: Vocabulary) -> None:
 def _finished_jobs(jobs: list[ShardJob], workers: int) -> Iterator[ShardJob]:
     if workers == 1 or len(jobs) == 1:
         for job in jobs:
-            _raise_again(run_job(job))
+            make_shard(job)
             yield job
         return
     # spawn: a forked child would inherit the locks of whatever threads the caller runs.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        futures = {pool.submit(run_job, job): job for job in jobs}
+        futures = {pool.submit(make_shard, job): job for job in jobs}
         try:
             for future in as_completed(futures):
-                _raise_again(future.result())
+                future.result()
                 yield futures[future]
+        except BrokenProcessPool:
+            problem = "a worker process died, most often for want of memory"
+            raise DataError("workers", problem, "use fewer and run again to go on") from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _raise_again(message: str | None) -> None:
-    if message is not None:
-        where, _, rest = message.partition(": ")
-        problem, _, remedy = rest.rpartition("; ")
-        raise DataError(where, problem, remedy)
 
 
 def _manifest_without_index(

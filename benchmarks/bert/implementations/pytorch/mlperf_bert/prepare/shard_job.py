@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar, sidecar_path
-from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import Document, ExampleMaker, pick_evenly
 from mlperf_bert.prepare.shard_writer import write_shard
@@ -22,17 +22,8 @@ class ShardJob:
     settings: ShardSettings
 
 
-def run_job(job: ShardJob) -> str | None:
-    """Make one shard unless it is there; returns the one-line message of a user's mistake."""
-    # The message, not the error: an exception with three arguments does not survive pickling.
-    try:
-        _make_shard(job)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _make_shard(job: ShardJob) -> None:
+def make_shard(job: ShardJob) -> None:
+    """Make one shard unless it is there. Raises DataError for the text's or vocabulary's faults."""
     source = read_text(job.text_path)
     if is_finished(job, source.sha256):
         return

@@ -49,7 +49,8 @@ FAST_RANGES = (
     (0x20A0, 0x20BF),  # currency signs
     (0x2100, 0x218B),  # letter-like symbols and number forms
     (0x2190, 0x23FE),  # arrows, mathematical operators, technical signs
-    (0x3000, 0x30FF),  # CJK punctuation, kana
+    (0x3000, 0x3029),  # CJK punctuation, before its tone marks (some survive and are reordered)
+    (0x3030, 0x30FF),  # the rest of it, kana
     (0x4E00, 0x9FEF),  # CJK ideographs
     (0xAC00, 0xD7A3),  # Hangul syllables
 )
@@ -97,7 +98,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._plain = PlainTokenizer(vocabulary)
-        self._is_safe = re.compile(_fast_pattern()).fullmatch
+        self._safe = re.compile(_fast_pattern())
         model = models.WordPiece(
             vocabulary.ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS
         )
@@ -107,9 +108,13 @@ class Tokenizer:
         )
         self._library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
+    def is_safe(self, line: str) -> bool:
+        """Whether the library is known to agree on every character of `line`."""
+        return self._safe.fullmatch(line) is not None
+
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
         """Word-piece ids of each line; a list per line, empty where a line has no word."""
-        safe = [number for number, line in enumerate(lines) if self._is_safe(line)]
+        safe = [number for number, line in enumerate(lines) if self.is_safe(line)]
         encoded = self._library.encode_batch_fast(
             [lines[number] for number in safe], add_special_tokens=False
         )

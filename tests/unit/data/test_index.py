@@ -1,0 +1,141 @@
+"""The index of a prepared set: round trip, order, and refusal of anything incomplete."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlperf_bert.data.index import Baseline, LengthIndex, Manifest, ShardEntry, write_index
+from mlperf_bert.errors import DataError
+
+LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)
+COUNTS = np.array([1, 2, 1, 1, 3, 1], dtype=np.uint8)
+
+
+def manifest(**changes: object) -> Manifest:
+    values = Manifest(
+        num_samples=6,
+        vocab_size=100,
+        vocabulary_sha256="a" * 64,
+        pad_id=0,
+        unk_id=1,
+        cls_id=2,
+        sep_id=3,
+        mask_id=4,
+        max_seq_length=16,
+        max_predictions=3,
+        seed=12345,
+        dupe_factor=2,
+        shards=(ShardEntry("a.hdf5", 4, "b" * 64), ShardEntry("b.hdf5", 2, "c" * 64)),
+    )
+    return dataclasses.replace(values, **changes)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    baseline = Baseline(
+        context_free_accuracy=0.25, mask_only_accuracy=0.125, masked_tokens=9, mask_inputs=8
+    )
+    corpus = {"python_version": "3.11.7"}
+    written = write_index(tmp_path, manifest(baseline=baseline, corpus=corpus), LENGTHS, COUNTS)
+    index = LengthIndex.open(tmp_path)
+    assert index.manifest == written == Manifest.load(tmp_path)
+    assert index.manifest.baseline == baseline
+    assert index.manifest.corpus == corpus
+    np.testing.assert_array_equal(index.lengths, LENGTHS)
+    np.testing.assert_array_equal(index.masked_counts, COUNTS)
+    assert (index.lengths.dtype, index.masked_counts.dtype) == (np.uint16, np.uint8)
+    assert index.order_by_length.dtype == np.uint32
+    assert index.order_by_length.tolist() == [2, 5, 0, 3, 1, 4]
+    assert {i: n for i, n in enumerate(written.length_histogram) if n} == {5: 1, 7: 1, 9: 2, 16: 2}
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [
+        "dataset.json",
+        "lengths.u16",
+        "masked_counts.u8",
+        "order_by_length.u32",
+    ]
+
+
+def test_the_mapped_arrays_cannot_be_written(tmp_path: Path) -> None:
+    write_index(tmp_path, manifest(), LENGTHS, COUNTS)
+    with pytest.raises(ValueError, match="read-only"):
+        LengthIndex.open(tmp_path).lengths[0] = 1
+
+
+def test_a_directory_without_manifest_is_not_a_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not a prepared set; .*mlperf_bert prepare"):
+        LengthIndex.open(tmp_path)
+
+
+def test_an_interrupted_rewrite_leaves_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_index(tmp_path, manifest(), LENGTHS, COUNTS)
+    replace = Path.replace
+
+    def fails_at_the_second(self: Path, target: Path) -> Path:
+        if target.name == "masked_counts.u8":
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fails_at_the_second)
+    with pytest.raises(DataError, match="No space left"):
+        write_index(tmp_path, manifest(), LENGTHS[::-1], COUNTS)
+    with pytest.raises(DataError, match="not a prepared set"):
+        LengthIndex.open(tmp_path)
+    assert not list((tmp_path / "index").glob(".*"))
+
+
+@pytest.mark.parametrize("name", ["lengths.u16", "masked_counts.u8", "order_by_length.u32"])
+@pytest.mark.parametrize("contents", [None, b"", b"0" * 23])
+def test_arrays_of_another_size_are_refused(
+    tmp_path: Path, name: str, contents: bytes | None
+) -> None:
+    write_index(tmp_path, manifest(), LENGTHS, COUNTS)
+    path = tmp_path / "index" / name
+    path.unlink()
+    if contents is not None:
+        path.write_bytes(contents)
+    with pytest.raises(DataError, match=name):
+        LengthIndex.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("format_version", 9, "format_version: is 9"),
+        ("num_samples", 7, "num_samples: is 7, the shards hold 6"),
+        ("num_samples", -6, "num_samples: is -6"),
+        ("vocab_size", None, "vocab_size: is missing"),
+        ("mask_id", 100, "mask_id: is 100"),
+        ("max_seq_length", 70_000, "max_seq_length: is 70000"),
+        ("max_predictions", 256, "max_predictions: is 256"),
+        ("seed", "12345", "seed: is '12345'"),
+        ("shards", {}, "shards: is not a list"),
+        ("shards", [{"file": "../a", "num_samples": 6, "sha256": "b"}], "not a bare file name"),
+        ("shards", [7], r"shards\[0\]: is not an object"),
+        ("length_histogram", [6], "length_histogram: does not count"),
+        ("length_histogram", [0.5], "length_histogram: is not a list of integers"),
+        ("index_files", [], "index_files: does not list lengths.u16"),
+        ("baseline", {"masked_tokens": 3}, "baseline: context_free_accuracy: is missing"),
+        ("corpus", {"documents": 7}, "corpus: documents: is 7"),
+    ],
+)
+def test_wrong_manifests_are_refused(tmp_path: Path, key: str, value: object, problem: str) -> None:
+    write_index(tmp_path, manifest(), LENGTHS, COUNTS)
+    path = tmp_path / "index" / "dataset.json"
+    values = json.loads(path.read_bytes())
+    if value is None:
+        del values[key]
+    else:
+        values[key] = value
+    path.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=problem) as caught:
+        Manifest.load(tmp_path)
+    assert "dataset.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_counts_that_disagree_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has 5 lengths and 6 masked counts"):
+        write_index(tmp_path, manifest(), LENGTHS[:5], COUNTS)

@@ -1,0 +1,42 @@
+"""A small text, its vocabulary, and one call that prepares them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlperf_bert.data.index import Manifest
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "data"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[Path]:
+    """Two text files of several documents each."""
+    documents = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8").split("\n\n")
+    paths = [tmp_path / "part-00000.txt", tmp_path / "part-00001.txt"]
+    for number, path in enumerate(paths):
+        path.write_text("\n\n".join(documents[number::2]), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Callable[..., Manifest]:
+    """`prepare_text` with small settings; keyword arguments change them."""
+    from mlperf_bert.prepare.build import prepare_text
+
+    def call(paths: list[Path], **changes: Any) -> Manifest:
+        options: dict[str, Any] = {
+            "max_seq_length": 64,
+            "max_predictions": 10,
+            "dupe_factor": 3,
+            "seed": 12345,
+            "workers": 1,
+            "pick_eval": None,
+            "split_sentences": False,
+        }
+        vocab = changes.pop("vocab", GOLDEN / "own_vocab.txt")
+        out = changes.pop("out", tmp_path / "set")
+        return prepare_text(paths, vocab, out, **{**options, **changes})
+
+    return call

@@ -1,0 +1,135 @@
+"""The embedded corpus: enough prose, nothing held out that was trained on, made once."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.corpus import prepare_embedded, split_held_out
+from mlperf_bert.prepare.python_docs import collect_documents, prose_sentences
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+
+SETTINGS = {"vocab_size": 2048, "max_seq_length": 64, "max_predictions": 10, "dupe_factor": 1}
+
+
+def documents_in(path: Path) -> list[list[str]]:
+    parts = path.read_text(encoding="utf-8").strip("\n").split("\n\n")
+    return [part.split("\n") for part in parts]
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out_dir = tmp_path_factory.mktemp("embedded")
+    assert prepare_embedded(out_dir, **SETTINGS)
+    return out_dir
+
+
+def test_nothing_held_out_occurs_in_training(embedded: Path) -> None:
+    train = [doc for path in embedded.glob("text/train-*.txt") for doc in documents_in(path)]
+    held_out = documents_in(embedded / "text" / "eval.txt")
+    seen = {sentence for document in train for sentence in document}
+    assert not seen & {sentence for document in held_out for sentence in document}
+    assert 0.07 < len(held_out) / (len(train) + len(held_out)) < 0.12
+
+
+def test_both_sets_are_complete_and_large_enough(embedded: Path) -> None:
+    train, held_out = LengthIndex.open(embedded / "train"), LengthIndex.open(embedded / "eval")
+    assert train.manifest.vocabulary_sha256 == held_out.manifest.vocabulary_sha256
+    assert len(load_vocabulary(embedded / "train" / "vocab.txt")) == 2048
+    assert train.manifest.corpus == held_out.manifest.corpus
+    assert train.manifest.num_samples > 4000
+    baseline = held_out.manifest.baseline
+    assert baseline is not None
+    assert baseline.masked_tokens >= 10_000
+    assert 0.02 < baseline.mask_only_accuracy < baseline.context_free_accuracy < 0.25
+
+
+def test_few_words_are_unknown(embedded: Path) -> None:
+    index = LengthIndex.open(embedded / "eval")
+    from mlperf_bert.data.shards import SampleReader
+
+    samples = SampleReader(embedded / "eval", index.manifest).read(
+        index.order_by_length.astype("int64")
+    )
+    assert (samples.input_ids == index.manifest.unk_id).mean() < 0.01
+
+
+def test_a_second_call_is_quick_and_imports_nothing_heavy(embedded: Path) -> None:
+    code = (
+        "import sys, pathlib\n"
+        "from mlperf_bert.prepare.corpus import prepare_embedded\n"
+        f"made = prepare_embedded(pathlib.Path({str(embedded)!r}), **{SETTINGS!r})\n"
+        "heavy = {'torch', 'h5py', 'tokenizers', 'rich'} & set(sys.modules)\n"
+        "print(made, heavy)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False set()"
+    start_s = time.perf_counter()
+    assert not prepare_embedded(embedded, **SETTINGS)
+    assert time.perf_counter() - start_s < 0.2
+
+
+def test_a_rerun_finishes_an_interrupted_one(embedded: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(embedded, copy)
+    shutil.rmtree(copy / "eval")
+    (copy / "train" / "index" / "dataset.json").unlink()
+    (copy / "train" / "shards" / "train-2.hdf5").unlink()
+    assert prepare_embedded(copy, **SETTINGS)
+    for path in embedded.rglob("*"):
+        if path.is_file():
+            assert (copy / path.relative_to(embedded)).read_bytes() == path.read_bytes(), path
+
+
+def test_other_settings_are_refused(embedded: Path) -> None:
+    with pytest.raises(DataError, match="max_seq_length = 64, now it is 128"):
+        prepare_embedded(embedded, **{**SETTINGS, "max_seq_length": 128})
+
+
+def test_held_out_documents_do_not_depend_on_the_others() -> None:
+    documents = [(f"Sentence {i} is here.", f"And {i} again.") for i in range(300)]
+    _, of_all = split_held_out(documents)
+    _, of_half = split_held_out(documents[::2])
+    assert set(of_half) == set(of_all) & set(documents[::2])
+    assert 10 < len(of_all) < 60
+
+
+def test_shared_sentences_are_taken_out_of_the_held_out_documents() -> None:
+    documents = [("Shared by everybody.", f"Sentence {i} is here.") for i in range(200)]
+    train, held_out = split_held_out(documents)
+    assert len(train) + len(held_out) == 200
+    assert all("Shared by everybody." not in document for document in held_out)
+
+
+def test_prose_is_kept_and_code_dropped() -> None:
+    docstring = """Return the sum of two numbers.
+
+    It works for floats as well.  Nothing else
+    is supported by it.
+
+    >>> add(1, 2)
+    3 is what is printed here today
+
+    * The first item of a list.
+    * The second item of it.
+
+    Table     Of     Things
+    ========================
+    """
+    assert prose_sentences(docstring) == (
+        "Return the sum of two numbers.",
+        "It works for floats as well.",
+        "Nothing else is supported by it.",
+        "The first item of a list.",
+        "The second item of it.",
+    )
+
+
+def test_a_python_without_sources_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text('"""Never closed.')
+    with pytest.raises(DataError, match="has documentation for 0 documents"):
+        collect_documents(tmp_path)

@@ -1,0 +1,65 @@
+"""The `prepare` sub-command: which options go together, and that parsing imports nothing heavy."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.prepare.cli import add_arguments, run
+
+VOCAB = Path(__file__).parents[2] / "golden" / "data" / "own_vocab.txt"
+
+
+def call(*words: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args([str(word) for word in words]))
+
+
+def test_text_with_defaults(
+    texts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "set"
+    words = ("--text", *texts, "--vocab", VOCAB, "--out", out, "--workers", "1")
+    assert call(*words) == 0
+    manifest = Manifest.load(out)
+    settings = (manifest.max_seq_length, manifest.max_predictions, manifest.dupe_factor)
+    assert (*settings, manifest.seed) == (512, 76, 10, 12345)
+    printed = capsys.readouterr().out
+    assert "prepared 2 of 2 texts" in printed
+    assert f"{manifest.num_samples} examples in 2 shards" in printed
+
+
+def test_a_wrong_number_reads_as_one_line(texts: list[Path], tmp_path: Path) -> None:
+    words = ("--text", *texts, "--vocab", VOCAB, "--out", tmp_path / "s", "--max-seq-length", "4")
+    with pytest.raises(ConfigError, match="max_seq_length: is 4; set it within"):
+        call(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--text", "a.txt", "--out", "d"], "--vocab: is missing"),
+        (["--text", "a.txt", "--vocab", "v", "--out", "d", "--config", "c"], "--config: does not"),
+        (["--embedded", "--out", "d"], "--config: is missing"),
+        (["--embedded", "--config", "c", "--out", "d", "--workers", "2"], "--workers: does not"),
+        (["--embedded", "--config", "c", "--out", "d", "--dupe-factor", "2"], "--dupe-factor"),
+    ],
+)
+def test_options_that_do_not_go_together(words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        call(*words)
+
+
+def test_building_the_parser_imports_nothing_heavy() -> None:
+    code = (
+        "import argparse, sys\n"
+        "from mlperf_bert.prepare.cli import add_arguments\n"
+        "add_arguments(argparse.ArgumentParser())\n"
+        "print({'torch', 'numpy', 'h5py', 'tokenizers', 'rich'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

@@ -1,0 +1,256 @@
+"""Preparing a set: round trip, restart, refusals, and nothing half-written."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlperf_bert.data.index import LengthIndex, Manifest
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.baseline import measure_baseline
+from mlperf_bert.prepare.documents import read_text, tokenize_documents
+from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.prepare.wordpiece import Tokenizer
+
+Prepare = Callable[..., Manifest]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def expected_examples(text: Path, vocab: Path) -> ExampleArrays:
+    vocabulary = load_vocabulary(vocab)
+    documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
+    maker = ExampleMaker(vocabulary, max_seq_length=64, max_predictions=10, seed=12345)
+    return maker.make(documents, 3)
+
+
+def test_the_set_holds_the_examples_of_its_texts(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    prepare(texts)
+    set_dir = tmp_path / "set"
+    index = LengthIndex.open(set_dir)
+    reader = SampleReader(set_dir, index.manifest)
+    samples = reader.read(np.arange(index.manifest.num_samples))
+    parts = [expected_examples(text, set_dir / "vocab.txt") for text in texts]
+    for ours, theirs in (
+        (samples.input_ids, [part.input_ids for part in parts]),
+        (samples.lengths, [np.diff(part.offsets) for part in parts]),
+        (samples.segment_b_start, [part.segment_b_start for part in parts]),
+        (samples.masked_positions, [part.masked_lm_positions for part in parts]),
+        (samples.masked_ids, [part.masked_lm_ids for part in parts]),
+        (samples.masked_counts, [np.diff(part.masked_lm_offsets) for part in parts]),
+        (samples.next_sentence_label, [part.next_sentence_label for part in parts]),
+    ):
+        assert ours.dtype == np.int64
+        np.testing.assert_array_equal(ours, np.concatenate(theirs))
+    np.testing.assert_array_equal(index.lengths, samples.lengths)
+    np.testing.assert_array_equal(index.masked_counts, samples.masked_counts)
+
+
+def test_workers_do_not_change_a_byte(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+    prepare(texts, out=tmp_path / "one")
+    prepare(texts[::-1], out=tmp_path / "two", workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    prepare(texts)
+    set_dir = tmp_path / "set"
+    before = contents(set_dir)
+    kept, lost = set_dir / "shards/part-00000.hdf5", set_dir / "shards/part-00001.hdf5"
+    kept_stat = kept.stat()
+    shutil.rmtree(set_dir / "index")
+    os.truncate(lost, lost.stat().st_size - 1)
+    (set_dir / "shards" / ".part-00001.hdf5.1.tmp").write_bytes(b"left by a killed run")
+    prepare(texts)
+    assert contents(set_dir) == before
+    assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (
+        kept_stat.st_ino,
+        kept_stat.st_mtime_ns,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"seed": 1}, "seed = 12345, now it is 1"),
+        ({"dupe_factor": 4}, "dupe_factor = 3"),
+        ({"max_seq_length": 128}, "max_seq_length = 64"),
+        ({"max_predictions": 9}, "max_predictions = 10"),
+        ({"split_sentences": True}, "split_sentences = False"),
+    ],
+)
+def test_other_settings_in_the_same_directory_are_refused(
+    prepare: Prepare, texts: list[Path], tmp_path: Path, change: dict[str, object], name: str
+) -> None:
+    prepare(texts)
+    before = contents(tmp_path / "set")
+    with pytest.raises(DataError, match=name):
+        prepare(texts, **change)
+    assert contents(tmp_path / "set") == before
+
+
+def test_another_text_or_vocabulary_in_the_same_directory_is_refused(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    prepare(texts)
+    other = tmp_path / "vocab.txt"
+    other.write_bytes((tmp_path / "set/vocab.txt").read_bytes() + b"more\n")
+    with pytest.raises(DataError, match="another vocabulary"):
+        prepare(texts, vocab=other)
+    texts[0].write_text("Changed.\n\nAltogether.\n")
+    with pytest.raises(DataError, match="text sha256"):
+        prepare(texts)
+
+
+def test_pick_eval_takes_evenly_and_stores_the_baseline(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    everything = prepare(texts[:1], out=tmp_path / "all")
+    picked = prepare(texts[:1], out=tmp_path / "picked", pick_eval=7)
+    ids = np.array([int(i * everything.num_samples / 7) for i in range(7)])
+    expected = SampleReader(tmp_path / "all", everything).read(ids)
+    reader = SampleReader(tmp_path / "picked", picked)
+    found = reader.read(np.arange(7))
+    np.testing.assert_array_equal(found.input_ids, expected.input_ids)
+    assert everything.baseline is None
+    assert picked.baseline == measure_baseline(reader, picked)
+    assert picked.baseline.masked_tokens == len(found.masked_ids)
+
+
+def test_pick_eval_of_too_many_names_both_counts(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    count = prepare(texts[:1], out=tmp_path / "all").num_samples
+    with pytest.raises(DataError, match=f"gives {count} examples where 5000 are"):
+        prepare(texts[:1], pick_eval=5000)
+    assert contents(tmp_path / "set").keys() == {"vocab.txt"}
+
+
+def test_baseline_is_what_it_says(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+    manifest = prepare(texts, with_baseline=True)
+    reader = SampleReader(tmp_path / "set", manifest)
+    inputs, labels = [], []
+    for number in range(manifest.num_samples):
+        sample = reader.read(np.array([number]))
+        inputs += sample.input_ids[sample.masked_positions].tolist()
+        labels += sample.masked_ids.tolist()
+    at_mask = [b for a, b in zip(inputs, labels, strict=True) if a == manifest.mask_id]
+    best = max(set(at_mask), key=at_mask.count)
+    guesses = [best if a == manifest.mask_id else a for a in inputs]
+    right = sum(a == b for a, b in zip(guesses, labels, strict=True))
+    baseline = manifest.baseline
+    assert baseline is not None
+    assert baseline.context_free_accuracy == right / len(labels)
+    assert baseline.mask_only_accuracy == at_mask.count(best) / len(at_mask)
+    assert (baseline.masked_tokens, baseline.mask_inputs) == (len(labels), len(at_mask))
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem", "workers"),
+    [
+        (None, "No such file", 1),
+        (b"", "is empty", 1),
+        (b" \n\n \n", "is empty", 1),
+        (b"Fine.\n\nNot \xff fine.\n", "not UTF-8 at byte 11", 1),
+        (b"Fine.\n\nNot \xff fine.\n", "not UTF-8 at byte 11", 2),
+        (b"Only one.\nDocument here.\n", "has 1 documents", 1),
+        (b"\x01\n\n\x02\n", "has 0 documents", 1),
+    ],
+)
+def test_bad_text_is_a_clear_error_and_leaves_no_set(
+    prepare: Prepare,
+    texts: list[Path],
+    tmp_path: Path,
+    bad: bytes | None,
+    problem: str,
+    workers: int,
+) -> None:
+    path = tmp_path / "part-00002.txt"
+    if bad is not None:
+        path.write_bytes(bad)
+    with pytest.raises(DataError, match=f"part-00002.*{problem}"):
+        prepare([*texts, path], workers=workers)
+    left = contents(tmp_path / "set") if (tmp_path / "set").exists() else {}
+    assert not [name for name in left if "part-00002" in name or name.startswith("index")]
+    assert not [name for name in left if name.endswith(".tmp")]
+
+
+def test_same_stem_is_refused(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    twin = tmp_path / "other" / "part-00000.text"
+    twin.write_text("A.\n\nB.\n")
+    with pytest.raises(DataError, match="same stem"):
+        prepare([*texts, twin])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"max_seq_length": 7}, "max_seq_length: is 7"),
+        ({"max_predictions": 256}, "max_predictions: is 256"),
+        ({"dupe_factor": 0}, "dupe_factor: is 0"),
+        ({"workers": 0}, "workers: is 0"),
+        ({"pick_eval": 5}, "picks out of one text file, 2 given"),
+    ],
+)
+def test_options_out_of_range(
+    prepare: Prepare, texts: list[Path], change: dict[str, int], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        prepare(texts, **change)
+
+
+def test_failure_while_writing_leaves_nothing(
+    prepare: Prepare, texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_space)
+    with pytest.raises(DataError, match="No space left"):
+        prepare(texts)
+    assert contents(tmp_path / "set") == {}
+
+
+def test_paragraphs_are_split_into_sentences(prepare: Prepare, tmp_path: Path) -> None:
+    sentences = tmp_path / "same.txt"
+    sentences.write_text("One is here.\nTwo is wrapped over lines.\n\nThree. ends it!\nFour.\n")
+    expected = prepare([sentences], out=tmp_path / "a")
+    sentences.write_text("\n One is here. Two is\nwrapped over lines.\n\n\nThree. ends it! Four.")
+    found = prepare([sentences], out=tmp_path / "b", split_sentences=True)
+    assert found.shards == expected.shards
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "problem"),
+    [
+        (None, "No such file"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"no token \[MASK\]"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8: repeats 'a' of line 6"),
+        (b"[PAD]\n\n[UNK]\n", "line 2: is empty"),
+        (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
+    ],
+)
+def test_bad_vocabulary(
+    prepare: Prepare, texts: list[Path], tmp_path: Path, vocabulary: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "words.txt"
+    if vocabulary is not None:
+        path.write_bytes(vocabulary)
+    with pytest.raises(DataError, match=problem):
+        prepare(texts, vocab=path)
+    assert not (tmp_path / "set").exists()

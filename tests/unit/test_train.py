@@ -1,0 +1,193 @@
+"""The training command end to end on made-up words: files, rules, determinism, precision."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
+from mlperf_bert.data.sampler import Int64Array
+from mlperf_bert.data.shards import SampleReader, Samples
+from support import run_process
+
+BF16_LOSS_TOLERANCE = 0.02
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Train:
+    """Run `mlperf_bert train` in this process, into tmp_path/<name>."""
+
+    def run(name: str, *overrides: str, extra: tuple[str, ...] = ()) -> int:
+        sets = [word for override in overrides for word in ("--set", override)]
+        places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / name)]
+        return main(["train", "--config", str(tiny_config), *places, *sets, *extra])
+
+    return run
+
+
+def metrics(run_dir: Path) -> list[dict[str, float]]:
+    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [record["loss"] for record in metrics(run_dir)]
+
+
+def log_keys(run_dir: Path) -> list[str]:
+    lines = (run_dir / "result_0.txt").read_text().splitlines()
+    return [json.loads(line.split(":::MLLOG ")[1])["key"] for line in lines]
+
+
+def test_reaching_the_target_ends_the_run(train: Train, tmp_path: Path) -> None:
+    assert train("run", "eval.target_accuracy=0.001") == 0
+    run_dir = tmp_path / "run"
+    assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
+    names = {path.name for path in (run_dir / "run_0").iterdir()}
+    assert names == {
+        *("config.toml", "environment.json", "metrics.jsonl", "stdout.log", "checkpoints")
+    }
+    assert metrics(run_dir)[-1]["samples"] == 160  # stopped at the first evaluation
+    last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
+    assert '"run_stop"' in last and '"success"' in last
+    assert (run_dir / "run_0" / "checkpoints" / "LATEST").read_text() == "step_00000010\n"
+
+
+def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
+    assert train("run", "run.log_interval_steps=7") == EXIT_TARGET_MISSED
+    records = metrics(tmp_path / "run")
+    glossary = Path(__file__).parents[2] / "docs" / "glossary.md"
+    documented = glossary.read_text().split("## Keys of `metrics.jsonl`")[1]
+    for record in records:
+        assert all(f"`{key}`" in documented for key in record)
+    # An evaluation every 160 samples closes an interval, as does the end.
+    assert [record["step"] for record in records] == [7, 10, 17, 20]
+    assert [record["mlm_accuracy"] is None for record in records] == [True, False, True, False]
+
+
+def test_a_run_is_never_written_over(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "run.max_steps=1") == EXIT_TARGET_MISSED
+    before = (tmp_path / "run" / "result_0.txt").read_bytes()
+    capsys.readouterr()
+    assert train("run", "run.max_steps=1") == 1
+    assert "--run-dir" in capsys.readouterr().err
+    assert (tmp_path / "run" / "result_0.txt").read_bytes() == before
+    assert train("run", "run.max_steps=1", extra=("--run-index", "1")) == EXIT_TARGET_MISSED
+
+
+def test_no_sample_is_read_before_run_start(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    read = SampleReader.read
+
+    def watched(self: SampleReader, ids: Int64Array) -> Samples:
+        started.append("run_start" in log_keys(tmp_path / "run"))
+        return read(self, ids)
+
+    monkeypatch.setattr(SampleReader, "read", watched)
+    assert train("run", "run.max_steps=2") == EXIT_TARGET_MISSED
+    assert len(started) > 2 and all(started)
+
+
+def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train: Train, tmp_path: Path) -> None:
+    dropout = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    train("a", *dropout)
+    train("b", *dropout, "run.warm_up_steps=0")
+    train("c", *dropout, "run.seed=12")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert losses(tmp_path / "a") != losses(tmp_path / "c")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_the_model_learns(train: Train, tmp_path: Path, optimizer: str) -> None:
+    rate = {"adamw": "optim.learning_rate=1e-2", "lamb": "optim.learning_rate=2e-2"}[optimizer]
+    steps = ("run.max_steps=300", "schedule.decay_steps=300", "run.log_interval_steps=50")
+    train("run", f"optim.name={optimizer}", rate, *steps, "eval.interval_samples=4800")
+    records = metrics(tmp_path / "run")
+    assert records[-1]["mlm_accuracy"] > 0.25  # the context-free guess is 0.14
+    assert records[-1]["loss"] < records[0]["loss"] - 1
+
+
+def test_bf16_tracks_fp32(train: Train, tmp_path: Path) -> None:
+    steps = ("run.max_steps=50", "schedule.decay_steps=50", "optim.learning_rate=1e-2")
+    train("fp32", *steps)
+    train("bf16", *steps, "model.precision=bf16")
+    fp32, bf16 = losses(tmp_path / "fp32"), losses(tmp_path / "bf16")
+    assert len(fp32) == 50 and fp32 != bf16
+    assert bf16 == pytest.approx(fp32, rel=BF16_LOSS_TOLERANCE)
+
+
+def test_checkpoint_gives_the_same_accuracy_everywhere(
+    train: Train, tmp_path: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("first", "optim.learning_rate=1e-2")
+    accuracy = metrics(tmp_path / "first")[-1]["mlm_accuracy"]
+    checkpoints = str(tmp_path / "first" / "run_0" / "checkpoints")
+    frozen = ("run.max_steps=1", "optim.learning_rate=0.0", "run.seed=99")
+    train("second", *frozen, extra=("--init-checkpoint", checkpoints))
+    assert metrics(tmp_path / "second")[-1]["mlm_accuracy"] == accuracy
+    capsys.readouterr()
+    options = ["--checkpoint", checkpoints, "--data", str(synthetic_data), "--json"]
+    assert main(["evaluate", *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["mlm_accuracy"] == accuracy
+    assert result["schema_version"] == 1
+
+
+def test_divergence_aborts_the_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "optim.learning_rate=1e38", "clip.policy=none") == EXIT_TARGET_MISSED
+    assert "lower optim.learning_rate" in capsys.readouterr().out
+    assert '"aborted"' in (tmp_path / "run" / "result_0.txt").read_text().splitlines()[-1]
+    assert metrics(tmp_path / "run")[-1]["step"] < 20
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.vocab_size=70"], "model.vocab_size"),
+        (["data.max_predictions=4"], "data.max_predictions"),
+        (["mlperf.enforce_rules=true", "eval.target_accuracy=0.2"], "context-free guess"),
+        (["run.device=cuda"], "run.device"),
+    ],
+)
+def test_contradictions_are_one_line(
+    train: Train, capsys: pytest.CaptureFixture[str], overrides: list[str], words: str
+) -> None:
+    assert train("run", *overrides) == 1
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_missing_data_is_one_line(
+    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "--config", str(tiny_config), *places]) == 1
+    error = capsys.readouterr().err
+    assert "mlperf_bert prepare" in error and error.count("\n") == 1
+
+
+def test_training_and_evaluation_need_no_h5py(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; sys.modules['h5py'] = None\n"
+        "from mlperf_bert.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    data, run_dir = ["--data", str(synthetic_data)], tmp_path / "run"
+    blocked = [sys.executable, "-c", code]
+    options = ["--config", str(tiny_config), "--run-dir", str(run_dir)]
+    done = run_process(*blocked, "train", *options, *data)
+    assert done.returncode == EXIT_TARGET_MISSED, done.stderr
+    checkpoints = str(run_dir / "run_0" / "checkpoints")
+    done = run_process(*blocked, "evaluate", "--checkpoint", checkpoints, *data)
+    assert done.returncode == 0, done.stderr
