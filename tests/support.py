@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +116,28 @@ batch_size = 32
 [mlperf]
 enforce_rules = false
 """
+
+
+def copy_checkout(target: Path) -> Path:
+    """Copy what git knows or would take of this repository, with this environment as its .venv."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name)
+    (target / ".venv").symlink_to(sys.prefix)
+    return target
+
+
+def run_shell(command: str, directory: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a line of the README in `directory`, as a user's shell would."""
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=directory,
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

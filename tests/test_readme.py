@@ -1,0 +1,52 @@
+"""Every command of the README runs, in its order, in one copy of the repository.
+
+Left out: `./run_tests.sh` itself and blocks behind a comment `<!-- not tested: why -->`, where
+why is cluster, docker or long.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import REPOSITORY, run_shell
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"(?:<!-- not tested: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
+FULL_RUN = "./run_and_time.sh"
+
+
+def tested_commands() -> list[str]:
+    commands = []
+    for reason, block in BLOCK.findall(README):
+        assert reason in {"", "cluster", "docker", "long"}
+        if not reason:
+            commands += [line for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    return [command for command in commands if command != "./run_tests.sh"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", tested_commands())
+def test_command(
+    command: str, checkout: Path, cpu_tiny_run: subprocess.CompletedProcess[str]
+) -> None:
+    done = cpu_tiny_run if command == FULL_RUN else run_shell(command, checkout, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    if "run_and_time.sh" in command:
+        results = re.findall(r"^RESULT,bert,(\d+),\d+,\w+,.+$", done.stdout, re.MULTILINE)
+        expected = re.search(r"NEXP=(\d+)", command)
+        assert len(set(results)) == (int(expected[1]) if expected else 1)
+        assert done.stdout.count("accepted") == len(results)
+        assert "target reached" in done.stdout
+
+
+def test_the_two_commands_are_the_first() -> None:
+    assert tested_commands()[0] == FULL_RUN
+    assert "./run_tests.sh" in README
+    assert sum(len(block) for _, block in BLOCK.findall(README)) > 0
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)", README))))
+def test_links_lead_somewhere(link: str) -> None:
+    assert (REPOSITORY / link).exists()
