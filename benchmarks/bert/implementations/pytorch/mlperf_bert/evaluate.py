@@ -67,6 +67,22 @@ class Evaluator:
         """Sequences of the whole held-out set."""
         return self._index.manifest.num_samples
 
+    def in_words(self, accuracy: Accuracy) -> str:
+        """Both accuracies, as multiples of what needs no context where the set states that."""
+        baseline = self._index.manifest.baseline
+        words = []
+        for name, reached, guess in (
+            ("accuracy", accuracy.mlm_accuracy, baseline and baseline.context_free_accuracy),
+            (
+                "on [MASK] inputs",
+                accuracy.mask_only_accuracy,
+                baseline and baseline.mask_only_accuracy,
+            ),
+        ):
+            multiple = f" ({reached / guess:.2f} x guess)" if guess else ""
+            words.append(f"{name} {reached:.4f}{multiple}")
+        return ", ".join(words)
+
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Accuracy:
         """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank."""

@@ -74,8 +74,7 @@ def _evaluate(samples: int, parts: Parts) -> Accuracy:
     seconds = time.perf_counter() - started
     parts.metrics.exclude(seconds)
     parts.reporter.line(
-        f"evaluation at {samples:,} samples: accuracy {accuracy.mlm_accuracy:.4f}, "
-        f"on [MASK] inputs {accuracy.mask_only_accuracy:.4f} ({seconds:.1f} s)"
+        f"evaluation at {samples:,} samples: {parts.evaluator.in_words(accuracy)} ({seconds:.1f} s)"
     )
     return accuracy
 
