@@ -16,8 +16,7 @@ CONFIG=${CONFIG:-$root/benchmarks/bert/implementations/pytorch/configs/cpu_tiny.
 NEXP=${NEXP:-1}
 LOGDIR=${LOGDIR:-$root/runs/$(date -u +%Y%m%dT%H%M%SZ)-$(basename "$CONFIG" .toml)}
 RULESET=5.0.0 # the last one that knows BERT
-# A short spin: 1.4 times faster than sleeping on free cores, and a rival process costs little (docs/log.md).
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
 
 fail() {
     echo "run_and_time.sh: error: $1" >&2
