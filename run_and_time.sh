@@ -62,7 +62,7 @@ one_run() {
     local index=$1 seed=$2 log=$LOGDIR/result_$1.txt start start_time
     start=$(date +%s)
     start_time=$(date '+%Y-%m-%d %r')
-    "${launch[@]}" train --config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" \
+    "$PYTHON" -m mlperf_bert train --config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" \
         --run-index "$index" "${options[@]}" --set run.seed="$seed" || return
     echo "RESULT,bert,$seed,$(($(date +%s) - start)),$(id -un),$start_time"
     "$PYTHON" -W ignore -m mlperf_logging.compliance_checker --usage training \
@@ -81,11 +81,6 @@ setting() {
 if [ -z "${PYTHON:-}" ]; then
     install
     PYTHON=$root/.venv/bin/python
-fi
-ranks=$(setting parallel.ranks_per_node)
-launch=("$PYTHON" -m mlperf_bert)
-if [ "$ranks" -gt 1 ]; then
-    launch=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$ranks" -m mlperf_bert)
 fi
 if [ -z "${DATADIR:-}" ]; then
     [ "$(setting data.corpus)" = embedded ] || fail "$CONFIG needs data; set DATADIR"

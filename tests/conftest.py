@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from support import TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
 
 

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from support import PACKAGE, REPOSITORY
 
 MAX_FILE_LINES = 300

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from support import PACKAGE
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support import run_process
 
 RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from support import run_cli, run_process
 
 LOSS_TOLERANCE = 1e-5
@@ -135,9 +136,29 @@ def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(
     assert result["masked_tokens"] > 500
 
 
-def test_wrong_number_of_ranks_is_one_clear_line(arguments: list[str], tmp_path: Path) -> None:
+def test_ranks_start_by_themselves_without_a_launcher(
+    arguments: list[str], one_rank: Path, tmp_path: Path
+) -> None:
     done = run_cli(*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8))
+    assert done.returncode == 3
+    assert done.stderr == ""  # nothing of the agent's over the ranks' own words
+    assert_same_losses(tmp_path / "run", one_rank)
+
+
+def test_wrong_number_of_ranks_is_one_clear_line(arguments: list[str], tmp_path: Path) -> None:
+    options = ["--run-dir", tmp_path / "run", "--set", "parallel.nodes=2"]
+    done = run_cli(*arguments, *options)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "parallel.ranks_per_node" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_failing_rank_ends_the_run_with_its_own_words(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    options = ["--run-dir", tmp_path / "run", *sizes(2, 8), "--set", "model.vocab_size=70"]
+    done = run_cli(*arguments, *options)
+    assert done.returncode == 1
+    lines = set(done.stderr.splitlines())
+    assert 1 <= len(lines) <= 2 and all("model.vocab_size" in line for line in lines)

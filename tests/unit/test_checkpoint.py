@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from mlperf_bert.checkpoint import CheckpointState, load_weights, read_config, save_checkpoint
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config

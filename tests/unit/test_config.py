@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from mlperf_bert.config_io import config_to_toml, config_value, load_config
 from mlperf_bert.errors import ConfigError
 from support import CONFIGS, TINY_CONFIG, run_cli

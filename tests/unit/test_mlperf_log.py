@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlperf_logging.compliance_checker import mlp_compliance
+
 from mlperf_bert.config_io import config_from_tables
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.mlperf_log import RESERVED_WORDS, MlperfLog
-from mlperf_logging.compliance_checker import mlp_compliance
 
 OPEN_RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
 CLOSED_RULESETS = OPEN_RULESETS[2:]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import SampleReader, Samples

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.sampler import UniformSampler
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from mlperf_bert.data.index import Baseline, LengthIndex, Manifest, ShardEntry, write_index
 from mlperf_bert.errors import DataError
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar

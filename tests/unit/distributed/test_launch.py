@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+
 from mlperf_bert.distributed import launch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
@@ -176,6 +177,7 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="2 ranks on this node see 1 GPUs"):
         launch.choose_device("cuda", info)
+    assert launch.choose_device("cuda", info, "allow") == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(

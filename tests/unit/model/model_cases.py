@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from mlperf_bert.config import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
-from torch import Tensor
 
 CPU = torch.device("cpu")
 

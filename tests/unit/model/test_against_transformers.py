@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mlperf_bert.config import ModelSection
 from model_cases import (
     TINY,
     gradients,
@@ -15,6 +14,8 @@ from model_cases import (
     scattered_model,
     worst_gradient_difference,
 )
+
+from mlperf_bert.config import ModelSection
 
 RAGGED = {
     "ragged": (7, 31, 12, 64, 5, 40, 33),

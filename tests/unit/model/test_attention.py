@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_cases import CPU
+
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention import (
     AttentionPolicy,
@@ -15,7 +17,6 @@ from mlperf_bert.model.attention import (
     varlen,
 )
 from mlperf_bert.model.attention_layout import AttentionLayout, build_groups
-from model_cases import CPU
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(tuple)
 

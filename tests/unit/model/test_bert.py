@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_cases import CPU, TINY, gradients, our_loss, ragged_batch, scattered_model
+
 from mlperf_bert.config import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums
-from model_cases import CPU, TINY, gradients, our_loss, ragged_batch, scattered_model
 
 META = torch.device("meta")
 

@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from mlperf_bert.config import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import AdamW, adamw_update
 from mlperf_bert.optim.lamb import LAMB, lamb_update, trust_ratio
 from mlperf_bert.optim.param_groups import param_groups
 from mlperf_bert.optim.registry import OPTIMIZERS, make_optimizer
-from torch import Tensor, nn
 
 CONSTANTS = {"beta_1": 0.8, "beta_2": 0.817, "epsilon": 1e-9, "weight_decay": 0.1}
 RATES = [0.01, 0.03, 0.02, 0.005]

@@ -1,7 +1,8 @@
 """Which parameters are decayed, told by name."""
 
-from mlperf_bert.optim.param_groups import param_groups
 from torch import nn
+
+from mlperf_bert.optim.param_groups import param_groups
 
 
 class _Block(nn.Module):

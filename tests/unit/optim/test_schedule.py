@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+
 from mlperf_bert.config import ScheduleSection
 from mlperf_bert.optim.schedule import learning_rate
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlperf_bert.data.index import Manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.corpus import prepare_embedded, split_held_out

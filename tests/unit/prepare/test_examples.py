@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+
 from mlperf_bert.prepare.examples import ExampleMaker, pick_evenly, shuffle_in_place
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.cli import add_arguments, run

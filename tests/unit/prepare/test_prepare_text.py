@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError

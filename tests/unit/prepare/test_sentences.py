@@ -1,6 +1,7 @@
 """The sentence rule, case by case."""
 
 import pytest
+
 from mlperf_bert.prepare.sentences import split_sentences
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS

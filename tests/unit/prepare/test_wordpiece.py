@@ -5,6 +5,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
 from mlperf_bert.prepare.wordpiece import FAST_RANGES, PlainTokenizer, Tokenizer, basic_words
 

@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and a non-zero status."""
     args = _parser().parse_args(arguments)
+    args.command_line = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return int(args.run(args))
     except UserError as error:
@@ -73,13 +74,18 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from mlperf_bert.build import build
     from mlperf_bert.config_io import load_config
+    from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import joined
+    from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run_directory import RunDirectory
     from mlperf_bert.train import train
 
     config = load_config(args.config, args.set)
+    parallel = config.parallel
+    if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
+        return run_on_ranks(args.command_line, parallel.ranks_per_node)
     directory = RunDirectory(args.run_dir, args.run_index)
-    with joined(config.run.device) as (info, device):
+    with joined(config.run.device, parallel.share_gpu) as (info, device):
         parts = build(config, args.data, directory, info, device, args.init_checkpoint)
         with parts.reporter, closing(parts.metrics_file), closing(parts.log):
             outcome = train(parts)
@@ -99,7 +105,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     config = read_config(args.checkpoint)
     held_out = args.data / "eval"
     eval_dir = held_out if held_out.is_dir() else args.data
-    with joined(args.device) as (info, device):
+    with joined(args.device, config.parallel.share_gpu) as (info, device):
         index = open_index(eval_dir, config)
         model = make_model(config, 0, device)
         state = load_weights(model, args.checkpoint, index.manifest.vocabulary_sha256)

@@ -114,9 +114,10 @@ def _gather_random_states(world_size: int, device: torch.device) -> list[dict[st
     if world_size == 1:
         return [mine]
     gathered = {}
+    through = device if dist.get_backend() == "nccl" else torch.device("cpu")
     for name, tensor in mine.items():
-        parts = [torch.empty_like(tensor, device=device) for _ in range(world_size)]
-        dist.all_gather(parts, tensor.to(device))
+        parts = [torch.empty_like(tensor, device=through) for _ in range(world_size)]
+        dist.all_gather(parts, tensor.to(through))
         gathered[name] = [part.cpu() for part in parts]
     return [{name: parts[r] for name, parts in gathered.items()} for r in range(world_size)]
 

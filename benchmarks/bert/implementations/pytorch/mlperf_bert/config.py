@@ -67,13 +67,17 @@ class DataSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelSection:
-    """Ranks, and how a global batch is cut into forward passes."""
+    """Ranks, and how a global batch is cut into forward passes.
+
+    `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
+    """
 
     nodes: int = 1
     ranks_per_node: int = 1
     local_batch_size: int
     grad_accum_steps: int = 1
     bucket_cap_mb: float = 25.0
+    share_gpu: Literal["refuse", "allow"] = "refuse"
 
     @property
     def world_size(self) -> int:

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +79,6 @@ def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
         "world_size": info.world_size,
         "ranks_on_node": info.local_world_size,
         "launcher": info.launcher,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 

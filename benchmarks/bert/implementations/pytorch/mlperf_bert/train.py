@@ -123,7 +123,7 @@ def _save(outcome: Outcome, parts: Parts) -> None:
         world_size=parts.info.world_size,
         device=parts.device,
     )
-    parts.reporter.line(f"checkpoint {path}")
+    parts.reporter.line(f"checkpoint {path.relative_to(parts.directory.root)}")
 
 
 def _barrier(parts: Parts) -> None:

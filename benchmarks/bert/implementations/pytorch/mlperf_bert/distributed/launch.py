@@ -71,23 +71,28 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     return RankInfo(0, 1, 0, 1, 0, "single")
 
 
-def choose_device(name: Literal["auto", "cpu", "cuda"], info: RankInfo) -> torch.device:
+def choose_device(
+    name: Literal["auto", "cpu", "cuda"],
+    info: RankInfo,
+    share_gpu: Literal["refuse", "allow"] = "refuse",
+) -> torch.device:
     """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA where there is one.
 
-    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs.
+    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs unless
+    they may share.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("run.device", "is 'cuda' but no CUDA device is usable", "use 'cpu'")
     gpus = torch.cuda.device_count()
-    if info.local_world_size > gpus:
+    if info.local_world_size > gpus and share_gpu == "refuse":
         raise ConfigError(
             "run.device",
             f"{info.local_world_size} ranks on this node see {gpus} GPUs",
             "start one rank a GPU and let each see all (srun: --gpus-per-node, not per task)",
         )
-    return torch.device("cuda", info.local_rank)
+    return torch.device("cuda", info.local_rank % gpus)
 
 
 def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
@@ -118,6 +123,7 @@ def init_process_group(
 ) -> None:
     """Make `device` current and join the other ranks: nccl on CUDA, gloo on CPU.
 
+    Ranks that share a GPU talk over gloo as well, because nccl wants a device for each.
     One rank alone gets no process group: code that communicates must ask for world_size > 1.
     `timeout` bounds the start and, as torch has it, every later collective. Raises ConfigError
     if the address of rank 0 cannot be told from the environment.
@@ -126,13 +132,14 @@ def init_process_group(
         torch.cuda.set_device(device)
     if info.world_size == 1:
         return
+    nccl = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
     dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend="nccl" if nccl else "gloo",
         init_method=rendezvous(info, environ),
         rank=info.rank,
         world_size=info.world_size,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if nccl else None,
     )
 
 

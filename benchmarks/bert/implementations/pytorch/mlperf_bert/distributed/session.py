@@ -17,10 +17,12 @@ from mlperf_bert.distributed.launch import (
 
 
 @contextlib.contextmanager
-def joined(device_name: Literal["auto", "cpu", "cuda"]) -> Iterator[tuple[RankInfo, torch.device]]:
+def joined(
+    device_name: Literal["auto", "cpu", "cuda"], share_gpu: Literal["refuse", "allow"]
+) -> Iterator[tuple[RankInfo, torch.device]]:
     """Yield this rank and its device, with the process group of all ranks up."""
     info = read_rank_info()
-    device = choose_device(device_name, info)
+    device = choose_device(device_name, info, share_gpu)
     if device.type == "cpu":
         set_cpu_threads(info)
     init_process_group(info, device)

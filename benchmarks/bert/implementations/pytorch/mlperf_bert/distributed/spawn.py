@@ -1,0 +1,40 @@
+"""Start the ranks of this machine, for a command that no launcher started.
+
+torchrun's own agent, called as a library: it watches the ranks, and when one fails ends the others.
+What it would print over a rank's own message is kept quiet.
+"""
+
+import logging
+import sys
+import uuid
+from collections.abc import Sequence
+
+
+def run_on_ranks(arguments: Sequence[str], num_ranks: int) -> int:
+    """Run `python -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
+
+    Returns 0, or the exit status of the rank that failed first (128 + n for signal n).
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "mlperf_bert", *arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
