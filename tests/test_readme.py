@@ -1,8 +1,8 @@
 """Every command of the README runs, in its order, in one copy of the repository.
 
 `./run_and_time.sh` runs to its full target, other commands that train to a reduced one. Left out:
-`./run_tests.sh` itself, and blocks behind a comment `<!-- not tested: why -->` where why is cluster,
-docker or long.
+`./run_tests.sh` itself, and blocks behind a comment `<!-- not tested: why -->` where why is one of
+cluster, docker, long.
 """
 
 import re

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import UserError
 from mlperf_bert.prepare import cli as prepare_cli
 
@@ -40,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train until the target accuracy")
     _add_config(train)
     train.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
-    train.add_argument("--run-dir", type=Path, required=True, help="where results go")
+    train.add_argument(
+        "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"
+    )
     train.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
     train.add_argument("--init-checkpoint", type=Path, help="start from these weights")
     train.set_defaults(run=_train)
@@ -72,22 +75,28 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from mlperf_bert.build import build
     from mlperf_bert.config_io import load_config
     from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.distributed.session import joined
     from mlperf_bert.distributed.spawn import run_on_ranks
-    from mlperf_bert.run_directory import RunDirectory
-    from mlperf_bert.train import train
 
     config = load_config(args.config, args.set)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
         return run_on_ranks(args.command_line, parallel.ranks_per_node)
-    directory = RunDirectory(args.run_dir, args.run_index)
-    with joined(config.run.device, parallel.share_gpu) as (info, device):
+    return _train_as_rank(args, config)
+
+
+def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
+    from mlperf_bert.build import build, in_words
+    from mlperf_bert.distributed.session import joined
+    from mlperf_bert.run_directory import RunDirectory, default_root
+    from mlperf_bert.train import train
+
+    directory = RunDirectory(args.run_dir or default_root(args.config), args.run_index)
+    with joined(config.run.device, config.parallel.share_gpu) as (info, device):
         parts = build(config, args.data, directory, info, device, args.init_checkpoint)
         with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+            parts.reporter.line(in_words(parts))
             outcome = train(parts)
             reached = outcome.status == "success"
             parts.reporter.line(

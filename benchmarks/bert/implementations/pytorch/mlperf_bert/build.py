@@ -116,6 +116,16 @@ def build(
     )
 
 
+def in_words(parts: Parts) -> str:
+    """The run in one line, for the person who started it."""
+    num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    ranks = f"{parts.info.world_size} rank{'s' if parts.info.world_size > 1 else ''}"
+    return (
+        f"{num_parameters:,} parameters, {ranks} on {parts.device.type}, global batch "
+        f"{parts.config.parallel.global_batch_size}, seed {parts.seed}, in {parts.directory.run}"
+    )
+
+
 def _start_log(
     config: RunConfig, seed: int, directory: RunDirectory, is_rank_zero: bool
 ) -> MlperfLog:
@@ -203,7 +213,7 @@ def _common_seed(config: RunConfig, info: RankInfo, device: torch.device) -> int
     seed = torch.tensor(choose_seed(config.run.seed), dtype=torch.int64, device=device)
     if info.world_size > 1:
         dist.broadcast(seed, src=0)
-    return int(seed.item())
+    return int(seed.item())  # host sync, once, before the clock starts
 
 
 def _check_same_vocabulary(train: LengthIndex, held_out: LengthIndex, data_dir: Path) -> None:

@@ -63,6 +63,12 @@ class RunDirectory:
             ) from None
 
 
+def default_root(config_path: Path) -> Path:
+    """`runs/<utc>-<config>` below the current directory."""
+    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return Path("runs") / f"{utc}-{config_path.stem}"
+
+
 def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
     """What the run ran on: versions, machine, ranks and commit. No secrets, no user paths."""
     return {
