@@ -9,10 +9,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import UserError
 from mlperf_bert.prepare import cli as prepare_cli
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.distributed.launch import RankInfo
 
 EXIT_ERROR = 1
 EXIT_TARGET_MISSED = 3
@@ -88,12 +94,13 @@ def _train(args: argparse.Namespace) -> int:
 
 def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
     from mlperf_bert.build import build, in_words
-    from mlperf_bert.distributed.session import joined
+    from mlperf_bert.distributed.session import in_session
     from mlperf_bert.run_directory import RunDirectory, default_root
     from mlperf_bert.train import train
 
     directory = RunDirectory(args.run_dir or default_root(args.config), args.run_index)
-    with joined(config.run.device, config.parallel.share_gpu) as (info, device):
+
+    def run(info: "RankInfo", device: "torch.device") -> int:
         parts = build(config, args.data, directory, info, device, args.init_checkpoint)
         with parts.reporter, closing(parts.metrics_file), closing(parts.log):
             parts.reporter.line(in_words(parts))
@@ -103,34 +110,39 @@ def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-    return 0 if reached else EXIT_TARGET_MISSED
+        return 0 if reached else EXIT_TARGET_MISSED
+
+    return in_session(run, config.run.device, config.parallel.share_gpu)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.build import make_evaluator, make_model, open_index
     from mlperf_bert.checkpoint import load_weights, read_config
-    from mlperf_bert.distributed.session import joined
+    from mlperf_bert.distributed.session import in_session
 
     config = read_config(args.checkpoint)
     held_out = args.data / "eval"
     eval_dir = held_out if held_out.is_dir() else args.data
-    with joined(args.device, config.parallel.share_gpu) as (info, device):
+
+    def run(info: "RankInfo", device: "torch.device") -> int:
         index = open_index(eval_dir, config)
         model = make_model(config, 0, device)
         state = load_weights(model, args.checkpoint, index.manifest.vocabulary_sha256)
         accuracy = make_evaluator(config, eval_dir, index, info, device)(model)
+        result = {
+            "schema_version": 1,
+            "step": state.step,
+            "samples": state.samples,
+            "mlm_accuracy": accuracy.mlm_accuracy,
+            "mask_only_accuracy": accuracy.mask_only_accuracy,
+            "correct": accuracy.correct,
+            "masked_tokens": accuracy.masked_tokens,
+        }
         if info.rank == 0:
-            result = {
-                "schema_version": 1,
-                "step": state.step,
-                "samples": state.samples,
-                "mlm_accuracy": accuracy.mlm_accuracy,
-                "mask_only_accuracy": accuracy.mask_only_accuracy,
-                "correct": accuracy.correct,
-                "masked_tokens": accuracy.masked_tokens,
-            }
             print(json.dumps(result) if args.json else _in_words(result))
-    return 0
+        return 0
+
+    return in_session(run, args.device, config.parallel.share_gpu)
 
 
 def _in_words(result: dict[str, int | float]) -> str:
