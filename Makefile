@@ -1,22 +1,20 @@
-# Developer commands; VENV is any environment with `pip install -e ".[dev]"`.
-VENV ?= .venv
-PYTHON = $(VENV)/bin/python
+# Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
+BIN = .venv/bin
 
 .PHONY: setup check format test
 
 setup:
-	test -x $(PYTHON) || python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet -e ".[dev]"
+	tools/venv.sh dev
 
-check:
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy
-	$(VENV)/bin/shellcheck $$(git ls-files '*.sh' .ci/run)
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
 
-format:
-	$(PYTHON) -m ruff format .
-	$(PYTHON) -m ruff check --fix .
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
-test:
-	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m pytest
+test: setup
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest

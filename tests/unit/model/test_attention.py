@@ -93,9 +93,9 @@ def test_dropout_rate(attend: AttentionPolicy) -> None:
 
 
 def test_auto_on_cpu_is_grouped() -> None:
-    assert choose_attention("auto", CPU, torch.float32) is grouped
-    assert choose_attention("auto", CPU, torch.bfloat16) is grouped
-    assert choose_attention("auto", torch.device("cuda"), torch.float32) is grouped
+    assert choose_attention("auto", CPU, torch.float32, 64) is grouped
+    assert choose_attention("auto", CPU, torch.bfloat16, 64) is grouped
+    assert choose_attention("auto", torch.device("cuda"), torch.float32, 64) is grouped
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_auto_on_cpu_is_grouped() -> None:
 )
 def test_varlen_is_refused_where_it_cannot_run(device: str, dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
-        choose_attention("varlen", torch.device(device), dtype)
+        choose_attention("varlen", torch.device(device), dtype, 64)
 
 
 def test_varlen_refuses_float32_inputs() -> None:

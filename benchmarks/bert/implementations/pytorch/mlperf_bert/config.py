@@ -11,6 +11,9 @@ from typing import Literal
 from mlperf_bert.errors import ConfigError
 
 CLOSED_TARGET_ACCURACY = 0.72
+# Raised whenever collecting, splitting or training the vocabulary of the embedded corpus changes,
+# so that older sets are not mistaken for what this program makes.
+EMBEDDED_RECIPE = "1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +184,8 @@ class RunConfig:
         """Directory name for the embedded corpus: all that its contents depend on."""
         python = ".".join(str(number) for number in sys.version_info[:3])
         return (
-            f"embedded-py{python}-v{self.model.vocab_size}-s{self.data.max_seq_length}"
-            f"-p{self.data.max_predictions}-d{self.data.dupe_factor}"
+            f"embedded-{EMBEDDED_RECIPE}-py{python}-v{self.model.vocab_size}"
+            f"-s{self.data.max_seq_length}-p{self.data.max_predictions}-d{self.data.dupe_factor}"
         )
 
     def __post_init__(self) -> None:
@@ -227,6 +230,19 @@ def _check_ranges(config: RunConfig) -> None:
     for field, value in fractions.items():
         if not 0 <= value < 1:
             raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
+    at_least_zero = {
+        "optim.learning_rate": config.optim.learning_rate,
+        "optim.weight_decay": config.optim.weight_decay,
+        "schedule.end_learning_rate": config.schedule.end_learning_rate,
+        "schedule.warmup_steps": config.schedule.warmup_steps,
+        "schedule.power": config.schedule.power,
+        "run.warm_up_steps": config.run.warm_up_steps,
+    }
+    for field, value in at_least_zero.items():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(field, f"is {value}", "set it to a finite number of at least 0")
+    if config.model.type_vocab_size < 2:
+        raise ConfigError("model.type_vocab_size", "is below 2", "BERT has two segments: set 2")
     if config.run.seed != "random" and not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", f"is {config.run.seed}", "set it within 0 .. 2**63 - 1")
 

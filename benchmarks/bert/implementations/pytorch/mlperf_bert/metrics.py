@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.step import StepResult
 
@@ -34,18 +35,34 @@ class Metrics:
         self.start()
 
     def start(self) -> None:
-        """Begin a new interval now, dropping what was counted."""
+        """Begin to count now, dropping what was counted."""
+        self._samples_since_evaluation = 0
+        self._evaluated = time.perf_counter()
+        self._start_interval()
+
+    def _start_interval(self) -> None:
         self._started = time.perf_counter()
-        self._steps: list[StepBatch] = []
+        self._plans: list[StepPlan] = []
+        self._wait_ms = 0.0
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, clipped
 
     def exclude(self, seconds: float) -> None:
-        """Take time spent elsewhere (an evaluation) out of the current interval."""
+        """Take time spent elsewhere (an evaluation) out of all rates."""
         self._started += seconds
+        self._evaluated += seconds
+
+    def throughput_since_evaluation(self) -> float:
+        """Samples per second of training since the last call; a new count begins."""
+        now = time.perf_counter()
+        throughput = self._samples_since_evaluation / (now - self._evaluated)
+        self._samples_since_evaluation, self._evaluated = 0, now
+        return throughput
 
     def add(self, batch: StepBatch, result: StepResult) -> None:
         """Count a finished step; nothing is read back from the device."""
-        self._steps.append(batch)
+        self._plans.append(batch.plan)
+        self._wait_ms += batch.wait_ms
+        self._samples_since_evaluation += batch.plan.sample_ids.size
         clipped = (result.grad_norm > self._max_norm).double()
         self._sums += torch.stack([result.loss.double(), clipped])
         self._last = result
@@ -53,19 +70,18 @@ class Metrics:
     @property
     def interval_is_full(self) -> bool:
         """Whether `run.log_interval_steps` steps were added since the last record."""
-        return len(self._steps) >= self._config.run.log_interval_steps
+        return len(self._plans) >= self._config.run.log_interval_steps
 
     def record(self, samples: int, mlm_accuracy: float | None) -> dict[str, Any] | None:
         """Close the interval: its record (the keys of docs/glossary.md), None where it is empty.
 
         Called by every rank at the same step, because the loss is averaged over ranks.
         """
-        if not self._steps:
+        if not self._plans:
             return None
         loss, clipped = self._mean_over_ranks().tolist()  # host sync, once an interval
-        count = len(self._steps)
+        plans, count = self._plans, len(self._plans)
         seconds = time.perf_counter() - self._started
-        plans = [batch.plan for batch in self._steps]
         record = {
             "step": plans[-1].step,
             "samples": samples,
@@ -81,9 +97,9 @@ class Metrics:
             "grad_norm": self._last.grad_norm.item(),  # host sync, once an interval
             "memory_bytes": memory_bytes(self._device),
             "step_ms": 1e3 * seconds / count,
-            "wait_ms": sum(batch.wait_ms for batch in self._steps) / count,
+            "wait_ms": self._wait_ms / count,
         }
-        self.start()
+        self._start_interval()
         return record
 
     def _mean_over_ranks(self) -> Tensor:

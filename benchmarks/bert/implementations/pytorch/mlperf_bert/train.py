@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
 from mlperf_bert.build import Parts
@@ -28,7 +29,7 @@ def train(parts: Parts) -> Outcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome."""
     config, log = parts.config, parts.log
     warm_up(config, parts.step, parts.model, parts.optimizer, parts.device)
-    _barrier(parts)
+    _settle(parts)
     log.init_stop()
     log.run_start()
     parts.metrics.start()
@@ -50,6 +51,7 @@ def train(parts: Parts) -> Outcome:
                 finite = _report(samples, evaluated, accuracy, parts)
             if is_last or not finite or _reached(accuracy, parts):
                 break
+    _finish_queued_work(parts.device)
     seconds = time.perf_counter() - started
     status: Literal["success", "aborted"] = "success" if _reached(accuracy, parts) else "aborted"
     log.run_stop(samples, parts.evaluator.num_samples, status)
@@ -66,6 +68,7 @@ def _evaluation_is_due(samples: int, parts: Parts) -> bool:
 
 
 def _evaluate(samples: int, parts: Parts) -> Accuracy:
+    _finish_queued_work(parts.device)  # training's, which must not count as evaluation
     started = time.perf_counter()
     parts.log.eval_start(samples)
     accuracy = parts.evaluator(parts.model)
@@ -89,7 +92,7 @@ def _report(
     parts.metrics_file.write(record)
     parts.reporter.progress(record, latest.mlm_accuracy if latest else None)
     if evaluated:
-        parts.log.tracked_stats(samples, record["samples_per_s"])
+        parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
     if math.isfinite(record["loss"]):
         return True
     parts.reporter.line(
@@ -126,6 +129,14 @@ def _save(outcome: Outcome, parts: Parts) -> None:
     parts.reporter.line(f"checkpoint {path.relative_to(parts.directory.root)}")
 
 
-def _barrier(parts: Parts) -> None:
+def _settle(parts: Parts) -> None:
+    """Wait until every rank has done all that it queued in the init phase."""
+    _finish_queued_work(parts.device)
     if parts.info.world_size > 1:
         dist.barrier()
+
+
+def _finish_queued_work(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next to this means what it says."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

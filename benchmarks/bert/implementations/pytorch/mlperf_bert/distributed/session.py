@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from mlperf_bert.distributed.launch import (
     RankInfo,
@@ -14,6 +15,21 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     shutdown,
 )
+from mlperf_bert.errors import UserError
+
+
+def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
+    """Run `action` on rank 0 while the others wait; its UserError is raised on every rank."""
+    error: list[UserError | None] = [None]
+    if info.rank == 0:
+        try:
+            action()
+        except UserError as raised:
+            error[0] = raised
+    if info.world_size > 1:
+        dist.broadcast_object_list(error, src=0)
+    if error[0] is not None:
+        raise error[0]
 
 
 def in_session(
@@ -33,7 +49,10 @@ def in_session(
         set_cpu_threads(info)
     init_process_group(info, device)
     try:
-        return run(info, device)
+        status = run(info, device)
+        if info.world_size > 1:
+            dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
+        return status
     finally:
         shutdown()
         gc.collect()

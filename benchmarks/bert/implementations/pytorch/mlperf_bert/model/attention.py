@@ -90,7 +90,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: 
 
 
 def choose_attention(
-    name: AttentionName, device: torch.device, dtype: torch.dtype
+    name: AttentionName, device: torch.device, dtype: torch.dtype, head_size: int
 ) -> AttentionPolicy:
     """The policy of that name; "auto" is the fastest that this device and dtype can run.
 
@@ -98,6 +98,7 @@ def choose_attention(
         name: value of model.attention.
         device: where the model lives.
         dtype: of q, k and v, which is autocast's dtype where that is on.
+        head_size: channels of a head; flash kernels take multiples of 8 up to 256.
 
     Raises:
         ConfigError: "varlen" where its kernels cannot run.
@@ -107,12 +108,15 @@ def choose_attention(
         and dtype in (torch.bfloat16, torch.float16)
         and hasattr(torch.ops.aten, "_flash_attention_forward")
         and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and head_size % 8 == 0
+        and head_size <= 256
     )
     if name == "varlen" and not can_run_varlen:
         raise ConfigError(
             "model.attention",
-            f"'varlen' cannot run on {device.type} in {dtype}",
-            "use 'grouped' (or a CUDA device with model.precision = 'bf16')",
+            f"'varlen' cannot run on {device.type} in {dtype} with heads of {head_size}",
+            "use 'grouped' (or a CUDA device of capability 8.0 with model.precision = 'bf16')",
         )
     if name == "auto":
         name = "varlen" if can_run_varlen else "grouped"

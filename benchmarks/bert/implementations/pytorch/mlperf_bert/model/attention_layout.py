@@ -134,4 +134,7 @@ def _cut_by_ratio(descending: NDArray[np.int64]) -> list[int]:
 
 
 def _to_device(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # without which the copy would wait for the device
+    return tensor.to(device, non_blocking=True)

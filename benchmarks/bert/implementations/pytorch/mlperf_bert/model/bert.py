@@ -50,7 +50,7 @@ class BertForPretraining(nn.Module):
     def __init__(self, config: ModelSection, device: torch.device, *, seed: int = 0) -> None:
         super().__init__()
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        attend = choose_attention(config.attention, device, dtype)
+        attend = choose_attention(config.attention, device, dtype, config.head_size)
         self.config = config
         # skip_init's way: modules made on "meta" draw nothing from the global generator.
         meta = torch.device("meta")

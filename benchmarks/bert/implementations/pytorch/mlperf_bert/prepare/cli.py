@@ -101,7 +101,7 @@ def _run_text(args: argparse.Namespace) -> int:
         max_predictions=sizes["max_predictions"],
         dupe_factor=sizes["dupe_factor"],
         seed=args.seed,
-        workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
+        workers=args.workers or _usable_cores(),
         pick_eval=args.pick_eval,
         split_sentences=args.split_sentences,
     )
@@ -111,6 +111,12 @@ def _run_text(args: argparse.Namespace) -> int:
         f"mean length {num_tokens / manifest.num_samples:.1f}"
     )
     return 0
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cpusets
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], remedy: str) -> None:

@@ -8,13 +8,11 @@ import hashlib
 import platform
 from pathlib import Path
 
+from mlperf_bert.config import EMBEDDED_RECIPE
 from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
 
-# Raised whenever collecting, splitting or training changes, so that older sets are not mistaken
-# for what this program makes.
-RECIPE = "1"
 HELD_OUT_FRACTION = 0.10
 TRAIN_PARTS = 4
 # Two passes with other segments and masks: one gives too few masked tokens for a steady accuracy.
@@ -82,7 +80,7 @@ def _is_ready(set_dir: Path, wanted: dict[str, int]) -> bool:
     manifest = Manifest.load(set_dir)
     found: dict[str, object] = {name: getattr(manifest, name) for name in wanted}
     corpus = manifest.corpus or {}
-    provenance = {"recipe": RECIPE, "python_version": platform.python_version()}
+    provenance = {"recipe": EMBEDDED_RECIPE, "python_version": platform.python_version()}
     found.update({name: corpus.get(name) for name in provenance})
     for name, value in {**wanted, **provenance}.items():
         if found[name] != value:
@@ -115,7 +113,7 @@ def _make(
     tokens = train_vocabulary(sentences, vocab_size)
     write_file(vocab_path, ("\n".join(tokens) + "\n").encode())
     corpus = {
-        "recipe": RECIPE,
+        "recipe": EMBEDDED_RECIPE,
         "python_version": platform.python_version(),
         "text_sha256": _digest([*train_paths, eval_path]),
         "documents": str(len(train) + len(held_out)),
