@@ -13,7 +13,6 @@ from mlperf_bert.prepare.build import prepare_text
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = Path(mlperf_bert.__file__).parent
 CONFIGS = PACKAGE.parent / "configs"
-SHARED = Path(os.environ.get("MLPERF_BERT_SHARED", REPOSITORY.parent / "shared"))
 NUM_WORDS = 64
 
 

@@ -22,7 +22,7 @@ REDUCED = (
 )
 
 
-def tested_commands() -> list[str]:
+def commands_to_test() -> list[str]:
     commands = []
     for reason, block in BLOCK.findall(README):
         assert reason in {"", "cluster", "docker", "long"}
@@ -41,7 +41,7 @@ def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[st
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("command", tested_commands())
+@pytest.mark.parametrize("command", commands_to_test())
 def test_command(
     command: str, checkout: Path, cpu_tiny_run: subprocess.CompletedProcess[str]
 ) -> None:
@@ -56,7 +56,7 @@ def test_command(
 
 
 def test_the_two_commands_are_the_first() -> None:
-    assert tested_commands()[0] == FULL_RUN
+    assert commands_to_test()[0] == FULL_RUN
     assert "./run_tests.sh" in README
     assert sum(len(block) for _, block in BLOCK.findall(README)) > 0
 

@@ -9,12 +9,14 @@ import torch
 from mlperf_bert.checkpoint import CheckpointState, load_weights, read_config, save_checkpoint
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
+from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.registry import make_optimizer
 from support import TINY_CONFIG
 
 CPU = torch.device("cpu")
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 STATE = CheckpointState(step=120, samples=1920, seed=5, mlm_accuracy=0.25, vocabulary_sha256="ab")
 
 
@@ -34,7 +36,7 @@ def saved(config: RunConfig, tmp_path: Path) -> tuple[Path, BertForPretraining]:
     optimizer.step()
     directory = tmp_path / "checkpoints"
     directory.mkdir()
-    save_checkpoint(directory, model, optimizer, config, STATE, rank=0, world_size=1, device=CPU)
+    save_checkpoint(directory, model, optimizer, config, STATE, ONE_RANK, CPU)
     return directory, model
 
 
@@ -107,3 +109,15 @@ def test_other_vocabulary_and_other_model_are_refused(
     deeper = load_config(tmp_path / "tiny.toml", ["model.num_layers=3"])
     with pytest.raises(CheckpointError, match="missing"):
         load_weights(BertForPretraining(deeper.model, CPU), directory, "ab")
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    saved: tuple[Path, BertForPretraining], config: RunConfig, tmp_path: Path
+) -> None:
+    _, model = saved
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    optimizer = make_optimizer(model, config.optim)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save_checkpoint(blocked, model, optimizer, config, STATE, ONE_RANK, CPU)
+    assert blocked.read_text() == "not a directory"

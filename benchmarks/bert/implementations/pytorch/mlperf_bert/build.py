@@ -20,6 +20,7 @@ from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.clipping import make_clip_policy
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.metrics import Metrics, MetricsFile
@@ -67,19 +68,21 @@ def build(
     """Build this rank's parts; the process group exists already. Raises on contradictions."""
     _check_world_size(config, info)
     seed = _common_seed(config, info, device)
-    is_rank_zero = info.rank == 0
-    if is_rank_zero:
-        directory.create(config, seed, info, device)
-    log = _start_log(config, seed, directory, is_rank_zero)
 
     train_index = open_index(data_dir / "train", config)
     eval_index = open_index(data_dir / "eval", config)
     _check_same_vocabulary(train_index, eval_index, data_dir)
     vocabulary_sha256 = train_index.manifest.vocabulary_sha256
+    target_in_words = _check_target(config, eval_index)
+
+    # Only now, so that a mistake found above leaves no directory behind.
+    on_rank_zero(info, lambda: directory.create(config, seed, info, device))
+    is_rank_zero = info.rank == 0
+    log = _start_log(config, seed, directory, is_rank_zero)
     reporter = Reporter(
         directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
     )
-    _report_baseline(config, eval_index, reporter)
+    reporter.line(target_in_words)
 
     model = make_model(config, seed, device)
     if init_checkpoint is not None:
@@ -225,17 +228,13 @@ def _check_same_vocabulary(train: LengthIndex, held_out: LengthIndex, data_dir: 
         )
 
 
-def _report_baseline(config: RunConfig, held_out: LengthIndex, reporter: Reporter) -> None:
-    """Hold the target against the best guess that ignores context, where the data states it."""
+def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
+    """Hold the target against the best guess that ignores context; return both in words."""
     baseline = held_out.manifest.baseline
+    target = config.eval.target_accuracy
     if baseline is None:
-        return
-    target, guess = config.eval.target_accuracy, baseline.context_free_accuracy
-    reporter.line(
-        f"target accuracy {target:.4f} is {target / guess:.2f} x the best context-free guess "
-        f"{guess:.4f} ({baseline.masked_tokens:,} held-out masked tokens); most frequent "
-        f"token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
-    )
+        return f"target accuracy {target:.4f}"
+    guess = baseline.context_free_accuracy
     lowest = LOWEST_TARGET_OVER_GUESS * guess
     if config.mlperf.enforce_rules and target < lowest:
         raise ConfigError(
@@ -243,6 +242,11 @@ def _report_baseline(config: RunConfig, held_out: LengthIndex, reporter: Reporte
             f"{target} is {target / guess:.2f} x the best context-free guess {guess:.4f}",
             f"set it to at least {lowest:.4f}, {LOWEST_TARGET_OVER_GUESS} x the guess",
         )
+    return (
+        f"target accuracy {target:.4f} is {target / guess:.2f} x the best context-free guess "
+        f"{guess:.4f} ({baseline.masked_tokens:,} held-out masked tokens); most frequent "
+        f"token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
+    )
 
 
 def _data_parallel(model: nn.Module, config: RunConfig, info: RankInfo) -> nn.Module:

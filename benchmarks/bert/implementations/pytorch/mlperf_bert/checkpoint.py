@@ -6,7 +6,6 @@ rng/rank_00000.safetensors}` beside `LATEST`. Parameter names are Hugging Face's
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,9 @@ from torch import Tensor, nn
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables
+from mlperf_bert.data.atomic import write_file
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.errors import CheckpointError
 
 FORMAT_VERSION = 1
@@ -42,36 +44,52 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
     state: CheckpointState,
-    *,
-    rank: int,
-    world_size: int,
+    info: RankInfo,
     device: torch.device,
 ) -> Path:
     """Write one checkpoint below `directory` and return its path. Called by every rank.
 
-    Rank 0 writes (weights and optimizer state are replicated), beside first, then renames.
+    Rank 0 writes (weights and optimizer state are replicated), beside first, then renames. Raises
+    CheckpointError on every rank where that fails.
     """
     final = directory / f"step_{state.step:08d}"
-    random_states = _gather_random_states(world_size, device)
-    if rank == 0:
-        partial = directory / f".{final.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in ("optimizer", "rng"):
-            (partial / folder).mkdir(parents=True)
-        save_file(_contiguous(model.state_dict()), partial / "model.safetensors")
-        save_file(
-            _optimizer_tensors(model, optimizer), partial / "optimizer" / "rank_00000.safetensors"
-        )
-        for number, random_state in enumerate(random_states):
-            save_file(random_state, partial / "rng" / f"rank_{number:05d}.safetensors")
-        _write_json(partial / "state.json", {"world_size": world_size, **asdict(state)})
-        _write_json(partial / "manifest.json", _manifest(partial, config, state))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        _replace_text(directory / "LATEST", final.name + "\n")
-    if world_size > 1:
-        dist.barrier()
+    random_states = _gather_random_states(info.world_size, device)
+
+    def write() -> None:
+        try:
+            _write(final, model, optimizer, config, state, random_states)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                str(final), f"cannot be written ({error})", "check the disk's free space"
+            ) from None
+
+    on_rank_zero(info, write)
     return final
+
+
+def _write(
+    final: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    state: CheckpointState,
+    random_states: list[dict[str, Tensor]],
+) -> None:
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for folder in ("optimizer", "rng"):
+        (partial / folder).mkdir(parents=True)
+    save_file(_contiguous(model.state_dict()), partial / "model.safetensors")
+    save_file(
+        _optimizer_tensors(model, optimizer), partial / "optimizer" / "rank_00000.safetensors"
+    )
+    for rank, random_state in enumerate(random_states):
+        save_file(random_state, partial / "rng" / f"rank_{rank:05d}.safetensors")
+    _write_json(partial / "state.json", {"world_size": len(random_states), **asdict(state)})
+    _write_json(partial / "manifest.json", _manifest(partial, config, state))
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    write_file(final.with_name("LATEST"), f"{final.name}\n".encode())
 
 
 def load_weights(model: nn.Module, directory: Path, vocabulary_sha256: str) -> CheckpointState:
@@ -234,9 +252,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-
-
-def _replace_text(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)

@@ -122,9 +122,8 @@ def _save(outcome: Outcome, parts: Parts) -> None:
         parts.optimizer,
         parts.config,
         state,
-        rank=parts.info.rank,
-        world_size=parts.info.world_size,
-        device=parts.device,
+        parts.info,
+        parts.device,
     )
     parts.reporter.line(f"checkpoint {path.relative_to(parts.directory.root)}")
 
