@@ -72,13 +72,11 @@ class Metrics:
         """Whether `run.log_interval_steps` steps were added since the last record."""
         return len(self._plans) >= self._config.run.log_interval_steps
 
-    def record(self, samples: int, mlm_accuracy: float | None) -> dict[str, Any] | None:
-        """Close the interval: its record (the keys of docs/glossary.md), None where it is empty.
+    def record(self, samples: int, mlm_accuracy: float | None) -> dict[str, Any]:
+        """Close an interval of at least one step: its record (the keys of docs/glossary.md).
 
         Called by every rank at the same step, because the loss is averaged over ranks.
         """
-        if not self._plans:
-            return None
         loss, clipped = self._mean_over_ranks().tolist()  # host sync, once an interval
         plans, count = self._plans, len(self._plans)
         seconds = time.perf_counter() - self._started

@@ -51,13 +51,19 @@ def train(parts: Parts) -> Outcome:
                 finite = _report(samples, evaluated, accuracy, parts)
             if is_last or not finite or _reached(accuracy, parts):
                 break
+        outcome = _stop_clock(started, step, samples, accuracy, parts)
+    _save(outcome, parts)
+    return outcome
+
+
+def _stop_clock(
+    started: float, step: int, samples: int, accuracy: Accuracy | None, parts: Parts
+) -> Outcome:
     _finish_queued_work(parts.device)
     seconds = time.perf_counter() - started
     status: Literal["success", "aborted"] = "success" if _reached(accuracy, parts) else "aborted"
-    log.run_stop(samples, parts.evaluator.num_samples, status)
-    outcome = Outcome(status, step, samples, seconds, accuracy)
-    _save(outcome, parts)
-    return outcome
+    parts.log.run_stop(samples, parts.evaluator.num_samples, status)
+    return Outcome(status, step, samples, seconds, accuracy)
 
 
 def _evaluation_is_due(samples: int, parts: Parts) -> bool:
@@ -87,8 +93,6 @@ def _report(
 ) -> bool:
     """Write and show the interval's record; False where the loss is no longer a number."""
     record = parts.metrics.record(samples, evaluated.mlm_accuracy if evaluated else None)
-    if record is None:
-        return True
     parts.metrics_file.write(record)
     parts.reporter.progress(record, latest.mlm_accuracy if latest else None)
     if evaluated:
