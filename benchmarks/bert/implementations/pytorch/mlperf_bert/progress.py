@@ -16,7 +16,7 @@ class Reporter:
     def __init__(self, log_path: Path | None, max_steps: int) -> None:
         self._max_steps = max_steps
         self._file = log_path.open("x", encoding="utf-8") if log_path else None
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(highlight=False)
         self._console = console if log_path else None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live_is_on = bool(log_path) and console.is_terminal
@@ -39,7 +39,7 @@ class Reporter:
     def line(self, text: str) -> None:
         """A line that stays."""
         if self._console:
-            self._console.print(Text(text))
+            self._console.print(Text(text), soft_wrap=True)
         self._to_file(text)
 
     def progress(self, record: dict[str, Any], accuracy: float | None) -> None:
