@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test
+.PHONY: setup check format test golden
 
 setup:
 	tools/venv.sh dev
@@ -18,3 +18,7 @@ format: setup
 
 test: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest
+
+# Record the golden traces again and print how far they are from the old ones.
+golden: setup
+	OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py

@@ -19,9 +19,9 @@ RULESET=5.0.0 # the last one that knows BERT
 TARGET_MISSED=3 # the exit status of such a run
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
 
-fail() {
+fail() { # message, [exit status]
     echo "run_and_time.sh: error: $1" >&2
-    exit 1
+    exit "${2:-2}"
 }
 
 [ "${1:---}" = "--" ] || fail "unknown argument '$1'; options for training go after --"
@@ -96,4 +96,4 @@ for ((i = 0; i < NEXP; i++)); do
     *) exit "$status" ;; # a mistake or Ctrl-C would only come again
     esac
 done
-[ "$missed" -eq 0 ] || fail "$missed of $NEXP runs missed the target; see $LOGDIR"
+[ "$missed" -eq 0 ] || fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"

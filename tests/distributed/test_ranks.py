@@ -148,7 +148,7 @@ def test_ranks_start_by_themselves_without_a_launcher(
 def test_wrong_number_of_ranks_is_one_clear_line(arguments: list[str], tmp_path: Path) -> None:
     options = ["--run-dir", tmp_path / "run", "--set", "parallel.nodes=2"]
     done = run_cli(*arguments, *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "parallel.ranks_per_node" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -159,6 +159,6 @@ def test_a_failing_rank_ends_the_run_with_its_own_words(
 ) -> None:
     options = ["--run-dir", tmp_path / "run", *sizes(2, 8), "--set", "model.vocab_size=70"]
     done = run_cli(*arguments, *options)
-    assert done.returncode == 1
+    assert done.returncode == 2
     lines = set(done.stderr.splitlines())
     assert 1 <= len(lines) <= 2 and all("model.vocab_size" in line for line in lines)

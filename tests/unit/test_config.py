@@ -69,7 +69,7 @@ def test_broken_files_are_config_errors(tmp_path: Path, text: str) -> None:
 
 def test_missing_file_is_one_line_and_non_zero() -> None:
     done = run_cli("config", "nowhere.toml")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "nowhere.toml" in done.stderr
 

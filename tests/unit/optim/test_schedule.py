@@ -1,5 +1,6 @@
 """The learning-rate schedule: published values, and no jump in the continuous form."""
 
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -46,16 +47,26 @@ def test_published_form_gives_the_printed_values(step: int) -> None:
     assert f"{learning_rate(step, _schedule(), BASE):.{digits}e}" == PRINTED[step]
 
 
-def test_published_form_agrees_with_its_formula_written_out() -> None:
+def _exact(step: int, schedule: ScheduleSection) -> Fraction:
+    """The formula in exact arithmetic, for whole powers."""
+    base, end = Fraction(BASE), Fraction(schedule.end_learning_rate)
+    warm_up, last, start = schedule.warmup_steps, schedule.decay_steps, schedule.start_warmup_step
+    if step > last:
+        return end
+    if step - start < warm_up:
+        return base * (step - start) / warm_up
+    first = warm_up if schedule.form == "published" else warm_up + start
+    progress = Fraction(step - first, last - first)
+    return end + (base - end) * (1 - progress) ** int(schedule.power)
+
+
+@pytest.mark.parametrize("form", ["published", "continuous"])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_every_step_is_the_formula_to_twelve_digits(form: str, power: float) -> None:
+    schedule = _schedule(form=form, power=power)
     for step in range(1, 300):
-        if step > 179:
-            expected = END
-        elif step + 16 < 82:
-            expected = BASE * (step + 16) / 82
-        else:
-            progress = min((step - 82) / (179 - 82), 1)
-            expected = (BASE - END) * (1 - progress) + END
-        assert learning_rate(step, _schedule(), BASE) == pytest.approx(expected, abs=1e-9)
+        expected = float(_exact(step, schedule))
+        assert learning_rate(step, schedule, BASE) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 def test_published_form_jumps_by_a_seventh_where_the_warm_up_ends() -> None:

@@ -6,6 +6,7 @@ Heavy imports happen inside the command that needs them.
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
 
     from mlperf_bert.distributed.launch import RankInfo
 
-EXIT_ERROR = 1
+EXIT_ERROR = 2  # as argparse, for a mistake that the user can mend
 EXIT_TARGET_MISSED = 3
 EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and a non-zero status."""
+    """Run one command; a user's mistake is one line on stderr and status 2."""
     args = _parser().parse_args(arguments)
     args.command_line = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return int(args.run(args))
     except UserError as error:
+        if args.debug:
+            traceback.print_exc()
         print(f"mlperf_bert: error: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
@@ -71,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     config.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
     config.set_defaults(run=_config)
+
+    for command in commands.choices.values():
+        command.add_argument(
+            "--debug", action="store_true", help="show the traceback of an error as well"
+        )
     return parser
 
 

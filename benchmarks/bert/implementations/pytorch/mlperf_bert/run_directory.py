@@ -7,8 +7,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import torch
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_toml
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,19 @@ class RunDirectory:
             raise ConfigError(
                 "--run-dir", f"{self.root}: {error.strerror}", "give a directory you can write to"
             ) from None
+
+    @contextmanager
+    def removed_on_error(self, is_rank_zero: bool) -> Iterator[None]:
+        """Undo `create` where the body raises a UserError: no trace of a run that never began."""
+        try:
+            yield
+        except UserError:
+            if is_rank_zero:
+                shutil.rmtree(self.run)
+                self.mlperf_log.unlink(missing_ok=True)
+                if not any(self.root.iterdir()):
+                    self.root.rmdir()
+            raise
 
 
 def default_root(config_path: Path) -> Path:

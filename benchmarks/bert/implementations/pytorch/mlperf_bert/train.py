@@ -32,6 +32,7 @@ def train(parts: Parts) -> Outcome:
     _settle(parts)
     log.init_stop()
     log.run_start()
+    _settle(parts)  # until rank 0 has written that line, no other rank may open a shard
     parts.metrics.start()
     started = time.perf_counter()
     step = samples = 0
@@ -133,7 +134,7 @@ def _save(outcome: Outcome, parts: Parts) -> None:
 
 
 def _settle(parts: Parts) -> None:
-    """Wait until every rank has done all that it queued in the init phase."""
+    """Wait until every rank is here and has done all that it queued."""
     _finish_queued_work(parts.device)
     if parts.info.world_size > 1:
         dist.barrier()

@@ -1,0 +1,80 @@
+"""Training does what it did: every step's loss and gradient norm, on 1, 2 and 4 ranks."""
+
+from pathlib import Path
+
+import pytest
+from trace_cases import (
+    CASES,
+    LOSS_TOLERANCE,
+    NORM_TOLERANCE,
+    STEPS,
+    Trace,
+    deviation,
+    load,
+    record,
+    stream_of_torch,
+)
+
+WITHOUT_DROPOUT = [case for case in CASES if case != "dropout"]
+
+
+class Recorder:
+    """Records a case; the places are fixed."""
+
+    def __init__(self, config: Path, data: Path, folder: Path) -> None:
+        self._places = config, data
+        self._folder = folder
+
+    def __call__(self, case: str, ranks: int, *extra: str) -> Trace:
+        run_dir = self._folder / f"run_{len(list(self._folder.iterdir()))}"
+        return record(case, ranks, *self._places, run_dir, *extra)
+
+
+@pytest.fixture
+def recorded(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Recorder:
+    if load("adamw", 1).stream != stream_of_torch():
+        pytest.skip("this build of torch draws other random numbers than the recorded traces")
+    return Recorder(tiny_config, synthetic_data, tmp_path)
+
+
+def is_within_tolerance(trace: Trace, golden: Trace) -> bool:
+    loss, norm = deviation(trace, golden)
+    return loss <= LOSS_TOLERANCE and norm <= NORM_TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_the_golden_trace_is_followed(recorded: Recorder, case: str, ranks: int) -> None:
+    trace, golden = recorded(case, ranks), load(case, ranks)
+    assert trace.data_sha256 == golden.data_sha256, "other data: the trace says nothing"
+    assert len(trace.loss) == STEPS
+    assert is_within_tolerance(trace, golden), deviation(trace, golden)
+
+
+@pytest.mark.parametrize("case", WITHOUT_DROPOUT)
+def test_four_ranks_follow_the_trace_of_one(recorded: Recorder, case: str) -> None:
+    assert is_within_tolerance(recorded(case, 4), load(case, 1))
+
+
+@pytest.mark.parametrize("case", WITHOUT_DROPOUT)
+def test_golden_traces_of_one_and_two_ranks_agree(case: str) -> None:
+    assert is_within_tolerance(load(case, 2), load(case, 1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_learns_along_the_trace(case: str) -> None:
+    losses = load(case, 1).loss
+    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_same_seed_is_bit_equal_and_another_differs(recorded: Recorder, ranks: int) -> None:
+    first, second = recorded("dropout", ranks), recorded("dropout", ranks)
+    assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
+    other = recorded("dropout", ranks, "run.seed=21")
+    assert all(a != b for a, b in zip(other.loss, first.loss, strict=True))
+
+
+@pytest.mark.parametrize("change", ["optim.weight_decay=0.011", "optim.epsilon=1.1e-6"])
+def test_small_changes_are_noticed(recorded: Recorder, change: str) -> None:
+    assert not is_within_tolerance(recorded("adamw", 1, change), load("adamw", 1))

@@ -1,0 +1,125 @@
+"""Golden traces: loss and gradient norm of every step of fixed-seed runs, made by real commands.
+
+The synthetic text, its examples and the batches come from CPython's Mersenne Twister and our own
+permutation, the same under every Python. Weights, and dropout where a case has it, come from
+torch's generator; what it gives is stored with a trace (`stream`), because a build of torch with
+another generator would give another trace without anything being wrong here.
+
+The traces start after the init phase's synthetic steps, in which DDP rebuilds its buckets.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.shards import SampleReader
+from support import run_cli
+
+FOLDER = Path(__file__).parent / "traces"
+
+# Largest deviation from the golden trace that other summation orders may cause: of the loss, and
+# of the gradient norm relative to itself. See docs/numerics.md for what was measured.
+LOSS_TOLERANCE = 5e-6
+NORM_TOLERANCE = 5e-6
+
+STEPS = 30
+COMMON = (
+    "run.seed=20",
+    f"run.max_steps={STEPS}",
+    f"schedule.decay_steps={STEPS}",
+    "model.initializer_range=0.1",
+    "parallel.bucket_cap_mb=0.05",  # several buckets, so that rebuilding them matters
+    "eval.interval_samples=160",
+)
+CASES: dict[str, tuple[str, ...]] = {
+    "adamw": ("optim.name=adamw", "optim.learning_rate=3e-3", "clip.max_norm=1.0"),
+    "lamb": ("optim.name=lamb", "optim.learning_rate=2e-2", "parallel.grad_accum_steps=2"),
+    "dropout": ("model.hidden_dropout=0.1", "model.attention_dropout=0.1"),
+}
+GLOBAL_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a run did, and what it started from."""
+
+    data_sha256: str
+    stream: list[float]
+    loss: list[float]
+    grad_norm: list[float]
+
+
+def settings(case: str, ranks: int) -> tuple[str, ...]:
+    """The settings of a case; its global batch is the same on any number of ranks."""
+    accumulation = 2 if case == "lamb" else 1
+    local = GLOBAL_BATCH_SIZE // ranks // accumulation
+    return (
+        *COMMON,
+        *CASES[case],
+        f"parallel.ranks_per_node={ranks}",
+        f"parallel.local_batch_size={local}",
+    )
+
+
+def record(case: str, ranks: int, config: Path, data: Path, run_dir: Path, *extra: str) -> Trace:
+    """Run a case on `ranks` ranks of one thread each; `extra` settings change it."""
+    sets = [word for setting in (*settings(case, ranks), *extra) for word in ("--set", setting)]
+    options = ["--config", config, "--data", data, "--run-dir", run_dir, *sets]
+    done = run_cli("train", *options)
+    assert done.returncode == 3, done.stderr  # ran to its end; the target is out of reach by design
+    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    return Trace(
+        data_sha256=digest_of(data),
+        stream=stream_of_torch(),
+        loss=[step["loss"] for step in steps],
+        grad_norm=[step["grad_norm"] for step in steps],
+    )
+
+
+def digest_of(data: Path) -> str:
+    """One digest over all samples of both sets, whatever the format of their files."""
+    digest = hashlib.sha256()
+    for name in ("train", "eval"):
+        manifest = Manifest.load(data / name)
+        samples = SampleReader(data / name, manifest).read(np.arange(manifest.num_samples))
+        for field in fields(samples):
+            digest.update(getattr(samples, field.name).tobytes())
+    return digest.hexdigest()
+
+
+def stream_of_torch() -> list[float]:
+    """Some draws of both kinds that a run makes, to five digits."""
+    generator = torch.Generator().manual_seed(20)
+    normal = torch.empty(32).normal_(generator=generator)
+    torch.manual_seed(20)
+    kept = torch.nn.functional.dropout(torch.ones(32), p=0.5)
+    return [round(value, 5) for value in [*normal.tolist(), *kept.tolist()]]
+
+
+def golden_path(case: str, ranks: int) -> Path:
+    """Where the trace of a case is kept."""
+    return FOLDER / f"{case}_{ranks}.json"
+
+
+def load(case: str, ranks: int) -> Trace:
+    """Read a golden trace."""
+    return Trace(**json.loads(golden_path(case, ranks).read_text()))
+
+
+def save(case: str, ranks: int, trace: Trace) -> None:
+    """Write a golden trace, a line a list."""
+    lines = [f' "{key}": {json.dumps(value)}' for key, value in asdict(trace).items()]
+    golden_path(case, ranks).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def deviation(trace: Trace, golden: Trace) -> tuple[float, float]:
+    """Largest difference of the loss, and of the gradient norm relative to the golden one."""
+    loss = [abs(a - b) for a, b in zip(trace.loss, golden.loss, strict=True)]
+    pairs = zip(trace.grad_norm, golden.grad_norm, strict=True)
+    return max(loss), max(abs(a - b) / b for a, b in pairs)

@@ -1,0 +1,106 @@
+"""The optimizers against float64 arithmetic written here from the papers' formulas."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mlperf_bert.config import OptimSection
+from mlperf_bert.optim.param_groups import param_groups
+from mlperf_bert.optim.registry import make_optimizer
+
+BETA_1, BETA_2, EPSILON, DECAY = 0.86, 0.975, 1e-6, 0.01
+RATES = [0.004, 0.01, 0.02, 0.013, 0.005, 0.001]
+
+Array = NDArray[np.float64]
+# (parameter, bias-corrected moments, rate, whether decay and layer adaptation apply) -> parameter
+Rule = Callable[[Array, Array, Array, float, bool], Array]
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(19, 23)
+        self.LayerNorm = nn.LayerNorm(23)
+
+
+def lamb(x: Array, mean: Array, variance: Array, rate: float, adapts: bool) -> Array:
+    """You et al., arXiv 1904.00962, algorithm 2: x - rate * ||x|| / ||r + decay x|| (r + decay x)."""
+    update = mean / (np.sqrt(variance) + EPSILON) + (DECAY * x if adapts else 0)
+    norms = np.linalg.norm(x), np.linalg.norm(update)
+    ratio = norms[0] / norms[1] if adapts and min(norms) > 0 else 1.0
+    return x - rate * ratio * update
+
+
+def adamw(x: Array, mean: Array, variance: Array, rate: float, decays: bool) -> Array:
+    """Loshchilov and Hutter, arXiv 1711.05101, algorithm 2, decay scaled by the rate."""
+    step = mean / (np.sqrt(variance) + EPSILON) + (DECAY * x if decays else 0)
+    return x - rate * step
+
+
+RULES: dict[str, Rule] = {"lamb": lamb, "adamw": adamw}
+
+
+def _gradients(x: Array, step: int) -> Array:
+    return np.random.default_rng([step, x.size]).normal(0.3, 1.0, x.shape)
+
+
+def _by_formula(x: Array, rule: Rule, decays: bool) -> Array:
+    first, second = np.zeros_like(x), np.zeros_like(x)
+    for step, rate in enumerate(RATES, start=1):
+        gradient = _gradients(x, step)
+        first = BETA_1 * first + (1 - BETA_1) * gradient
+        second = BETA_2 * second + (1 - BETA_2) * gradient**2
+        mean, variance = first / (1 - BETA_1**step), second / (1 - BETA_2**step)
+        x = rule(x, mean, variance, rate, decays)
+    return x
+
+
+def _start(dtype: torch.dtype) -> _Layer:
+    torch.manual_seed(5)
+    return _Layer().to(dtype)
+
+
+def _by_optimizer(name: str, dtype: torch.dtype) -> _Layer:
+    layer = _start(dtype)
+    constants = {"beta_1": BETA_1, "beta_2": BETA_2, "epsilon": EPSILON, "weight_decay": DECAY}
+    section = OptimSection(name=name, learning_rate=RATES[0], **constants)
+    optimizer = make_optimizer(layer, section)
+    for step, rate in enumerate(RATES, start=1):
+        for parameter in layer.parameters():
+            shape = np.empty(parameter.shape)
+            parameter.grad = torch.from_numpy(_gradients(shape, step)).to(dtype)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    return layer
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("name", RULES)
+def test_optimizer_is_the_papers(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    trained = dict(_by_optimizer(name, dtype).named_parameters())
+    for key, parameter in _start(dtype).named_parameters():
+        decays = key == "dense.weight"  # neither biases nor LayerNorm
+        x = parameter.detach().double().numpy()
+        expected = _by_formula(x, RULES[name], decays)
+        moved = np.abs(expected - x).max()
+        np.testing.assert_allclose(trained[key].detach(), expected, rtol=0, atol=tolerance)
+        assert moved > 1e-2
+
+
+def test_adamw_is_torchs_in_float64() -> None:
+    ours, theirs = _by_optimizer("adamw", torch.float64), _start(torch.float64)
+    groups = param_groups(theirs, DECAY)
+    optimizer = torch.optim.AdamW(groups, betas=(BETA_1, BETA_2), eps=EPSILON)
+    for step, rate in enumerate(RATES, start=1):
+        for parameter in theirs.parameters():
+            parameter.grad = torch.from_numpy(_gradients(np.empty(parameter.shape), step))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    for first, second in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
