@@ -216,6 +216,7 @@ def _check_ranges(config: RunConfig) -> None:
         "clip.max_norm": config.clip.max_norm,
         "eval.interval_samples": config.eval_interval_samples,
         "eval.batch_size": config.eval.batch_size,
+        "eval.target_accuracy": config.eval.target_accuracy,
     }
     for field, value in positive.items():
         if not value > 0:
