@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlperf_logging.compliance_checker import mlp_compliance
 
+from mlperf_bert.config import ModelSection
 from mlperf_bert.config_io import config_from_tables
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.mlperf_log import RESERVED_WORDS, MlperfLog
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.tensor_names import tensorflow_name
 
-OPEN_RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
-CLOSED_RULESETS = OPEN_RULESETS[2:]
+RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
+BERT_LARGE = BertForPretraining(ModelSection(), torch.device("meta"))
+TENSOR_NAMES = [tensorflow_name(name) for name in BERT_LARGE.state_dict()]
 
 
 def _config(division: str = "open", **mlperf: object) -> Any:
@@ -37,6 +42,7 @@ def _write(path: Path | None, division: str = "open", is_rank_zero: bool = True)
     log.init_start(cache_cleared=True)
     log.submission(config)
     log.hyperparameters(config, seed=77)
+    log.weights_initialization(TENSOR_NAMES)
     log.init_stop()
     log.run_start()
     for samples, accuracy in ((150_080, 0.4), (300_160, 0.73)):
@@ -64,13 +70,13 @@ def _complies(path: Path, ruleset: str) -> bool:
     return bool(valid)
 
 
-@pytest.mark.parametrize("ruleset", OPEN_RULESETS)
+@pytest.mark.parametrize("ruleset", RULESETS)
 def test_open_log_passes_the_checker(tmp_path: Path, ruleset: str) -> None:
     _write(tmp_path / "result_0.txt")
     assert _complies(tmp_path / "result_0.txt", ruleset)
 
 
-@pytest.mark.parametrize("ruleset", CLOSED_RULESETS)
+@pytest.mark.parametrize("ruleset", RULESETS)
 def test_closed_log_passes_the_checker(tmp_path: Path, ruleset: str) -> None:
     _write(tmp_path / "result_0.txt", "closed")
     assert _complies(tmp_path / "result_0.txt", ruleset)
@@ -88,6 +94,7 @@ def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
     keys = [record["key"] for record in _records(tmp_path / "result_0.txt")]
     evaluation = ["eval_start", "eval_accuracy", "eval_stop", "tracked_stats"]
     start = keys.index("init_stop")
+    weights = keys.index("weights_initialization")
     assert keys[:7] == [
         "cache_clear",
         "init_start",
@@ -98,7 +105,8 @@ def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
         "submission_status",
     ]
     assert keys[7:9] == ["seed", "global_batch_size"]
-    assert {"opt_epsilon", "opt_lamb_epsilon", "opt_name"} <= set(keys[9:start])
+    assert {"opt_epsilon", "opt_lamb_epsilon", "opt_name"} <= set(keys[9:weights])
+    assert keys[weights:start] == ["weights_initialization"] * len(TENSOR_NAMES)
     assert keys[start:] == [
         "init_stop",
         "run_start",
@@ -130,6 +138,15 @@ def test_values_and_metadata(tmp_path: Path) -> None:
     for key in ("eval_start", "eval_accuracy", "eval_stop", "tracked_stats"):
         metadata = records[key]["metadata"]
         assert metadata["epoch_num"] == metadata["samples_count"] == 300_160
+
+
+def test_each_tensor_is_named_once(tmp_path: Path) -> None:
+    log = MlperfLog(tmp_path / "log.txt", True)
+    log.weights_initialization(iter(["bert/pooler/dense/kernel", "bert/pooler/dense/bias"]))
+    records = _records(tmp_path / "log.txt")
+    assert [record["key"] for record in records] == ["weights_initialization"] * 2
+    tensors = [record["metadata"]["tensor"] for record in records]
+    assert tensors == ["bert/pooler/dense/kernel", "bert/pooler/dense/bias"]
 
 
 def test_metadata_names_the_calling_line(tmp_path: Path) -> None:

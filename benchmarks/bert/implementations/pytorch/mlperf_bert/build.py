@@ -26,6 +26,7 @@ from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.metrics import Metrics, MetricsFile
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.optim.registry import make_optimizer
 from mlperf_bert.optim.schedule import learning_rate
 from mlperf_bert.progress import Reporter
@@ -72,51 +73,48 @@ def build(
     train_index = open_index(data_dir / "train", config)
     eval_index = open_index(data_dir / "eval", config)
     _check_same_vocabulary(train_index, eval_index, data_dir)
+    _check_batch_fits(config, train_index, data_dir)
     vocabulary_sha256 = train_index.manifest.vocabulary_sha256
     target_in_words = _check_target(config, eval_index)
 
-    # Only now, so that a mistake found above leaves no directory behind.
+    # Only now, so that a mistake found above leaves nothing behind; one found below takes it away.
     on_rank_zero(info, lambda: directory.create(config, seed, info, device))
     is_rank_zero = info.rank == 0
-    log = _start_log(config, seed, directory, is_rank_zero)
-    reporter = Reporter(
-        directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
-    )
-    reporter.line(target_in_words)
+    with directory.removed_on_error(is_rank_zero):
+        log = _start_log(config, seed, directory, is_rank_zero)
+        reporter = Reporter(
+            directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
+        )
+        reporter.line(target_in_words)
 
-    model = make_model(config, seed, device)
-    if init_checkpoint is not None:
-        load_weights(model, init_checkpoint, vocabulary_sha256)
-    torch.manual_seed(derive_seed(seed, "dropout", info.rank))
-    optimizer = make_optimizer(model, config.optim)
-    return Parts(
-        config=config,
-        seed=seed,
-        info=info,
-        device=device,
-        directory=directory,
-        vocabulary_sha256=vocabulary_sha256,
-        model=model,
-        optimizer=optimizer,
-        step=EagerStep(
-            _data_parallel(model, config, info),
-            optimizer,
-            lambda step: learning_rate(step, config.schedule, config.optim.learning_rate),
-            make_clip_policy(config.clip),
-            config.model.precision,
-        ),
-        loader=Loader(
-            make_planner(config, train_index, seed),
-            SampleReader(data_dir / "train", train_index.manifest),
-            info.rank,
-            device,
-        ),
-        evaluator=make_evaluator(config, data_dir / "eval", eval_index, info, device),
-        metrics=Metrics(config, info.world_size, device),
-        metrics_file=MetricsFile(directory.run / "metrics.jsonl" if is_rank_zero else None),
-        reporter=reporter,
-        log=log,
-    )
+        model = make_model(config, seed, device)
+        if init_checkpoint is not None:
+            load_weights(model, init_checkpoint, vocabulary_sha256)
+        log.weights_initialization(map(tensorflow_name, model.state_dict()))
+        torch.manual_seed(derive_seed(seed, "dropout", info.rank))
+        optimizer = make_optimizer(model, config.optim)
+        return Parts(
+            config=config,
+            seed=seed,
+            info=info,
+            device=device,
+            directory=directory,
+            vocabulary_sha256=vocabulary_sha256,
+            model=model,
+            optimizer=optimizer,
+            step=_make_step(model, optimizer, config, info),
+            loader=Loader(
+                make_planner(config, train_index, seed),
+                SampleReader(data_dir / "train", train_index.manifest),
+                info.rank,
+                device,
+            ),
+            evaluator=make_evaluator(config, data_dir / "eval", eval_index, info, device),
+            metrics=Metrics(config, info.world_size, device),
+            metrics_file=MetricsFile(directory.run / "metrics.jsonl" if is_rank_zero else None),
+            reporter=reporter,
+            log=log,
+        )
 
 
 def in_words(parts: Parts) -> str:
@@ -228,6 +226,17 @@ def _check_same_vocabulary(train: LengthIndex, held_out: LengthIndex, data_dir: 
         )
 
 
+def _check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:
+    global_batch_size, num_samples = config.parallel.global_batch_size, train.manifest.num_samples
+    if global_batch_size > num_samples:
+        raise ConfigError(
+            "parallel.local_batch_size",
+            f"makes a global batch of {global_batch_size:,}, {data_dir} has {num_samples:,} "
+            "training samples",
+            "lower it, parallel.grad_accum_steps or the ranks, or prepare more data",
+        )
+
+
 def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
     """Hold the target against the best guess that ignores context; return both in words."""
     baseline = held_out.manifest.baseline
@@ -246,6 +255,18 @@ def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
         f"target accuracy {target:.4f} is {target / guess:.2f} x the best context-free guess "
         f"{guess:.4f} ({baseline.masked_tokens:,} held-out masked tokens); most frequent "
         f"token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
+    )
+
+
+def _make_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, info: RankInfo
+) -> EagerStep:
+    return EagerStep(
+        _data_parallel(model, config, info),
+        optimizer,
+        lambda step: learning_rate(step, config.schedule, config.optim.learning_rate),
+        make_clip_policy(config.clip),
+        config.model.precision,
     )
 
 

@@ -1,0 +1,236 @@
+"""Closed-division logs of runs that truly reach 0.72, held against the MLCommons checkers.
+
+One run learns an easy language with two layers. Rulesets 2.0.0 and 2.1.0 ask for the tensors of 24,
+which do not learn in seconds: a second run starts from the first one's weights, with 22 layers
+before them that pass on what they get, and reaches the target with all 24.
+"""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlperf_logging.rcp_checker.rcp_checker import check_directory, get_submission_epochs
+
+from easy_text import MAX_PREDICTIONS, MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
+from mlperf_bert.build import make_model
+from mlperf_bert.checkpoint import load_weights, read_config, save_checkpoint
+from mlperf_bert.config import CLOSED_TARGET_ACCURACY
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.distributed.launch import read_rank_info
+from mlperf_bert.mlperf_log import RESERVED_WORDS
+from mlperf_bert.optim.registry import make_optimizer
+from support import run_cli, run_process
+
+RULESETS = ["3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
+RULESETS_WITH_TENSORS = ["2.0.0", "2.1.0"]
+BATCH_SIZE = 32
+INTERVAL_STEPS = 100
+DEEP_LAYERS = 24
+CONFIG = f"""
+[run]
+max_steps = 1500
+seed = 1
+device = "cpu"
+[model]
+vocab_size = {VOCAB_SIZE}
+hidden_size = 64
+num_layers = 2
+num_heads = 4
+intermediate_size = 128
+max_position_embeddings = {MAX_SEQ_LENGTH}
+hidden_dropout = 0.0
+attention_dropout = 0.0
+initializer_range = 0.1
+[data]
+max_seq_length = {MAX_SEQ_LENGTH}
+max_predictions = {MAX_PREDICTIONS}
+[parallel]
+local_batch_size = {BATCH_SIZE}
+[optim]
+name = "lamb"
+learning_rate = 4e-3
+[schedule]
+warmup_steps = 50
+decay_steps = 1500
+[eval]
+target_accuracy = {CLOSED_TARGET_ACCURACY}
+interval_samples = {INTERVAL_STEPS * BATCH_SIZE}
+[mlperf]
+division = "closed"
+enforce_rules = false
+"""
+
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_easy_data(tmp_path_factory.mktemp("easy"))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "closed.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_dir(data: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run of two layers."""
+    target = tmp_path_factory.mktemp("run") / "closed"
+    done = run_cli("train", "--config", config, "--data", data, "--run-dir", target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def deep_log(
+    run_dir: Path, data: Path, config: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The log of a run of 24 layers, started from the weights of the first one."""
+    root = tmp_path_factory.mktemp("deep")
+    deepen(run_dir / "run_0" / "checkpoints", root / "deepened", data)
+    steps, rate = 10, "1e-4"  # the weights are there; this only has to train, not to learn
+    settings = (
+        f"model.num_layers={DEEP_LAYERS}",
+        f"run.max_steps={steps}",
+        f"eval.interval_samples={steps * BATCH_SIZE}",
+        f"optim.learning_rate={rate}",
+    )
+    options = [word for setting in settings for word in ("--set", setting)]
+    places = ("--data", data, "--run-dir", root / "run", "--init-checkpoint", root / "deepened")
+    done = run_cli("train", "--config", config, *places, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root / "run" / "result_0.txt"
+
+
+def deepen(shallow: Path, target: Path, data: Path) -> None:
+    """Write a checkpoint of 24 layers that computes what the shallow one does.
+
+    A post-norm layer whose two halves add nothing is a LayerNorm of what it gets, and LayerNorms
+    of weight one and bias zero leave each other's output alone. So all up to the last added one
+    are such, and that one ends with the weight and bias of the embeddings' own.
+    """
+    device = torch.device("cpu")
+    old = read_config(shallow)
+    shallow_model = make_model(old, 0, device)
+    vocabulary_sha256 = Manifest.load(data / "train").vocabulary_sha256
+    state = load_weights(shallow_model, shallow, vocabulary_sha256)
+    added = DEEP_LAYERS - old.model.num_layers
+    learned = {_moved(name, added): t for name, t in shallow_model.state_dict().items()}
+
+    config = replace(old, model=replace(old.model, num_layers=DEEP_LAYERS))
+    model = make_model(config, 0, device)
+    tensors = {**model.state_dict(), **learned}
+    for name in tensors.keys() - learned.keys():
+        if name.endswith(("output.dense.weight", "output.dense.bias")):
+            tensors[name] = torch.zeros_like(tensors[name])
+    first, last = "bert.embeddings", f"bert.encoder.layer.{added - 1}.output"
+    for kind in ("LayerNorm.weight", "LayerNorm.bias"):
+        ours, theirs = f"{first}.{kind}", f"{last}.{kind}"
+        tensors[ours], tensors[theirs] = tensors[theirs], tensors[ours]
+    model.load_state_dict(tensors)
+    optimizer = make_optimizer(model, config.optim)
+    save_checkpoint(target, model, optimizer, config, state, read_rank_info(), device)
+
+
+def _moved(name: str, added: int) -> str:
+    head, found, tail = name.partition("encoder.layer.")
+    if not found:
+        return name
+    number, rest = tail.split(".", 1)
+    return f"{head}{found}{int(number) + added}.{rest}"
+
+
+def records(log: Path, key: str) -> list[Record]:
+    lines = [json.loads(line.split(":::MLLOG ")[1]) for line in log.read_text().splitlines()]
+    return [record for record in lines if record["key"] == key]
+
+
+def value(log: Path, key: str) -> Any:
+    (record,) = records(log, key)
+    return record["value"]
+
+
+def check(log: Path, ruleset: str, tmp_path: Path) -> tuple[int, str]:
+    """Status and output of the compliance checker, warnings taken as errors."""
+    checker = [sys.executable, "-W", "ignore", "-m", "mlperf_logging.compliance_checker"]
+    options = ["--usage", "training", "--ruleset", ruleset, "--werror"]
+    done = run_process(*checker, *options, "--log_output", tmp_path / "checker.log", log)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_log_is_accepted(ruleset: str, run_dir: Path, tmp_path: Path) -> None:
+    status, output = check(run_dir / "result_0.txt", ruleset, tmp_path)
+    assert status == 0 and "SUCCESS" in output, output
+
+
+@pytest.mark.parametrize("ruleset", RULESETS_WITH_TENSORS + RULESETS)
+def test_log_of_24_layers_is_accepted(ruleset: str, deep_log: Path, tmp_path: Path) -> None:
+    status, output = check(deep_log, ruleset, tmp_path)
+    assert status == 0 and "SUCCESS" in output, output
+
+
+@pytest.mark.parametrize("ruleset", RULESETS_WITH_TENSORS)
+def test_older_rules_count_the_tensors(ruleset: str, run_dir: Path, tmp_path: Path) -> None:
+    status, output = check(run_dir / "result_0.txt", ruleset, tmp_path)
+    assert status != 0 and "initialized_tensors" in output
+
+
+def test_the_target_is_reached_by_learning(run_dir: Path, data: Path) -> None:
+    log = run_dir / "result_0.txt"
+    accuracies = [record["value"] for record in records(log, "eval_accuracy")]
+    assert max(accuracies[:-1]) < CLOSED_TARGET_ACCURACY <= accuracies[-1]
+    checkpoints = run_dir / "run_0" / "checkpoints"
+    done = run_cli("evaluate", "--checkpoint", checkpoints, "--data", data, "--json")
+    reached = json.loads(done.stdout)
+    assert reached["mlm_accuracy"] == accuracies[-1]
+    baseline = Manifest.load(data / "eval").baseline
+    assert baseline is not None and baseline.masked_tokens > 1000
+    assert baseline.context_free_accuracy < CLOSED_TARGET_ACCURACY / 2
+    assert reached["mask_only_accuracy"] > 8 * baseline.mask_only_accuracy
+
+
+def test_evaluations_stand_at_multiples_of_the_interval(run_dir: Path) -> None:
+    log = run_dir / "result_0.txt"
+    samples = [record["metadata"]["epoch_num"] for record in records(log, "eval_accuracy")]
+    interval = INTERVAL_STEPS * BATCH_SIZE
+    assert samples == [interval * number for number in range(1, len(samples) + 1)]
+    assert value(log, "train_samples") == samples[-1]
+    (stop,) = records(log, "run_stop")
+    assert stop["metadata"]["status"] == "success"
+
+
+def test_a_reserved_word_stands_only_in_its_own_record(run_dir: Path) -> None:
+    lines = (run_dir / "result_0.txt").read_text().splitlines()
+    for word in RESERVED_WORDS:
+        keys = {json.loads(line.split(":::MLLOG ")[1])["key"] for line in lines if word in line}
+        assert keys == ({word} if word != "eval_error" else set())
+
+
+@pytest.mark.parametrize("from_train_samples", [False, True])
+@pytest.mark.parametrize("ruleset", RULESETS_WITH_TENSORS + RULESETS)
+def test_the_rcp_checker_reads_our_numbers(
+    ruleset: str, from_train_samples: bool, run_dir: Path, tmp_path: Path
+) -> None:
+    log = run_dir / "result_0.txt"
+    copies = [tmp_path / f"result_{number}.txt" for number in range(10)]
+    for copy in copies:
+        shutil.copy(log, copy)
+    samples = records(log, "eval_accuracy")[-1]["metadata"]["epoch_num"]
+    paths = [str(copy) for copy in copies]
+    read = get_submission_epochs(paths, ruleset, from_train_samples)
+    assert read == (BATCH_SIZE, [samples] * len(copies), "bert")
+    # Below the smallest reference batch a run passes only if it takes as many samples as that one.
+    passed, message, _ = check_directory(
+        str(tmp_path), "training", ruleset, False, from_train_samples, rcp_pass="pruned_rcps"
+    )
+    assert not passed
+    assert message == f"Missing RCP, please submit RCP with BS = {BATCH_SIZE}"

@@ -1,0 +1,55 @@
+"""A small language without surprises, which a tiny model learns in seconds.
+
+Its words stand in small cycles, and a sentence walks along one of them from anywhere: each word
+foretells both its neighbours, and only a sentence masked as a whole cannot be known.
+"""
+
+import random
+from pathlib import Path
+
+from mlperf_bert.prepare.build import prepare_text
+
+NUM_CYCLES = 8
+CYCLE_LENGTH = 4
+SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = tuple(f"w{number}" for number in range(NUM_CYCLES * CYCLE_LENGTH))
+VOCAB_SIZE = len(SPECIAL_WORDS) + len(WORDS)
+MAX_SEQ_LENGTH = 24
+MAX_PREDICTIONS = 4
+
+
+def make_easy_data(directory: Path) -> Path:
+    """A data directory with train/ and eval/, from different random sentences."""
+    vocabulary = directory / "words.txt"
+    vocabulary.write_text("\n".join((*SPECIAL_WORDS, *WORDS)) + "\n", encoding="utf-8")
+    for name, num_documents, seed in (("train", 500, 1), ("eval", 50, 2)):
+        text = directory / f"{name}.txt"
+        text.write_text(_text(num_documents, random.Random(seed)), encoding="utf-8")
+        prepare_text(
+            [text],
+            vocabulary,
+            directory / name,
+            max_seq_length=MAX_SEQ_LENGTH,
+            max_predictions=MAX_PREDICTIONS,
+            dupe_factor=2,
+            seed=12345,
+            workers=1,
+            pick_eval=None,
+            split_sentences=False,
+            with_baseline=True,
+            quiet=True,
+        )
+    return directory
+
+
+def _text(num_documents: int, rng: random.Random) -> str:
+    """One sentence a line, an empty line between documents."""
+    documents = [[_sentence(rng) for _ in range(rng.randint(4, 8))] for _ in range(num_documents)]
+    return "\n\n".join("\n".join(sentences) for sentences in documents) + "\n"
+
+
+def _sentence(rng: random.Random) -> str:
+    first = rng.randrange(NUM_CYCLES) * CYCLE_LENGTH
+    start = rng.randrange(CYCLE_LENGTH)
+    walk = range(start, start + rng.randint(6, 12))
+    return " ".join(WORDS[first + place % CYCLE_LENGTH] for place in walk)
