@@ -16,7 +16,7 @@ LEVELS = (
     {"data", "model", "optim", "distributed", "mlperf_log"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"},
     {"build"},
-    {"train"},
+    {"train", "bench"},
     {"__main__"},
 )
 SAME_LEVEL = {

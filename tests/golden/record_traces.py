@@ -3,7 +3,6 @@
 import tempfile
 from pathlib import Path
 
-from support import TINY_CONFIG, make_synthetic_data
 from trace_cases import (
     CASES,
     LOSS_TOLERANCE,
@@ -15,6 +14,8 @@ from trace_cases import (
     record,
     save,
 )
+
+from support import TINY_CONFIG, make_synthetic_data
 
 
 def main() -> None:

@@ -9,75 +9,105 @@ implementation after it had reproduced the large ones.
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
 from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.prepare.wordpiece import PlainTokenizer, Tokenizer
+from mlperf_bert.prepare.wordpiece import Tokenizer
+from plain_examples import PlainExampleMaker
 
 OWN = Path(__file__).parent / "data"
 SHARED = Path(
     os.environ.get("MLPERF_BERT_SHARED", str(Path(__file__).resolve().parents[3] / "shared"))
 )
+GOLDEN = SHARED / "data" / "golden"
+VOCAB = SHARED / "data" / "bert_uncased_vocab.txt"
+SETS = {
+    "a": {"max_seq_length": 512, "max_predictions": 76, "seed": 12345},
+    "b": {"max_seq_length": 128, "max_predictions": 20, "seed": 7},
+}
+Maker = type[ExampleMaker] | type[PlainExampleMaker]
+
+
+def needs_golden_sets() -> None:
+    if not GOLDEN.exists():
+        pytest.skip(f"no reference golden sets in {SHARED}; set MLPERF_BERT_SHARED")
+
+
+def golden_arrays(name: str) -> dict[str, np.ndarray]:
+    options = SETS[name]
+    length, seed = options["max_seq_length"], options["seed"]
+    return dict(np.load(GOLDEN / f"sentences_{name}_seq{length}_dupe2_seed{seed}.npz"))
 
 
 def make_examples(
-    text: Path, vocab: Path, length: int, predictions: int, seed: int, dupe_factor: int
+    maker: Maker, text: Path, vocab: Path, dupe_factor: int, **options: int
 ) -> ExampleArrays:
     vocabulary = load_vocabulary(vocab)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
-    maker = ExampleMaker(vocabulary, max_seq_length=length, max_predictions=predictions, seed=seed)
-    return maker.make(documents, dupe_factor)
+    return maker(vocabulary, **options).make(documents, dupe_factor)
 
 
-def segment_ids(examples: ExampleArrays) -> np.ndarray:
-    lengths = np.diff(examples.offsets)
-    within = np.arange(lengths.sum()) - np.repeat(examples.offsets[:-1], lengths)
-    return (within >= np.repeat(examples.segment_b_start, lengths)).astype(np.uint8)
+def as_arrays(examples: ExampleArrays) -> dict[str, np.ndarray]:
+    return {name: getattr(examples, name) for name in examples.__slots__}
 
 
-@pytest.mark.parametrize(
-    ("name", "length", "predictions", "seed"), [("a", 512, 76, 12345), ("b", 128, 20, 7)]
-)
-def test_reference_sets_are_reproduced(name: str, length: int, predictions: int, seed: int) -> None:
-    stem = SHARED / "data" / "golden" / f"sentences_{name}"
-    if not stem.with_suffix(".txt").exists():
-        pytest.skip(f"no reference golden sets in {SHARED}; set MLPERF_BERT_SHARED")
-    expected = np.load(f"{stem}_seq{length}_dupe2_seed{seed}.npz")
-    examples = make_examples(
-        stem.with_suffix(".txt"),
-        SHARED / "data" / "bert_uncased_vocab.txt",
-        length,
-        predictions,
-        seed,
-        2,
-    )
-    for key in (
-        "input_ids",
-        "offsets",
-        "masked_lm_positions",
-        "masked_lm_ids",
-        "masked_lm_offsets",
-    ):
-        np.testing.assert_array_equal(getattr(examples, key), expected[key], err_msg=key)
-    np.testing.assert_array_equal(examples.next_sentence_label, expected["next_sentence_labels"])
-    np.testing.assert_array_equal(segment_ids(examples), expected["segment_ids"])
+def assert_same_as_golden(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    lengths = np.diff(found["offsets"])
+    within = np.arange(lengths.sum()) - np.repeat(found["offsets"][:-1], lengths)
+    segment_ids = within >= np.repeat(found["segment_b_start"], lengths)
+    shared_names = found.keys() & expected.keys()
+    assert len(shared_names) == 5
+    for key in shared_names:
+        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+    np.testing.assert_array_equal(found["next_sentence_label"], expected["next_sentence_labels"])
+    np.testing.assert_array_equal(segment_ids, expected["segment_ids"])
 
 
-def test_own_set_is_reproduced() -> None:
-    examples = make_examples(OWN / "own_sentences.txt", OWN / "own_vocab.txt", 64, 10, 12345, 3)
+@pytest.mark.parametrize("maker", [ExampleMaker, PlainExampleMaker])
+@pytest.mark.parametrize("name", SETS)
+def test_reference_sets_are_reproduced(name: str, maker: Maker) -> None:
+    needs_golden_sets()
+    text = GOLDEN / f"sentences_{name}.txt"
+    examples = make_examples(maker, text, VOCAB, 2, **SETS[name])
+    assert_same_as_golden(as_arrays(examples), golden_arrays(name))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_reference_sets_come_out_of_whole_preparations(name: str, tmp_path: Path) -> None:
+    # Two texts, or two workers would share out nothing; the golden arrays fit one of them.
+    needs_golden_sets()
+    texts = [GOLDEN / f"sentences_{each}.txt" for each in SETS]
+    shards: dict[int, dict[str, bytes]] = {}
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        prepare_text(
+            texts,
+            VOCAB,
+            out,
+            **SETS[name],
+            dupe_factor=2,
+            workers=workers,
+            pick_eval=None,
+            split_sentences=False,
+            quiet=True,
+        )
+        shards[workers] = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    assert len(shards[1]) == 4
+    assert shards[1] == shards[2]
+    with h5py.File(tmp_path / "2" / "shards" / f"sentences_{name}.hdf5") as file:
+        found = {key: file[key][:] for key in file}
+    assert_same_as_golden(found, golden_arrays(name))
+
+
+@pytest.mark.parametrize("maker", [ExampleMaker, PlainExampleMaker])
+def test_own_set_is_reproduced(maker: Maker) -> None:
+    options = {"max_seq_length": 64, "max_predictions": 10, "seed": 12345}
+    examples = make_examples(maker, OWN / "own_sentences.txt", OWN / "own_vocab.txt", 3, **options)
     expected = np.load(OWN / "own_seq64_dupe3_seed12345.npz")
     for key in expected.files:
         np.testing.assert_array_equal(getattr(examples, key), expected[key], err_msg=key)
-
-
-def test_own_set_takes_both_tokenizer_paths() -> None:
-    vocabulary = load_vocabulary(OWN / "own_vocab.txt")
-    lines = read_text(OWN / "own_sentences.txt").text.split("\n")
-    plain = PlainTokenizer(vocabulary)
-    tokenizer = Tokenizer(vocabulary)
-    assert tokenizer.encode_lines(lines) == [plain.encode(line) for line in lines]
-    unsafe = [line for line in lines if not tokenizer.is_safe(line)]
-    assert 0 < len(unsafe) < len(lines)

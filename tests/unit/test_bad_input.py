@@ -141,7 +141,10 @@ def test_training_refuses(
         ("optim.name=sgd", ["optim.name", "adamw"]),
         ("parallel.local_batch_size=0", ["parallel.local_batch_size"]),
         ("parallel.local_batch_size=-4", ["parallel.local_batch_size"]),
-        ("parallel.local_batch_size=1000000", ["parallel.local_batch_size", "1,000,000", "samples"]),
+        (
+            "parallel.local_batch_size=1000000",
+            ["parallel.local_batch_size", "1,000,000", "samples"],
+        ),
         ("parallel.grad_accum_steps=0", ["parallel.grad_accum_steps"]),
         ("parallel.nodes=2", ["parallel.ranks_per_node", "2 x 1 ranks"]),
         ("eval.target_accuracy=1.2", ["eval.target_accuracy"]),
@@ -238,7 +241,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(
     assert "checkpoints/step_00000001" in error and "config it was made with" in error
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "config"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "verify", "config", "bench"])
 def test_debug_shows_the_traceback_too(
     world: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -247,7 +250,9 @@ def test_debug_shows_the_traceback_too(
         "train": ["--config", missing, "--data", missing],
         "evaluate": ["--checkpoint", missing, "--data", missing],
         "prepare": ["--text", missing, "--vocab", missing, "--out", missing],
+        "verify": [missing],
         "config": [missing],
+        "bench": ["against", "--layers", "1", "--hidden", "63"],
     }[command]
     error = refused(world, capsys, command, *arguments)
     assert main([command, *arguments, "--debug"]) == 2

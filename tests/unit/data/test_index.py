@@ -12,6 +12,7 @@ from mlperf_bert.errors import DataError
 
 LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)
 COUNTS = np.array([1, 2, 1, 1, 3, 1], dtype=np.uint8)
+ENTRY = {"file": "a.hdf5", "num_samples": 3, "sha256": "b" * 64, "sidecar_sha256": "d" * 64}
 
 
 def manifest(**changes: object) -> Manifest:
@@ -28,7 +29,10 @@ def manifest(**changes: object) -> Manifest:
         max_predictions=3,
         seed=12345,
         dupe_factor=2,
-        shards=(ShardEntry("a.hdf5", 4, "b" * 64), ShardEntry("b.hdf5", 2, "c" * 64)),
+        shards=(
+            ShardEntry("a.hdf5", 4, "b" * 64, "d" * 64),
+            ShardEntry("b.hdf5", 2, "c" * 64, "e" * 64),
+        ),
     )
     return dataclasses.replace(values, **changes)
 
@@ -105,6 +109,7 @@ def test_arrays_of_another_size_are_refused(
     ("key", "value", "problem"),
     [
         ("format_version", 9, "format_version: is 9"),
+        ("format_version", 1, "this program reads 2; delete index/dataset.json .* prepare"),
         ("num_samples", 7, "num_samples: is 7, the shards hold 6"),
         ("num_samples", -6, "num_samples: is -6"),
         ("vocab_size", None, "vocab_size: is missing"),
@@ -115,11 +120,15 @@ def test_arrays_of_another_size_are_refused(
         ("shards", {}, "shards: is not a list"),
         ("shards", [{"file": "../a", "num_samples": 6, "sha256": "b"}], "not a bare file name"),
         ("shards", [7], r"shards\[0\]: is not an object"),
+        ("shards", [ENTRY, ENTRY], "shards: lists a shard twice"),
+        ("shards", [{**ENTRY, "sidecar_sha256": ""}], "sidecar_sha256: is ''"),
         ("length_histogram", [6], "length_histogram: does not count"),
         ("length_histogram", [0.5], "length_histogram: is not a list of integers"),
         ("index_files", [], "index_files: does not list lengths.u16"),
         ("baseline", {"masked_tokens": 3}, "baseline: context_free_accuracy: is missing"),
         ("corpus", {"documents": 7}, "corpus: documents: is 7"),
+        ("corpus", {"documents": "7"}, "manifest_sha256: is not that of the contents"),
+        ("manifest_sha256", None, "manifest_sha256: is missing"),
     ],
 )
 def test_wrong_manifests_are_refused(tmp_path: Path, key: str, value: object, problem: str) -> None:

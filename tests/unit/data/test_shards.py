@@ -16,6 +16,7 @@ from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.examples import ExampleMaker
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
+from plain_examples import as_documents
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
@@ -118,7 +119,7 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)))
     vocabulary = Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
     maker = ExampleMaker(vocabulary, max_seq_length=16, max_predictions=3, seed=0)
-    examples = maker.make([[[69_999, 8, 9]] * 9, [[70_001, 11]] * 9], 1)
+    examples = maker.make(as_documents([[[69_999, 8, 9]] * 9, [[70_001, 11]] * 9], len(tokens)), 1)
     settings = ShardSettings(
         vocabulary_sha256="0" * 64,
         max_seq_length=16,

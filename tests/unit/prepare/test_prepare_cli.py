@@ -60,7 +60,14 @@ def test_building_the_parser_imports_nothing_heavy() -> None:
         "import argparse, sys\n"
         "from mlperf_bert.prepare.cli import add_arguments\n"
         "add_arguments(argparse.ArgumentParser())\n"
-        "print({'torch', 'numpy', 'h5py', 'tokenizers', 'rich'} & set(sys.modules))"
+        "print({'torch', 'numpy', 'numba', 'h5py', 'rich'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("module", ["__main__", "train", "build", "evaluate", "config_io"])
+def test_only_preparation_imports_numba(module: str) -> None:
+    code = f"import sys, mlperf_bert.{module}; print('numba' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import UserError
 from mlperf_bert.prepare import cli as prepare_cli
+from mlperf_bert.prepare.verify import cli as verify_cli
 
 if TYPE_CHECKING:
     import torch
@@ -25,16 +27,18 @@ if TYPE_CHECKING:
 EXIT_ERROR = 2  # as argparse, for a mistake that the user can mend
 EXIT_TARGET_MISSED = 3
 EXIT_INTERRUPTED = 130
+DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and status 2."""
-    args = _parser().parse_args(arguments)
-    args.command_line = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    args = _parser().parse_args([word for word in words if word != DEBUG])
+    args.command_line = words
     try:
         return int(args.run(args))
     except UserError as error:
-        if args.debug:
+        if DEBUG in words:
             traceback.print_exc()
         print(f"mlperf_bert: error: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -45,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="mlperf_bert", description="BERT pre-training, MLPerf style"
+        prog="mlperf_bert",
+        description="BERT pre-training, MLPerf style",
+        epilog=f"{DEBUG} after any command shows the traceback of an error as well",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="train until the target accuracy")
@@ -69,16 +75,19 @@ def _parser() -> argparse.ArgumentParser:
     prepare_cli.add_arguments(prepare)
     prepare.set_defaults(run=prepare_cli.run)
 
+    verify = commands.add_parser("verify", help="whether prepared data is whole and right")
+    verify_cli.add_arguments(verify)
+    verify.set_defaults(run=verify_cli.run)
+
     config = commands.add_parser("config", help="check a config and print it complete")
     config.add_argument("config", type=Path, metavar="FILE")
     config.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     config.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
     config.set_defaults(run=_config)
 
-    for command in commands.choices.values():
-        command.add_argument(
-            "--debug", action="store_true", help="show the traceback of an error as well"
-        )
+    bench = commands.add_parser("bench", help="measure this software on this machine")
+    bench_cli.add_arguments(bench)
+    bench.set_defaults(run=bench_cli.run)
     return parser
 
 

@@ -2,9 +2,12 @@
 
 `DIR/index/` holds `lengths.u16`, `masked_counts.u8`, `order_by_length.u32` (little endian, one
 element a sample) and `dataset.json`, the manifest, written last: a set without it is incomplete.
+The manifest holds a digest of every other file of the set and, as its last key, of itself. Version
+1 had no digests of sidecars and of itself; `prepare` writes it anew and keeps the shards.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,10 +17,16 @@ from numpy.typing import NDArray
 
 from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.records import Record, read_record, write_json
+from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 
-INDEX_FORMAT_VERSION = 1
-REMEDY = "make the set with `mlperf_bert prepare`"
+INDEX_FORMAT_VERSION = 2
+REMEDY = (
+    "delete index/dataset.json if it is there and run the same `mlperf_bert prepare` command "
+    "again; finished shards are kept"
+)
+
+OWN_DIGEST = "manifest_sha256"  # of the manifest's JSON without this key
 
 # File name -> dtype of the three arrays.
 INDEX_ARRAYS = (("lengths.u16", "<u2"), ("masked_counts.u8", "|u1"), ("order_by_length.u32", "<u4"))
@@ -25,11 +34,23 @@ INDEX_ARRAYS = (("lengths.u16", "<u2"), ("masked_counts.u8", "|u1"), ("order_by_
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """One shard of the set: bare file name under `shards/`, samples, digest of the file."""
+    """One shard of the set: bare file name under `shards/`, samples, digests of both its files."""
 
     file: str
     num_samples: int
     sha256: str
+    sidecar_sha256: str
+
+    @classmethod
+    def of(cls, shard_path: Path) -> Self:
+        """The entry of a finished shard, from its sidecar. Raises DataError when that is wrong."""
+        sidecar = read_sidecar(shard_path)
+        path = sidecar_path(shard_path)
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
+        return cls(shard_path.name, sidecar.num_samples, sidecar.shard_sha256, digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +127,8 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The file's contents."""
-        return write_json({"format_version": INDEX_FORMAT_VERSION, **asdict(self)})
+        values = {"format_version": INDEX_FORMAT_VERSION, **asdict(self)}
+        return write_json({**values, OWN_DIGEST: _digest_of(values)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +195,10 @@ def write_index(
 
 def _parse_shard(entry: Record) -> ShardEntry:
     return ShardEntry(
-        entry.file_name("file"), entry.integer("num_samples", low=1), entry.text("sha256")
+        entry.file_name("file"),
+        entry.integer("num_samples", low=1),
+        entry.text("sha256"),
+        entry.text("sidecar_sha256"),
     )
 
 
@@ -200,7 +225,13 @@ def _parse_corpus(record: Record) -> dict[str, str] | None:
     return {key: entry.text(key) for key in entry.values}
 
 
+def _digest_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(write_json(values)).hexdigest()
+
+
 def _check_manifest(record: Record, manifest: Manifest) -> None:
+    if len({entry.file for entry in manifest.shards}) != len(manifest.shards):
+        raise record.error("shards", "lists a shard twice")
     in_shards = sum(entry.num_samples for entry in manifest.shards)
     if in_shards != manifest.num_samples:
         raise record.error("num_samples", f"is {manifest.num_samples}, the shards hold {in_shards}")
@@ -211,6 +242,10 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
     for name, dtype in INDEX_ARRAYS:
         if sizes.get(name) != manifest.num_samples * np.dtype(dtype).itemsize:
             raise record.error("index_files", f"does not list {name} with its right size")
+    # Last, as the checks above say what is wrong: this one finds what they cannot see.
+    values = {key: value for key, value in record.values.items() if key != OWN_DIGEST}
+    if record.text(OWN_DIGEST) != _digest_of(values):
+        raise record.error(OWN_DIGEST, "is not that of the contents, so the file was changed")
 
 
 def _map_array(path: Path, dtype: str, count: int) -> NDArray[Any]:

@@ -23,6 +23,8 @@ AttentionName = Literal["auto", "reference", "grouped", "varlen"]
 class AttentionPolicy(Protocol):
     """The signature all policies share; see the module's docstring for shapes."""
 
+    __name__: str
+
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float, /
     ) -> Tensor:

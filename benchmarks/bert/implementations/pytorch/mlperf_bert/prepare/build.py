@@ -12,9 +12,10 @@ import numpy as np
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.data.index import Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
+from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.baseline import measure_baseline
+from mlperf_bert.prepare.examples import compile_examples
 from mlperf_bert.prepare.progress import progress_of
 from mlperf_bert.prepare.shard_job import ShardJob, is_finished, make_shard
 from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
@@ -75,7 +76,7 @@ def prepare_text(
     for job in jobs:
         is_finished(job, source_sha256=None)
     with progress_of(len(jobs), sum(sizes.values()), quiet=quiet) as advance:
-        for done in _finished_jobs(jobs, workers):
+        for done in _finished_jobs(jobs, workers, vocabulary):
             advance(done.text_path.name, sizes[done.text_path])
     manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
     return _write_set_index(out_dir, manifest, with_baseline or pick_eval is not None)
@@ -129,7 +130,8 @@ def _text_bytes(path: Path) -> int:
 
 def _set_up_directory(out_dir: Path, vocabulary: Vocabulary) -> None:
     make_directory(out_dir / "shards")
-    remove_temporaries(out_dir / "shards")
+    for directory in (out_dir, out_dir / "shards", out_dir / "index"):
+        remove_temporaries(directory)
     copy = out_dir / "vocab.txt"
     if not copy.exists():
         write_file(copy, vocabulary.contents)
@@ -138,12 +140,16 @@ def _set_up_directory(out_dir: Path, vocabulary: Vocabulary) -> None:
         raise DataError(str(copy), problem, "name a new directory or delete this one")
 
 
-def _finished_jobs(jobs: list[ShardJob], workers: int) -> Iterator[ShardJob]:
+def _finished_jobs(
+    jobs: list[ShardJob], workers: int, vocabulary: Vocabulary
+) -> Iterator[ShardJob]:
     if workers == 1 or len(jobs) == 1:
         for job in jobs:
             make_shard(job)
             yield job
         return
+    # Once, here: all workers would compile at the same time, and write the same cache.
+    compile_examples(vocabulary)
     # spawn: a forked child would inherit the locks of whatever threads the caller runs.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
@@ -165,10 +171,7 @@ def _manifest_without_index(
     jobs: list[ShardJob],
     corpus: dict[str, str] | None,
 ) -> Manifest:
-    entries = []
-    for job in jobs:
-        sidecar = read_sidecar(job.shard_path)
-        entries.append(ShardEntry(job.shard_path.name, sidecar.num_samples, sidecar.shard_sha256))
+    entries = [ShardEntry.of(job.shard_path) for job in jobs]
     return Manifest(
         num_samples=sum(entry.num_samples for entry in entries),
         vocab_size=len(vocabulary),

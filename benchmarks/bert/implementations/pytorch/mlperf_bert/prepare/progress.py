@@ -1,9 +1,10 @@
 """Progress of a long preparation: a bar on a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -26,8 +27,18 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress_of(total_files: int, total_bytes: int, *, quiet: bool) -> Iterator[Advance]:
-    """Show how much of `total_bytes` of text is done, its rate and the time remaining."""
+def progress_of(
+    total_files: int,
+    total_bytes: int,
+    *,
+    quiet: bool,
+    words: tuple[str, str] = ("prepared", "texts"),
+    stream: TextIO | None = None,
+) -> Iterator[Advance]:
+    """Show how much of `total_bytes` is done, its rate and the time remaining.
+
+    Plain lines say `words[0] 3 of 7 words[1]` on `stream` (default: stdout).
+    """
     console = Console(stderr=True)
     if quiet:
         yield lambda name, num_bytes: None
@@ -40,14 +51,18 @@ def progress_of(total_files: int, total_bytes: int, *, quiet: bool) -> Iterator[
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console) as bar:
-            task = bar.add_task("preparing", total=total_bytes)
+            task = bar.add_task(words[0], total=total_bytes)
             yield lambda name, num_bytes: bar.update(task, advance=num_bytes, description=name)
     else:
-        yield _PlainLines(total_files, total_bytes)
+        yield _PlainLines(total_files, total_bytes, words, stream or sys.stdout)
 
 
 class _PlainLines:
-    def __init__(self, total_files: int, total_bytes: int) -> None:
+    def __init__(
+        self, total_files: int, total_bytes: int, words: tuple[str, str], stream: TextIO
+    ) -> None:
+        self._done, self._unit = words
+        self._stream = stream
         self._total_files = total_files
         self._total_bytes = total_bytes
         self._files = 0
@@ -64,5 +79,6 @@ class _PlainLines:
         self._last_line_s = now_s
         rate = self._bytes / max(now_s - self._start_s, 1e-9)
         left_s = (self._total_bytes - self._bytes) / max(rate, 1e-9)
-        line = f"prepared {self._files} of {self._total_files} texts, {rate / 1e6:.2f} MB/s, "
-        print(line + f"{left_s:.0f} s left", flush=True)
+        line = f"{self._done} {self._files} of {self._total_files} {self._unit}, "
+        line += f"{rate / 1e6:.2f} MB/s, {left_s:.0f} s left"
+        print(line, file=self._stream, flush=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import Document, ExampleMaker, pick_evenly
+from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
+from mlperf_bert.prepare.examples import ExampleMaker, pick_evenly
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 from mlperf_bert.prepare.wordpiece import Tokenizer
@@ -24,13 +24,17 @@ class ShardJob:
 
 def make_shard(job: ShardJob) -> None:
     """Make one shard unless it is there. Raises DataError for the text's or vocabulary's faults."""
+    # The text is held no longer than it takes to split it: the examples need the memory.
     source = read_text(job.text_path)
-    if is_finished(job, source.sha256):
+    source_sha256 = source.sha256
+    if is_finished(job, source_sha256):
         return
     settings = job.settings
     vocabulary = load_vocabulary(job.vocab_path)
-    tokenizer = Tokenizer(vocabulary)
-    documents = tokenize_documents(source.text, tokenizer, split=settings.split_sentences)
+    documents = tokenize_documents(
+        source.text, Tokenizer(vocabulary), split=settings.split_sentences
+    )
+    del source
     _check_documents(job.text_path, documents)
     maker = ExampleMaker(
         vocabulary,
@@ -49,12 +53,12 @@ def make_shard(job: ShardJob) -> None:
         job.shard_path,
         examples,
         source_name=job.text_path.name,
-        source_sha256=source.sha256,
+        source_sha256=source_sha256,
         settings=settings,
     )
 
 
-def _check_documents(path: Path, documents: list[Document]) -> None:
+def _check_documents(path: Path, documents: Documents) -> None:
     # With a single document the reference would silently pair it with itself and call the second
     # segment a random other one, which teaches a wrong next-sentence label.
     if len(documents) < 2:

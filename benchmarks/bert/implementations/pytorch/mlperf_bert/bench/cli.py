@@ -1,0 +1,139 @@
+"""The sub-command `bench`: its arguments and what they call; heavy imports wait until it runs."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.errors import ConfigError
+
+HEAD_SIZE = 64  # of every published BERT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the measurements, which are sub-commands of `bench`."""
+    measurements = parser.add_subparsers(required=True, metavar="MEASUREMENT")
+    against = measurements.add_parser(
+        "against", help="our training step against that of `transformers`, which pads"
+    )
+    for name, default, text in (
+        ("layers", None, "layers of the encoder"),
+        ("hidden", None, "channels of a token"),
+        ("heads", None, f"attention heads (default: hidden / {HEAD_SIZE})"),
+        ("batch", 16, "sequences a step"),
+        ("vocab", 30522, "words"),
+        ("max-length", 512, "tokens of a sequence at most"),
+        ("threads", 2, "CPU threads of both sides"),
+        ("steps", 12, "measured steps of each side at most"),
+        ("seed", 1, "of weights, samples and dropout"),
+    ):
+        against.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            required=name in ("layers", "hidden"),
+            metavar="N",
+            help=text if default is None else f"{text} (default {default})",
+        )
+    against.add_argument(
+        "--seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="begin no step after this, once every batch was measured (default 300)",
+    )
+    against.add_argument(
+        "--dropout", type=float, default=0.1, metavar="P", help="of both sides (default 0.1)"
+    )
+    against.add_argument("--json", action="store_true", help="print one JSON object")
+    against.set_defaults(measure=_against)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen measurement. Raises ConfigError for what the user can mend."""
+    return int(args.measure(args))
+
+
+def _against(args: argparse.Namespace) -> int:
+    model = _model(args)  # mistakes show before torch is imported
+    import torch
+
+    from mlperf_bert.bench.against import Settings, compare
+
+    settings = Settings(
+        model=model,
+        batch_size=args.batch,
+        threads=args.threads,
+        steps=args.steps,
+        seconds=args.seconds,
+        seed=args.seed,
+    )
+    result = compare(
+        settings, torch.device("cpu"), lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    print(json.dumps(result) if args.json else _in_words(result))
+    return 0
+
+
+def _model(args: argparse.Namespace) -> ModelSection:
+    """The model of both sides. Raises ConfigError for an option that cannot be."""
+    lowest = dict.fromkeys(("layers", "hidden", "heads", "batch", "threads", "steps"), 1)
+    for name, limit in (lowest | {"vocab": 2, "max_length": 8, "seed": 0}).items():
+        value = getattr(args, name)
+        if value is not None and value < limit:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(option, f"is {value}", f"set it to {limit} at least")
+    if not args.seconds > 0:
+        raise ConfigError("--seconds", f"is {args.seconds:g}", "set it above zero")
+    if not 0 <= args.dropout < 1:
+        raise ConfigError("--dropout", f"is {args.dropout:g}", "set it to at least 0 and below 1")
+    divisor = HEAD_SIZE if args.heads is None else args.heads
+    if args.hidden % divisor:
+        problem = f"{args.hidden} cannot be divided by {divisor}"
+        remedy = f"use a multiple of {HEAD_SIZE}, or give --heads a divisor of it"
+        raise ConfigError("--hidden", problem, remedy)
+    return ModelSection(
+        vocab_size=args.vocab,
+        hidden_size=args.hidden,
+        num_layers=args.layers,
+        num_heads=args.hidden // HEAD_SIZE if args.heads is None else args.heads,
+        intermediate_size=4 * args.hidden,
+        max_position_embeddings=args.max_length,
+        hidden_dropout=args.dropout,
+        attention_dropout=args.dropout,
+    )
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    rows = (
+        ("our step", result["ours_samples_per_s"], None),
+        ("transformers, padded to the maximum", result["padded_samples_per_s"], "ratio_padded"),
+        (
+            "transformers, padded to the longest",
+            result["padded_to_longest_samples_per_s"],
+            "ratio_padded_to_longest",
+        ),
+        ("our encoder alone", result["ours_encoder_samples_per_s"], None),
+        (
+            "transformers' encoder alone, padded",
+            result["padded_encoder_samples_per_s"],
+            "ratio_encoder",
+        ),
+    )
+    lines = [
+        f"{result['layers']} layers, hidden {result['hidden']}, {result['heads']} heads, "
+        f"{result['vocabulary']} words, batch {result['batch']}, {result['precision']} on "
+        f"{result['device']}, {result['threads']} threads",
+        f"mean length {result['mean_length']:.1f} of at most {result['max_length']}, "
+        f"{result['distinct_batches']} batches, {result['steps']} steps of each, dropout "
+        f"{result['dropout']}, {result['optimizer']}",
+        "a step is forward, backward and update, its batch ready; an encoder's is forward and "
+        "backward",
+        f"attention: ours {result['ours_attention']}, transformers' {result['padded_attention']}",
+    ]
+    for name, rate, ratio in rows:
+        times = f"  ours is {result[ratio]:.2f} times that" if ratio else ""
+        lines.append(f"{name:36} {rate:9.2f} samples/s{times}")
+    lines.append(f"transformers without padding: not measured ({result['unpadded_peer_reason']})")
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""The other side of `bench against`: `transformers`' BertForPreTraining on padded batches.
+
+Shape letters: B sequences, S padded length, D hidden.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.errors import ConfigError
+
+IGNORED = -100  # label of a position that is not predicted, in `transformers` and torch
+
+
+def import_transformers() -> ModuleType:
+    """The `transformers` package. Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module("transformers")  # untyped: its own types take mypy minutes
+    except ImportError as error:
+        raise ConfigError(
+            "bench against", f"needs transformers ({error})", "pip install 'transformers>=5'"
+        ) from None
+
+
+def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
+    """A BertForPreTraining of `config` with the weights of our model, in training mode.
+
+    Its vocabulary is config.vocab_size, without our padded words.
+    """
+    transformers = import_transformers()
+    peer = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.max_position_embeddings,
+            hidden_dropout_prob=config.hidden_dropout,
+            attention_probs_dropout_prob=config.attention_dropout,
+            layer_norm_eps=config.layer_norm_epsilon,
+        )
+    ).to(device)
+    weights = dict(ours.named_parameters())
+    with torch.no_grad():
+        for name, parameter in peer.named_parameters():
+            parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
+    return peer.train()
+
+
+def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]:
+    """What BertForPreTraining takes: int64 [B, S] tensors, S = padded_length, on batch's device."""
+    device = batch.input_ids.device
+    shape = (len(batch.lengths), padded_length)
+    rows = torch.arange(shape[0], device=device)
+    places = (
+        rows.repeat_interleave(torch.tensor(batch.lengths, device=device)),
+        batch.position_ids,
+    )
+    labels = torch.full_like(batch.input_ids, IGNORED)
+    labels[batch.masked_token_index] = batch.labels
+
+    def pad(values: Tensor, padding: int) -> Tensor:
+        return torch.full(shape, padding, device=device).index_put(places, values)
+
+    return {
+        "input_ids": pad(batch.input_ids, 0),
+        "token_type_ids": pad(batch.token_type_ids, 0),
+        "attention_mask": pad(torch.ones_like(batch.input_ids), 0),
+        "labels": pad(labels, IGNORED),
+        "next_sentence_label": batch.next_sentence_label,
+    }
+
+
+class PaddedStep:
+    """One update as users of `transformers` write it: forward, backward, clip, optimizer."""
+
+    def __init__(self, peer: Any, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+        self._peer = peer
+        self._optimizer = optimizer
+        self._max_norm = max_norm
+
+    def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Update once; the loss before it."""
+        self._optimizer.zero_grad()
+        loss: Tensor = self._peer(**inputs).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._peer.parameters(), self._max_norm)
+        self._optimizer.step()
+        return loss.detach()

@@ -1,0 +1,53 @@
+"""Seconds of several contenders doing the same work in turn, so that a busy machine slows all."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+Contender = Callable[[int], Tensor]
+"""Does one step on the batch of this number and returns a scalar that depends on its work."""
+
+
+class InterleavedTimes:
+    """Wall seconds of every visit of every batch by every contender."""
+
+    def __init__(self, contenders: Mapping[str, Contender], num_batches: int) -> None:
+        self._contenders = contenders
+        self._seconds: dict[str, list[list[float]]] = {
+            name: [[] for _ in range(num_batches)] for name in contenders
+        }
+        self.num_steps = 0
+
+    def measure(self, *, num_steps: int, seconds: float, report: Callable[[str], None]) -> None:
+        """Let all contenders do each step in turn, the batches one after the other, over and over.
+
+        Stops after `num_steps` steps, or at the first step that ends after `seconds` when every
+        batch was visited; `report` gets a line of each step. Each contender must have run before.
+        """
+        num_batches = len(next(iter(self._seconds.values())))
+        start = time.perf_counter()
+        while self.num_steps < num_steps:
+            if self.num_steps >= num_batches and time.perf_counter() - start > seconds:
+                return
+            batch = self.num_steps % num_batches
+            parts = []
+            for name, run in self._contenders.items():
+                taken = seconds_of(run, batch)
+                self._seconds[name][batch].append(taken)
+                parts.append(f"{name} {taken:.3f} s")
+            self.num_steps += 1
+            report(f"step {self.num_steps}/{num_steps}: " + ", ".join(parts))
+
+    def seconds_per_batch(self, name: str) -> float:
+        """Mean over the visited batches of the median of each one's visits."""
+        visits = [visits for visits in self._seconds[name] if visits]
+        return statistics.fmean(statistics.median(seconds) for seconds in visits)
+
+
+def seconds_of(run: Contender, batch: int) -> float:
+    """Wall seconds of one step; reading its scalar waits for whatever device computes it."""
+    start = time.perf_counter()
+    run(batch).item()
+    return time.perf_counter() - start

@@ -1,0 +1,23 @@
+"""Compilation of Python functions to machine code, kept on disk wherever that is possible."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """`function`, compiled by numba when it is first called with arguments of new types.
+
+    The machine code goes beside the source file or, where that directory cannot be written, into
+    the user's cache directory. Where neither can, every process compiles for itself.
+
+    numba looks for changes in the function's own source file only. So a compiled function must
+    not call one of another file: after a change there the old machine code would go on being used.
+    """
+    try:
+        return cast(Function, njit(cache=True)(function))
+    except RuntimeError:  # numba's "no locator available": no place for the cache
+        return cast(Function, njit(function))

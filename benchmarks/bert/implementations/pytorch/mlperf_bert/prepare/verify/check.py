@@ -1,0 +1,176 @@
+"""Whether a prepared set, or a pair of train/ and eval/, is whole and right.
+
+The fast check reads no sample; the full one reads every byte of every shard, in parallel.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import Sidecar
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.progress import progress_of
+from mlperf_bert.prepare.verify.duplicates import check_leak
+from mlperf_bert.prepare.verify.full import FullCheck
+from mlperf_bert.prepare.verify.index_files import check_index
+from mlperf_bert.prepare.verify.report import Check, Report, SetReport, length_statistics
+from mlperf_bert.prepare.verify.set_files import (
+    check_file_names,
+    check_manifest,
+    check_settings,
+    check_sidecars,
+    check_sizes,
+    check_sources,
+    check_vocabulary,
+)
+from mlperf_bert.prepare.verify.shard import Findings, VerifyJob, verify_shard
+
+PAIR = ("train", "eval")
+PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
+
+
+def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) -> Report:
+    """Check `directory`: one prepared set, or the parent of the sets train/ and eval/.
+
+    Args:
+        directory: the set or the pair.
+        full: read the shards too.
+        workers: processes of a full check; 1 works in this process.
+        quiet: show no progress of a full check.
+
+    Raises:
+        ConfigError: `workers` out of range.
+        DataError: there is no such directory, or a worker process died. What is wrong with the
+            files is in the report.
+    """
+    if not 1 <= workers <= 4096:
+        raise ConfigError("workers", f"is {workers}", "set it within 1 .. 4096")
+    if not directory.is_dir():
+        raise DataError(str(directory), "is not a directory", "name a prepared set or its parent")
+    is_pair = any((directory / name).is_dir() for name in PAIR)
+    is_pair = is_pair and not (directory / "index").exists()
+    names = {name: directory / name for name in PAIR} if is_pair else {"set": directory}
+    sets = [_Set(set_dir, name, full=full) for name, set_dir in names.items()]
+    if full:
+        _examine([(part, job) for part in sets for job in part.jobs()], workers, quiet)
+        for part in sets:
+            part.judge()
+    reports = [SetReport(part.name, tuple(part.checks), part.statistics) for part in sets]
+    if is_pair:
+        reports.append(SetReport("train and eval", tuple(_between(*sets))))
+    return Report(directory, "full" if full else "fast", tuple(reports))
+
+
+class _Set:
+    """One prepared set: its fast checks are made here, its full ones when `judge` is called."""
+
+    def __init__(self, set_dir: Path, name: str, *, full: bool) -> None:
+        self.set_dir = set_dir
+        self.name = name
+        self.full: FullCheck | None = None
+        self.sidecars: dict[str, Sidecar] = {}
+        self.statistics: dict[str, Any] = {}
+        check, self.manifest = check_manifest(set_dir)
+        self.checks = [check]
+        if self.manifest is not None:
+            self._add_fast_checks(self.manifest, full)
+
+    def _add_fast_checks(self, manifest: Manifest, full: bool) -> None:
+        set_dir = self.set_dir
+        vocabulary = check_vocabulary(set_dir, manifest)
+        sidecars, self.sidecars = check_sidecars(set_dir, manifest)
+        self.checks += [vocabulary, sidecars, check_sizes(set_dir, manifest, self.sidecars)]
+        if self.sidecars:
+            self.checks.append(check_settings(set_dir, manifest, self.sidecars))
+            self.checks.append(check_sources(set_dir, self.sidecars))
+        index = check_index(set_dir, manifest)
+        self.checks += [check_file_names(set_dir, manifest), index]
+        self.statistics = length_statistics(manifest.length_histogram)
+        if full and vocabulary.status == "ok":
+            is_right = index.status == "ok"
+            self.full = FullCheck(set_dir, manifest, self.sidecars, index_is_right=is_right)
+
+    def jobs(self) -> Iterator[VerifyJob]:
+        """The shards to read for the full check."""
+        return iter(()) if self.full is None else self.full.jobs()
+
+    def judge(self) -> None:
+        """Add the full checks, once every shard was read."""
+        if self.full is None:
+            problem = "not read: manifest or vocabulary is wrong"
+            self.checks.append(Check("shards in full", problem, was_made=False))
+            return
+        checks, rates = self.full.checks()
+        self.checks += checks
+        self.statistics |= rates
+
+
+def _examine(jobs: list[tuple[_Set, VerifyJob]], workers: int, quiet: bool) -> None:
+    sizes = {job.path: _size(job.path) for _, job in jobs}
+    words = ("verified", "shards")
+    # The report has stdout to itself.
+    with progress_of(
+        len(jobs), sum(sizes.values()), quiet=quiet, words=words, stream=sys.stderr
+    ) as advance:
+        for part, job, findings in _finished(jobs, workers):
+            assert part.full is not None
+            part.full.take(job.entry.file, findings)
+            # Not the file's name: it may be hostile, and the bar takes it for markup.
+            advance(part.name, sizes[job.path])
+
+
+def _finished(
+    jobs: list[tuple[_Set, VerifyJob]], workers: int
+) -> Iterator[tuple[_Set, VerifyJob, Findings]]:
+    if workers == 1 or len(jobs) <= 1:
+        for part, job in jobs:
+            yield part, job, verify_shard(job)
+        return
+    # spawn: a forked child would inherit the locks of whatever threads the caller runs.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+        futures = {pool.submit(verify_shard, job): (part, job) for part, job in jobs}
+        try:
+            for future in as_completed(list(futures)):
+                part, job = futures.pop(future)  # its hashes are copied: let go of them
+                yield part, job, future.result()
+        except BrokenProcessPool:
+            problem = "a worker process died: want of memory, or a shard was cut while it was read"
+            raise DataError("workers", problem, "use fewer and run again") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return 0  # reported by the fast check
+
+
+def _between(train: _Set, held_out: _Set) -> Iterator[Check]:
+    problems = []
+    if train.manifest is not None and held_out.manifest is not None:
+        ours, theirs = held_out.manifest.vocabulary_sha256, train.manifest.vocabulary_sha256
+        if ours != theirs:
+            problem = f"has the vocabulary {ours}, train has {theirs}"
+            problems.append(DataError(str(held_out.set_dir), problem, PAIR_REMEDY))
+        yield Check("one vocabulary", "", tuple(problems))
+    texts = {sidecar.source_sha256: file for file, sidecar in train.sidecars.items()}
+    problems = [
+        DataError(
+            str(held_out.set_dir / "shards" / file),
+            f"was made from the same text as train's {texts[sidecar.source_sha256]}",
+            PAIR_REMEDY,
+        )
+        for file, sidecar in held_out.sidecars.items()
+        if sidecar.source_sha256 in texts
+    ]
+    yield Check("separate texts", "", tuple(problems))
+    if train.full is not None and held_out.full is not None:
+        yield check_leak(held_out.set_dir, train.full.hashes, held_out.full.hashes)

@@ -1,0 +1,266 @@
+"""Checks of the arrays of one shard, vectorised: structure, ranges, masked counts, tallies, hashes.
+
+Shape letters: n samples of one chunk, T their tokens, P their masked positions, V vocabulary.
+The rules are those of examples.py; a sample's text is its tokens with the labels put back.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.shards import ShardArrays
+
+TOKENS_AT_A_TIME = 2**16  # its arrays stay in the processor's cache: larger was half as fast
+MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
+# Two maskings of one text agree by chance once in 2**32 or less: an equal example is a copy.
+COPY_BITS = 32
+EQUAL_INPUT_CHANCE = 0.8**2 + 0.1**2  # both [MASK] or both kept; equal random tokens are rarer
+
+Flags = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts over some samples; two tallies add up."""
+
+    samples: int = 0
+    tokens: int = 0
+    masked: int = 0  # masked positions
+    mask_inputs: int = 0  # of them, input is [MASK]
+    kept: int = 0  # of them, input is the label
+    unknown: int = 0  # [UNK] in the text
+    random_next: int = 0  # samples with label 1
+
+    def __add__(self, other: "Tally") -> "Tally":
+        names = [field.name for field in fields(self)]
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardContents:
+    """What the arrays of one shard hold.
+
+    `faults` is empty where all is right; `texts` hashes the text of each sample, `copies` each
+    whole sample that has enough choices of masking for an equal one to be a copy.
+    """
+
+    faults: tuple[str, ...]
+    tally: Tally
+    label_counts: NDArray[np.int64]  # [V], labels where the input is [MASK]
+    texts: Hashes
+    copies: Hashes
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    first: int  # number of its first sample
+    tokens: NDArray[Any]  # [T]
+    starts: NDArray[np.int64]  # [n], rows of tokens
+    lengths: NDArray[np.int64]  # [n]
+    starts_of_b: NDArray[np.int64]  # [n]
+    next_labels: NDArray[np.uint8]  # [n]
+    positions: NDArray[np.int64]  # [P]
+    labels: NDArray[Any]  # [P]
+    counts: NDArray[np.int64]  # [n]
+    sample_of_masked: NDArray[np.int64]  # [P], number within the chunk
+
+
+class _Faults:
+    """The first sample and the number of samples of each kind of fault."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, int]] = {}
+
+    def add(self, kind: str, chunk: _Chunk, samples: NDArray[np.int64]) -> bool:
+        """Note the chunk's samples of these numbers; whether there are any."""
+        if len(samples):
+            first, count = self._found.get(kind, (chunk.first + int(samples[0]), 0))
+            self._found[kind] = (first, count + len(samples))
+        return len(samples) > 0
+
+    def in_words(self) -> tuple[str, ...]:
+        return tuple(
+            f"{kind}: sample {first}" + (f" and {count - 1:,} more" if count > 1 else "")
+            for kind, (first, count) in self._found.items()
+        )
+
+
+def check_arrays(arrays: ShardArrays, manifest: Manifest) -> ShardContents:
+    """Check all samples of a shard whose offset tables already ascend within their limits.
+
+    Memory beside the mapped file: a few megabytes and 16 bytes a sample (hashes).
+    """
+    checker = _Checker(manifest)
+    hashes = [checker.check(chunk) for chunk in _chunks(arrays)]
+    texts, copies = zip(*hashes, strict=True)
+    return ShardContents(
+        faults=checker.faults.in_words(),
+        tally=checker.tally,
+        label_counts=checker.label_counts,
+        texts=np.concatenate(texts),
+        copies=np.concatenate(copies),
+    )
+
+
+def masked_count_table(max_seq_length: int, max_predictions: int) -> NDArray[np.int64]:
+    """int64 [max_seq_length + 1]: masked positions of a sample by its length."""
+    counts = [
+        min(max_predictions, max(1, round(length * 0.15))) for length in range(max_seq_length + 1)
+    ]
+    return np.array(counts, dtype=np.int64)
+
+
+def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:
+    offsets, masked_offsets = arrays.offsets, arrays.masked_lm_offsets
+    last = len(offsets) - 1
+    first = 0
+    while first < last:
+        limit = offsets[first] + TOKENS_AT_A_TIME
+        end = max(first + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+        rows = slice(offsets[first], offsets[end])
+        masked = slice(masked_offsets[first], masked_offsets[end])
+        counts = np.diff(masked_offsets[first : end + 1])
+        yield _Chunk(
+            first=first,
+            tokens=arrays.input_ids[rows],
+            starts=offsets[first:end] - offsets[first],
+            lengths=np.diff(offsets[first : end + 1]),
+            starts_of_b=arrays.segment_b_start[first:end].astype(np.int64),
+            next_labels=arrays.next_sentence_label[first:end],
+            positions=arrays.masked_lm_positions[masked].astype(np.int64),
+            labels=arrays.masked_lm_ids[masked],
+            counts=counts,
+            sample_of_masked=np.repeat(np.arange(end - first), counts),
+        )
+        first = end
+
+
+class _Checker:
+    """Checks chunk after chunk; holds the tables that every chunk needs."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.faults = _Faults()
+        self.tally = Tally()
+        self.label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
+        self._manifest = manifest
+        longest = manifest.max_seq_length
+        self._masked_counts = masked_count_table(longest, manifest.max_predictions)
+        self._is_copy = _choice_bits(self._masked_counts) >= COPY_BITS
+        # A text's hash is the sum over its tokens of token key x position key, modulo 2**64.
+        keys = np.random.default_rng(0)
+        self._token_keys = keys.integers(0, 2**64, manifest.vocab_size, dtype=np.uint64)
+        self._position_keys = keys.integers(0, 2**64, longest, dtype=np.uint64)
+        self._input_keys = keys.integers(0, 2**64, longest, dtype=np.uint64)
+
+    def check(self, chunk: _Chunk) -> tuple[Hashes, Hashes]:
+        """Note faults and tallies; returns the hashes of texts and of whole samples."""
+        nothing = np.empty(0, dtype=np.uint64)
+        # Only numbers within their ranges can be used to look anything up.
+        if self._has_wrong_ranges(chunk) or self._has_wrong_positions(chunk):
+            return nothing, nothing
+        rows = chunk.starts[chunk.sample_of_masked] + chunk.positions
+        text = chunk.tokens.copy()
+        text[rows] = chunk.labels
+        if self._has_wrong_structure(chunk, text):
+            return nothing, nothing
+        inputs = chunk.tokens[rows]
+        self._count(chunk, text, inputs)
+        texts = self._text_hashes(chunk, text)
+        factors = self._token_keys[inputs] | np.uint64(1)
+        products = factors * self._input_keys[chunk.positions]
+        masked_starts = np.cumsum(chunk.counts) - chunk.counts
+        copies = texts + np.add.reduceat(products, masked_starts)
+        return texts, copies[self._is_copy[chunk.lengths]]
+
+    def _has_wrong_ranges(self, chunk: _Chunk) -> bool:
+        vocab_size = self._manifest.vocab_size
+        faults = {
+            f"has fewer than {MIN_LENGTH} tokens": chunk.lengths < MIN_LENGTH,
+            "segment_b_start leaves a segment empty": (chunk.starts_of_b < 3)
+            | (chunk.starts_of_b > chunk.lengths - 2),
+            "next_sentence_label is not 0 or 1": chunk.next_labels > 1,
+            "has not min(max_predictions, max(1, round(0.15 x tokens))) masked positions": (
+                chunk.counts != self._masked_counts[chunk.lengths]
+            ),
+        }
+        found = [self.faults.add(kind, chunk, np.flatnonzero(bad)) for kind, bad in faults.items()]
+        if chunk.tokens.max() >= vocab_size:
+            kind = "input_ids is not within the vocabulary"
+            found.append(self.faults.add(kind, chunk, _owners(chunk, chunk.tokens >= vocab_size)))
+        if chunk.labels.max() >= vocab_size:
+            kind = "masked_lm_ids is not within the vocabulary"
+            bad = np.unique(chunk.sample_of_masked[chunk.labels >= vocab_size])
+            found.append(self.faults.add(kind, chunk, bad))
+        return any(found)
+
+    def _has_wrong_positions(self, chunk: _Chunk) -> bool:
+        owner, positions = chunk.sample_of_masked, chunk.positions
+        bad = (
+            (positions < 1)  # [CLS]
+            | (positions > chunk.lengths[owner] - 2)  # the last [SEP]
+            | (positions == chunk.starts_of_b[owner] - 1)  # the other [SEP]
+        )
+        kind = "masked_lm_positions is on [CLS], on [SEP] or outside the sample"
+        is_outside = self.faults.add(kind, chunk, np.unique(owner[bad]))
+        falls = (positions[1:] <= positions[:-1]) & (owner[1:] == owner[:-1])
+        kind = "masked_lm_positions does not ascend"
+        return self.faults.add(kind, chunk, np.unique(owner[1:][falls])) or is_outside
+
+    def _has_wrong_structure(self, chunk: _Chunk, text: NDArray[Any]) -> bool:
+        ids = self._manifest
+        ends = chunk.starts + chunk.lengths
+        places = {
+            "does not begin with [CLS]": (chunk.starts, ids.cls_id),
+            "has no [SEP] before segment B": (chunk.starts + chunk.starts_of_b - 1, ids.sep_id),
+            "does not end with [SEP]": (ends - 1, ids.sep_id),
+        }
+        found = [
+            self.faults.add(kind, chunk, np.flatnonzero(text[rows] != token))
+            for kind, (rows, token) in places.items()
+        ]
+        special = (ids.cls_id, ids.sep_id, ids.pad_id, ids.mask_id)
+        if any(found) or sum(np.count_nonzero(text == token) for token in special) != 3 * len(ends):
+            per_sample = np.add.reduceat(np.isin(text, special).astype(np.int64), chunk.starts)
+            kind = "has [CLS], [SEP], [PAD] or [MASK] inside its text"
+            found.append(self.faults.add(kind, chunk, np.flatnonzero(per_sample > 3)))
+        return any(found)
+
+    def _count(self, chunk: _Chunk, text: NDArray[Any], inputs: NDArray[Any]) -> None:
+        is_mask = inputs == self._manifest.mask_id
+        self.label_counts += np.bincount(chunk.labels[is_mask], minlength=len(self.label_counts))
+        self.tally += Tally(
+            samples=len(chunk.lengths),
+            tokens=len(text),
+            masked=len(inputs),
+            mask_inputs=int(np.count_nonzero(is_mask)),
+            kept=int(np.count_nonzero(inputs == chunk.labels)),
+            unknown=int(np.count_nonzero(text == self._manifest.unk_id)),
+            random_next=int(np.count_nonzero(chunk.next_labels)),
+        )
+
+    def _text_hashes(self, chunk: _Chunk, text: NDArray[Any]) -> Hashes:
+        positions = np.arange(len(text)) - np.repeat(chunk.starts, chunk.lengths)
+        products = self._token_keys[text] * self._position_keys[positions]
+        return np.add.reduceat(products, chunk.starts)
+
+
+def _owners(chunk: _Chunk, bad_tokens: Flags) -> NDArray[np.int64]:
+    rows = np.flatnonzero(bad_tokens)
+    return np.unique(np.searchsorted(chunk.starts, rows, side="right") - 1)
+
+
+def _choice_bits(masked_counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """-log2 of the chance that two maskings of one text agree, by the text's length."""
+    bits = np.zeros(len(masked_counts))
+    for length in range(MIN_LENGTH, len(bits)):
+        candidates, count = length - 3, int(masked_counts[length])
+        ways = math.lgamma(candidates + 1) - math.lgamma(count + 1)
+        ways -= math.lgamma(candidates - count + 1)
+        bits[length] = (ways - count * math.log(EQUAL_INPUT_CHANCE)) / math.log(2)
+    return bits

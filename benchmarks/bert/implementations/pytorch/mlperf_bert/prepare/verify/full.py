@@ -1,0 +1,140 @@
+"""The full check of one set: which shards to read, and what their findings add up to."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import Sidecar
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.verify.contents import Tally
+from mlperf_bert.prepare.verify.duplicates import HashStore, check_duplicates
+from mlperf_bert.prepare.verify.index_files import check_order
+from mlperf_bert.prepare.verify.rates import (
+    check_baseline,
+    check_masking,
+    check_next_sentence,
+    check_unknown,
+    rate_statistics,
+)
+from mlperf_bert.prepare.verify.report import Check
+from mlperf_bert.prepare.verify.shard import Findings, VerifyJob
+
+
+class FullCheck:
+    """Hands out the shards of a set, takes their findings in any order, then judges.
+
+    Args:
+        set_dir: the set.
+        manifest: its manifest; `vocab.txt` must be right, as tables are sized by it.
+        sidecars: those that parse, by the shard's file name.
+        index_is_right: whether the index files have their digests, so that they can be compared.
+    """
+
+    def __init__(
+        self,
+        set_dir: Path,
+        manifest: Manifest,
+        sidecars: dict[str, Sidecar],
+        *,
+        index_is_right: bool,
+    ) -> None:
+        self._set_dir = set_dir
+        self._manifest = manifest
+        self._index_is_right = index_is_right
+        # A shard is read where its sidecar fits the manifest in all that sizes a table.
+        self._readable = {
+            entry.file
+            for entry in manifest.shards
+            if entry.file in sidecars and _fits(sidecars[entry.file], entry.num_samples, manifest)
+        }
+        # By the sidecars, as they are bounded by the files; a manifest's number is only a claim.
+        self.hashes = HashStore(sum(sidecars[file].num_samples for file in self._readable))
+        self._digests: dict[str, tuple[DataError, ...]] = {}
+        self._contents: dict[str, tuple[DataError, ...]] = {}
+        self._index: dict[str, tuple[DataError, ...]] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
+
+    def jobs(self) -> Iterator[VerifyJob]:
+        """One job a shard."""
+        small = replace(self._manifest, shards=(), length_histogram=(), index_files=())
+        first_id = 0
+        for entry in self._manifest.shards:
+            yield VerifyJob(
+                set_dir=self._set_dir,
+                manifest=small,
+                entry=entry,
+                first_id=first_id if self._index_is_right else None,
+                with_contents=entry.file in self._readable,
+            )
+            first_id += entry.num_samples
+
+    def take(self, file: str, findings: Findings) -> None:
+        """Keep what the reading of one shard found."""
+        self._digests[file] = findings.wrong_digest
+        self._contents[file] = findings.wrong_contents
+        self._index[file] = findings.wrong_index
+        if findings.contents is not None:
+            self._tallies[file] = findings.contents.tally
+            self._label_counts += findings.contents.label_counts
+            self.hashes.add(findings.contents)
+
+    def checks(self) -> tuple[list[Check], dict[str, Any]]:
+        """All checks, and the set's rates. Call once, after the last `take`."""
+        self.hashes.sort()
+        files = [entry.file for entry in self._manifest.shards]
+        is_read = {file: file in self._tallies and not self._contents[file] for file in files}
+        checks = [
+            self._per_shard(
+                "shard digests", self._digests, sum(not self._digests[f] for f in files)
+            ),
+            self._per_shard("shard contents", self._contents, sum(is_read.values())),
+            *self._index_checks(),
+        ]
+        total = sum(self._tallies.values(), Tally())
+        if total.samples == 0:
+            skipped = "no shard could be read"
+            return [*checks, Check("rates, duplicates", skipped, was_made=False)], {}
+        by_path = {self._set_dir / "shards" / file: self._tallies[file] for file in self._tallies}
+        checks += [
+            check_masking(by_path, total, self._manifest.vocab_size),
+            check_next_sentence(self._set_dir, by_path, total),
+            check_unknown(self._set_dir, total),
+            check_duplicates(self._set_dir, self.hashes),
+        ]
+        baseline = self._manifest.baseline
+        if baseline is not None and all(is_read.values()):
+            most_frequent = int(self._label_counts.max())
+            checks.append(check_baseline(self._set_dir, baseline, total, most_frequent))
+        rates = rate_statistics(total)
+        rates["repeated_text_share"] = self.hashes.repeated_text_share()
+        return checks, rates
+
+    def _per_shard(
+        self, name: str, problems: dict[str, tuple[DataError, ...]], num_right: int
+    ) -> Check:
+        shards = self._manifest.shards
+        in_order = tuple(problem for entry in shards for problem in problems[entry.file])
+        return Check(name, f"{num_right} of {len(shards)}", in_order)
+
+    def _index_checks(self) -> list[Check]:
+        if not self._index_is_right:
+            return [Check("index contents", "its files are wrong, see above", was_made=False)]
+        compared = sum(not self._index[file] for file in self._tallies)
+        return [
+            self._per_shard("index contents", self._index, compared),
+            check_order(self._set_dir),
+        ]
+
+
+def _fits(sidecar: Sidecar, num_samples: int, manifest: Manifest) -> bool:
+    settings = sidecar.settings
+    return (sidecar.num_samples, settings.max_seq_length, settings.max_predictions) == (
+        num_samples,
+        manifest.max_seq_length,
+        manifest.max_predictions,
+    )

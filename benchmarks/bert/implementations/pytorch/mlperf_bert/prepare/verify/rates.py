@@ -1,0 +1,119 @@
+"""Rates of a set against what the reference procedure makes of any text.
+
+Each masked position is drawn by itself, so a shard's counts are binomial. Shards are judged one by
+one, never summed: all start from the same seed, so their draws are alike and their deviations can
+add up. A count is refused where chance gives it with less than e**-20, about 6.3 standard errors;
+the bound (Chernoff's) holds for small counts too.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
+from mlperf_bert.data.index import Baseline
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.verify.contents import Tally
+from mlperf_bert.prepare.verify.report import Check
+from mlperf_bert.prepare.verify.set_files import SHARD_REMEDY
+
+MAX_SURPRISE = 20.0
+# Label 1 alone can come from a text of one-sentence documents, but nothing can be learnt from it.
+MIN_SAMPLES_OF_BOTH_LABELS = 64
+MAX_UNKNOWN_SHARE = 0.5
+
+
+def surprise(trials: int, count: int, chance: float) -> float:
+    """-log of a bound on the chance to be this far off: trials x relative entropy, in nats."""
+    share = count / trials
+    terms = ((share, chance), (1 - share, 1 - chance))
+    return trials * sum(p * math.log(p / q) for p, q in terms if p > 0)
+
+
+def check_masking(tallies: Mapping[Path, Tally], total: Tally, vocab_size: int) -> Check:
+    """80 % [MASK], 10 % kept, 10 % random, where a random token is one of all V alike."""
+    by_chance = 0.1 / vocab_size  # the random token is [MASK], or the one that was there
+    expected = {
+        "[MASK]": 0.8 + by_chance,
+        "kept": 0.1 + by_chance,
+        "replaced": 0.1 - 2 * by_chance,
+    }
+    problems = []
+    for path, tally in tallies.items():
+        for name, count in _outcomes(tally).items():
+            if tally.masked and surprise(tally.masked, count, expected[name]) > MAX_SURPRISE:
+                problem = (
+                    f"{count:,} of {tally.masked:,} masked positions are {name}, about "
+                    f"{expected[name] * tally.masked:,.0f} belong"
+                )
+                problems.append(DataError(str(path), problem, SHARD_REMEDY))
+    shares = [f"{_percent(n, total.masked)} {name}" for name, n in _outcomes(total).items()]
+    return Check("masking 80/10/10", f"{', '.join(shares)} of {total.masked:,}", tuple(problems))
+
+
+def check_next_sentence(set_dir: Path, tallies: Mapping[Path, Tally], total: Tally) -> Check:
+    """Both labels occur; the share of label 1 is a half or, with short documents, more."""
+    problems = []
+    for path, tally in tallies.items():
+        if 2 * tally.random_next >= tally.samples:
+            continue
+        if surprise(tally.samples, tally.random_next, 0.5) > MAX_SURPRISE:
+            problem = (
+                f"{tally.random_next:,} of {tally.samples:,} labels are 1, half or more belong"
+            )
+            problems.append(DataError(f"{path}: next_sentence_label", problem, SHARD_REMEDY))
+    if total.random_next == total.samples >= MIN_SAMPLES_OF_BOTH_LABELS:
+        remedy = "prepare from documents of more than one sentence"
+        problems.append(DataError(f"{set_dir}: next_sentence_label", "is 1 everywhere", remedy))
+    share = _percent(total.random_next, total.samples)
+    return Check("next sentence", f"label 1: {share} (about 50 % or more)", tuple(problems))
+
+
+def check_unknown(set_dir: Path, total: Tally) -> Check:
+    """At most half of the text is [UNK]; more means another language or vocabulary."""
+    problems = []
+    if total.unknown > MAX_UNKNOWN_SHARE * total.tokens:
+        problem = f"{_percent(total.unknown, total.tokens)} of the tokens are [UNK]"
+        remedy = "prepare with a vocabulary for this text"
+        problems.append(DataError(str(set_dir), problem, remedy))
+    return Check("unknown words", _percent(total.unknown, total.tokens), tuple(problems))
+
+
+def check_baseline(set_dir: Path, baseline: Baseline, total: Tally, most_frequent: int) -> Check:
+    """The stored context-free baseline is that of the contents; see prepare/baseline.
+
+    `most_frequent` counts the most frequent label among the [MASK] inputs.
+    """
+    measured = Baseline(
+        context_free_accuracy=(total.kept + most_frequent) / max(1, total.masked),
+        mask_only_accuracy=most_frequent / max(1, total.mask_inputs),
+        masked_tokens=total.masked,
+        mask_inputs=total.mask_inputs,
+    )
+    problems = []
+    if measured != baseline:
+        problem = f"is {baseline} where the shards give {measured}"
+        problems.append(
+            DataError(f"{set_dir / 'index' / 'dataset.json'}: baseline", problem, INDEX_REMEDY)
+        )
+    return Check("baseline", f"{measured.context_free_accuracy:.4f}", tuple(problems))
+
+
+def rate_statistics(total: Tally) -> dict[str, float]:
+    """The shares of a set, for the report."""
+    masked = max(1, total.masked)
+    return {
+        "masked_share": total.masked / max(1, total.tokens),
+        **{f"{name.strip('[]').lower()}_share": n / masked for name, n in _outcomes(total).items()},
+        "random_next_share": total.random_next / max(1, total.samples),
+        "unknown_share": total.unknown / max(1, total.tokens),
+    }
+
+
+def _outcomes(tally: Tally) -> dict[str, int]:
+    replaced = tally.masked - tally.mask_inputs - tally.kept
+    return {"[MASK]": tally.mask_inputs, "kept": tally.kept, "replaced": replaced}
+
+
+def _percent(count: int, total: int) -> str:
+    return f"{100 * count / max(1, total):.2f} %"

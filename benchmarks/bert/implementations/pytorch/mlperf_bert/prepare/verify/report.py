@@ -1,0 +1,161 @@
+"""The report of `verify`: checks with their problems, and statistics, as text or JSON."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.errors import DataError
+
+SCHEMA_VERSION = 1
+MAX_PROBLEM_LINES = 20
+HISTOGRAM_ROWS = 10
+BAR_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the table: what was looked at, and everything found wrong with it.
+
+    `was_made` is false where an earlier failure left nothing to look at.
+    """
+
+    name: str
+    summary: str
+    problems: tuple[DataError, ...] = ()
+    was_made: bool = True
+
+    @property
+    def status(self) -> str:
+        """`ok`, `WRONG` or `skipped`."""
+        if not self.was_made:
+            return "skipped"
+        return "WRONG" if self.problems else "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class SetReport:
+    """The checks of one prepared set, or of two together, and the set's statistics."""
+
+    name: str
+    checks: tuple[Check, ...]
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it."""
+
+    directory: Path
+    mode: str
+    sets: tuple[SetReport, ...]
+
+    def problems(self) -> list[DataError]:
+        """Everything found wrong, in the order of the checks."""
+        return [
+            problem for part in self.sets for check in part.checks for problem in check.problems
+        ]
+
+    def raise_if_wrong(self) -> None:
+        """Raise a DataError that counts the failed checks and names the first problem."""
+        checks = [check for part in self.sets for check in part.checks if check.was_made]
+        failed = sum(check.status == "WRONG" for check in checks)
+        if failed:
+            where, problem, remedy = (_one_line(text) for text in self.problems()[0].args)
+            summary = f"{failed} of {len(checks)} checks failed, the first: {where}: {problem}"
+            raise DataError(_one_line(str(self.directory)), summary, remedy)
+
+    def to_text(self) -> str:
+        """The table, the problems (the first twenty), the statistics."""
+        lines = [f"{_one_line(str(self.directory))}, {self.mode} check"]
+        for part in self.sets:
+            lines += ["", f"{part.name}:"]
+            for check in part.checks:
+                line = f"{check.status:<8}{check.name:<20}{_one_line(check.summary)}"
+                lines.append(line.rstrip())
+        problems = self.problems()
+        if problems:
+            lines += ["", "problems:"]
+            lines += [_one_line(str(problem)) for problem in problems[:MAX_PROBLEM_LINES]]
+            if len(problems) > MAX_PROBLEM_LINES:
+                lines.append(f"and {len(problems) - MAX_PROBLEM_LINES} more")
+        for part in self.sets:
+            if part.statistics:
+                lines += ["", *_statistics_lines(part.name, part.statistics)]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """One object; keys are only ever added within a schema version."""
+        sets = {
+            part.name: {
+                "checks": [_check_values(check) for check in part.checks],
+                "statistics": part.statistics,
+            }
+            for part in self.sets
+        }
+        values = {
+            "schema_version": SCHEMA_VERSION,
+            "directory": str(self.directory),
+            "mode": self.mode,
+            "is_right": not self.problems(),
+            "sets": sets,
+        }
+        return json.dumps(values)
+
+
+def length_statistics(histogram: tuple[int, ...]) -> dict[str, Any]:
+    """Mean and median of the lengths, and the histogram itself (index: tokens)."""
+    num_samples = sum(histogram)
+    num_tokens = sum(length * count for length, count in enumerate(histogram))
+    seen = 0
+    median = 0
+    for length, count in enumerate(histogram):
+        seen += count
+        if 2 * seen >= num_samples:
+            median = length
+            break
+    return {
+        "samples": num_samples,
+        "tokens": num_tokens,
+        "mean_length": num_tokens / num_samples,
+        "median_length": median,
+        "length_histogram": list(histogram),
+    }
+
+
+def _check_values(check: Check) -> dict[str, Any]:
+    problems = [
+        dict(zip(("where", "problem", "remedy"), problem.args, strict=True))
+        for problem in check.problems
+    ]
+    return {
+        "name": check.name,
+        "status": check.status,
+        "summary": check.summary,
+        "problems": problems,
+    }
+
+
+def _statistics_lines(name: str, statistics: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{name}: {statistics['samples']:,} examples of {statistics['tokens']:,} tokens, "
+        f"mean length {statistics['mean_length']:.1f}, median {statistics['median_length']}"
+    ]
+    counts = statistics["length_histogram"][1:]
+    step = -(-len(counts) // HISTOGRAM_ROWS)
+    rows = [sum(counts[first : first + step]) for first in range(0, len(counts), step)]
+    width = len(str(len(counts)))
+    for number, row in enumerate(rows):
+        first = number * step + 1
+        last = min(first + step - 1, len(counts))
+        bar = "#" * round(BAR_WIDTH * row / max(rows))
+        lines.append(f"  {first:>{width}} .. {last:>{width}} {row:>13,}  {bar}".rstrip())
+    return lines
+
+
+def _one_line(text: str) -> str:
+    """`text` with everything escaped that could break a line or steer a terminal."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )

@@ -1,0 +1,65 @@
+"""The published length counts, and draws that follow them."""
+
+import sys
+
+import numpy as np
+
+from mlperf_bert.data.length_histogram import LengthHistogram, wikipedia_lengths
+from support import run_process
+
+THREE = LengthHistogram(lengths=np.array([5, 9, 20]), counts=np.array([1, 2, 7]))
+
+
+def test_published_facts() -> None:
+    # arXiv 2107.02027: 16,279,552 sequences of at most 512 tokens, half of that on average.
+    published = wikipedia_lengths()
+    assert published.num_sequences == 16_279_552
+    assert published.max_length == 512
+    assert round(published.mean_length, 2) == 255.83
+    assert (np.diff(published.lengths) > 0).all()
+    assert (published.counts > 0).all()
+
+
+def test_mean_and_maximum() -> None:
+    assert THREE.num_sequences == 10
+    assert THREE.max_length == 20
+    assert THREE.mean_length == (5 + 2 * 9 + 7 * 20) / 10
+
+
+def test_draws_follow_the_counts() -> None:
+    count = 10_000
+    drawn = THREE.draw(count, seed=3)
+    assert set(drawn.tolist()) == set(THREE.lengths.tolist())
+    for length, share in zip(THREE.lengths, THREE.counts / THREE.num_sequences, strict=True):
+        standard_error = (count * share * (1 - share)) ** 0.5
+        assert abs((drawn == length).sum() - count * share) < 5 * standard_error
+
+
+def test_draws_have_the_published_mean() -> None:
+    published = wikipedia_lengths()
+    count = 20_000
+    drawn = published.draw(count, seed=1)
+    standard_error = drawn.std() / count**0.5
+    assert abs(drawn.mean() - published.mean_length) < 5 * standard_error
+    assert drawn.max() == published.max_length
+
+
+def test_even_draws_take_every_range_once() -> None:
+    assert (
+        sorted(THREE.draw_evenly(THREE.num_sequences, seed=4))
+        == np.repeat(THREE.lengths, THREE.counts).tolist()
+    )
+
+
+def test_a_seed_is_one_sequence_of_draws() -> None:
+    published = wikipedia_lengths()
+    for draw in (published.draw, published.draw_evenly):
+        np.testing.assert_array_equal(draw(100, seed=7), draw(100, seed=7))
+        assert (draw(100, seed=7) != draw(100, seed=8)).any()
+
+
+def test_no_torch_is_needed() -> None:
+    module = "mlperf_bert.data.length_histogram"
+    code = f"import sys; sys.modules['torch'] = None; import {module} as m; m.wikipedia_lengths()"
+    done = run_process(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr

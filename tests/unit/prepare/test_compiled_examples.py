@@ -1,0 +1,160 @@
+"""Compiled example making gives the arrays of the plain-Python one, whatever the text."""
+
+import os
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
+from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
+from plain_examples import Document, PlainExampleMaker, as_documents
+
+
+def vocabulary_of(size: int) -> Vocabulary:
+    tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(size - 5)))
+    return Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
+
+
+VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
+
+
+def assert_both_agree(
+    nested: list[Document], vocabulary: Vocabulary, dupe_factor: int, **options: int
+) -> ExampleArrays:
+    documents = as_documents(nested, len(vocabulary))
+    plain = PlainExampleMaker(vocabulary, **options).make(documents, dupe_factor)
+    compiled = ExampleMaker(vocabulary, **options).make(documents, dupe_factor)
+    for name in plain.__slots__:
+        expected, found = getattr(plain, name), getattr(compiled, name)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+    return compiled
+
+
+SENTENCE_LENGTHS = st.one_of(st.integers(1, 6), st.integers(1, 40), st.integers(100, 700))
+TEXT_SHAPE = st.lists(st.lists(SENTENCE_LENGTHS, min_size=1, max_size=9), min_size=2, max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shape=TEXT_SHAPE,
+    vocab_size=st.sampled_from(sorted(VOCABULARIES)),
+    max_seq_length=st.one_of(st.integers(8, 64), st.sampled_from([128, 512, 65_535])),
+    max_predictions=st.integers(1, 255),
+    dupe_factor=st.integers(1, 4),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_any_text(
+    shape: list[list[int]],
+    vocab_size: int,
+    max_seq_length: int,
+    max_predictions: int,
+    dupe_factor: int,
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    nested = [
+        [[rng.randrange(5, vocab_size) for _ in range(length)] for length in document]
+        for document in shape
+    ]
+    assert_both_agree(
+        nested,
+        VOCABULARIES[vocab_size],
+        dupe_factor,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        seed=seed,
+    )
+
+
+def test_a_large_text() -> None:
+    rng = random.Random(5)
+    nested = []
+    for _ in range(300):
+        num_sentences = min(400, int(rng.paretovariate(1.1)) + rng.randrange(4))
+        lengths = [max(1, int(rng.lognormvariate(3.1, 0.6))) for _ in range(max(1, num_sentences))]
+        nested.append([[rng.randrange(5, 1000) for _ in range(length)] for length in lengths])
+    options = {"max_seq_length": 128, "max_predictions": 20, "seed": 12345}
+    examples = assert_both_agree(nested, VOCABULARIES[1000], 3, **options)
+    # The text is what it is meant to be: long, short and odd, so that all branches are taken.
+    assert sum(map(len, nested)) > 1500
+    assert min(map(len, nested)) == 1
+    assert max(map(len, nested)) > 50
+    lengths = np.diff(examples.offsets)
+    assert lengths.max() == 128
+    assert lengths.min() < 30
+    assert 0.2 < examples.next_sentence_label.mean() < 0.9
+
+
+def test_one_maker_gives_the_same_twice() -> None:
+    documents = as_documents([[[7, 8, 9]] * 20, [[10, 11]] * 20], 1000)
+    maker = ExampleMaker(VOCABULARIES[1000], max_seq_length=16, max_predictions=3, seed=0)
+    first, second = maker.make(documents, 2), maker.make(documents, 2)
+    np.testing.assert_array_equal(first.input_ids, second.input_ids)
+
+
+def test_no_place_for_machine_code_is_no_error() -> None:
+    code = (
+        "import tempfile\n"
+        "def refuse(*args, **kwargs): raise PermissionError(13, 'Permission denied')\n"
+        "tempfile.TemporaryFile = refuse\n"  # how numba finds out whether it may write
+        "from mlperf_bert.prepare.compiled_examples import between\n"
+        "from mlperf_bert.prepare.examples import new_stream\n"
+        "print(between.stats.cache_path, between(new_stream(3), 5, 5))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["None", "5"]
+
+
+def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
+    code = (
+        "from mlperf_bert.prepare.compiled_examples import make_all\n"
+        "from mlperf_bert.prepare.examples import compile_examples\n"
+        "from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary\n"
+        "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
+        "compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
+        "print(sum(make_all.stats.cache_hits.values()))"
+    )
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    together = [
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() in ("0", "1") for process in together] == [True] * 2
+    later = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert later.stdout.strip() == "1"  # what they left is used
+
+
+@pytest.mark.parametrize("vocab_size", sorted(VOCABULARIES))
+def test_examples_are_well_formed(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    nested = [
+        [
+            [rng.randrange(5, vocab_size) for _ in range(rng.randint(1, 40))]
+            for _ in range(rng.randint(1, 12))
+        ]
+        for _ in range(30)
+    ]
+    maker = ExampleMaker(VOCABULARIES[vocab_size], max_seq_length=48, max_predictions=5, seed=3)
+    examples = maker.make(as_documents(nested, vocab_size), 2)
+    assert {0, 1} == set(examples.next_sentence_label.tolist())
+    spans = zip(pairwise(examples.offsets), pairwise(examples.masked_lm_offsets), strict=True)
+    for i, ((start, end), (masked_start, masked_end)) in enumerate(spans):
+        tokens = examples.input_ids[start:end].tolist()
+        positions = examples.masked_lm_positions[masked_start:masked_end].tolist()
+        start_of_b = int(examples.segment_b_start[i])
+        assert 5 <= len(tokens) <= 48
+        assert tokens[0] == 2
+        assert tokens[start_of_b - 1] == tokens[-1] == 3
+        assert len(positions) == min(5, max(1, round(len(tokens) * 0.15)))
+        assert positions == sorted(set(positions))
+        assert not {0, start_of_b - 1, len(tokens) - 1} & set(positions)
+        assert 3 <= start_of_b < len(tokens) - 1
+    assert (examples.masked_lm_ids >= 5).all()

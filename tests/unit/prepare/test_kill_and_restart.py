@@ -1,0 +1,157 @@
+"""`mlperf_bert prepare` killed at any moment and started again gives the same bytes."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.prepare.build import prepare_text
+from support import write_synthetic_text
+
+NUM_TEXTS = 4
+
+# Runs the command line, and kills itself instead of making rename number argv[1].
+KILLED_AT_RENAME = """
+import os, pathlib, runpy, signal, sys
+left, rename = int(sys.argv.pop(1)), pathlib.Path.replace
+def replace(self, target):
+    global left
+    left -= 1
+    if left < 0:
+        os.killpg(0, signal.SIGKILL)
+    return rename(self, target)
+pathlib.Path.replace = replace
+runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
+"""
+
+
+def command(texts: list[Path], vocab: Path, out: Path) -> list[str]:
+    options = {"max-seq-length": 64, "max-predictions": 10, "dupe-factor": 40, "workers": 2}
+    words = [sys.executable, "-m", "mlperf_bert", "prepare", "--text", *texts]
+    words += ["--vocab", vocab, "--out", out]
+    for name, value in options.items():
+        words += [f"--{name}", value]
+    return [str(word) for word in words]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def finished_shards(out: Path) -> int:
+    return len(list(out.glob("shards/*.json")))
+
+
+def kill_when(words: list[str], is_time: Callable[[], bool]) -> bool:
+    """Kill the command's whole process group while `is_time()`; False where it ended before."""
+    process = subprocess.Popen(
+        words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None:
+        if is_time():
+            # Frozen first: what was true may have passed before the signal arrived.
+            os.killpg(process.pid, signal.SIGSTOP)
+            time.sleep(0.02)
+            if is_time():
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return True
+            os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(0.0005)
+    return False
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Texts of different sizes, so that their shards do not all end at once."""
+    directory = tmp_path_factory.mktemp("texts")
+    paths = [directory / f"part-{number}.txt" for number in range(NUM_TEXTS)]
+    for number, path in enumerate(paths):
+        write_synthetic_text(path, num_documents=400 + 250 * number, seed=number)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = random.Random(1).sample(range(64), 50)  # some words are unknown
+    path.write_text("\n".join([*special, *(f"w{word}" for word in words)]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    texts: list[Path], vocab: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("undisturbed") / "set"
+    subprocess.run(command(texts, vocab, out), check=True, capture_output=True)
+    return contents(out)
+
+
+@pytest.mark.parametrize("moment", ["directory made", "in the middle", "one done", "most done"])
+def test_killed_and_restarted(
+    texts: list[Path], vocab: Path, undisturbed: dict[str, bytes], tmp_path: Path, moment: str
+) -> None:
+    out = tmp_path / "set"
+    is_time = {
+        "directory made": lambda: (out / "vocab.txt").exists(),
+        "in the middle": lambda: any(out.glob("shards/.*.tmp")),
+        "one done": lambda: finished_shards(out) >= 1,
+        "most done": lambda: finished_shards(out) >= NUM_TEXTS - 1,
+    }[moment]
+    for _ in range(5):  # a busy machine may sleep through a short moment
+        if kill_when(command(texts, vocab, out), is_time):
+            break
+        shutil.rmtree(out)
+    assert is_time()
+    assert contents(out) != undisturbed
+    subprocess.run(command(texts, vocab, out), check=True, capture_output=True)
+    assert contents(out) == undisturbed
+
+
+def test_killed_before_every_single_rename(texts: list[Path], vocab: Path, tmp_path: Path) -> None:
+    # One worker, so that one process makes all renames: each completes a file.
+    short = ["--workers", "1", "--dupe-factor", "1"]
+    sets = []
+    was_killed = True
+    while was_killed:
+        out = tmp_path / f"after-{len(sets)}-renames"
+        words = [*command(texts[:2], vocab, out)[3:], *short]
+        process = subprocess.run(
+            [sys.executable, "-c", KILLED_AT_RENAME, str(len(sets)), *words],
+            start_new_session=True,
+            capture_output=True,
+            check=False,
+        )
+        was_killed = process.returncode == -signal.SIGKILL
+        if was_killed:
+            prepare_text(
+                texts[:2],
+                vocab,
+                out,
+                max_seq_length=64,
+                max_predictions=10,
+                dupe_factor=1,
+                seed=12345,
+                workers=1,
+                pick_eval=None,
+                split_sentences=False,
+                quiet=True,
+            )
+        sets.append(contents(out))
+    assert process.returncode == 0
+    undisturbed = sets.pop()
+    assert len(sets) == len(undisturbed)
+    assert all(found == undisturbed for found in sets)

@@ -1,0 +1,87 @@
+"""The sub-command `verify`: what it prints, and what it raises."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verify_cases import copy_of, flip, make_pair, shard
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.verify.cli import add_arguments, run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The good pair; tests change copies."""
+    return make_pair(tmp_path_factory.mktemp("verify"))
+
+
+@pytest.fixture
+def pair(made: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return copy_of(made, tmp_path)
+
+
+def call(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args([str(word) for word in words]))
+
+
+def test_the_command_prints_a_table(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(made, "--full", "--workers", "1") == 0
+    printed = capsys.readouterr()
+    for name, num_shards in (("train", 3), ("eval", 1)):
+        num_samples = Manifest.load(made / name).num_samples
+        assert f"{num_shards} shards, {num_samples:,} examples" in printed.out
+    assert "ok      shard digests       3 of 3" in printed.out
+    assert "4 of 4" in printed.err
+
+
+def test_the_command_lists_every_problem_and_raises_the_first(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(30):
+        (pair / "train" / "shards" / f"{number}.hdf5").touch()
+    shard(pair).unlink()
+    with pytest.raises(DataError, match=r"2 of 18 checks failed, the first: .*b\.hdf5: No such"):
+        call(pair)
+    printed = capsys.readouterr().out
+    assert "WRONG   shard sizes         2 of 3" in printed
+    assert printed.count("is not in the manifest") == 19
+    assert "and 11 more" in printed
+
+
+def test_json(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(shard(pair), 5)
+    with pytest.raises(DataError):
+        call(pair, "--full", "--json", "--workers", "1")
+    values = json.loads(capsys.readouterr().out)
+    assert (values["schema_version"], values["mode"], values["is_right"]) == (1, "full", False)
+    found = {one["name"]: one for one in values["sets"]["train"]["checks"]}
+    assert found["shard digests"]["status"] == "WRONG"
+    assert found["shard digests"]["problems"][0]["where"] == str(shard(pair))
+    assert values["sets"]["eval"]["statistics"]["mask_share"] == pytest.approx(0.8, abs=0.1)
+    manifest = Manifest.load(pair / "eval")
+    assert values["sets"]["eval"]["statistics"]["samples"] == manifest.num_samples
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 5000])
+def test_a_wrong_number_of_workers(made: Path, workers: int) -> None:
+    with pytest.raises(ConfigError, match="workers"):
+        call(made, f"--workers={workers}")
+
+
+def test_building_the_parser_imports_nothing_heavy() -> None:
+    code = (
+        "import argparse, sys\n"
+        "from mlperf_bert.prepare.verify.cli import add_arguments\n"
+        "add_arguments(argparse.ArgumentParser())\n"
+        "print({'torch', 'numpy', 'h5py', 'rich'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

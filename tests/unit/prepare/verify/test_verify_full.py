@@ -1,0 +1,259 @@
+"""The full check of `verify`: contents forged with all digests right, copies and leaks."""
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from verify_cases import (
+    VOCAB_SIZE,
+    Arrays,
+    check,
+    copy_of,
+    failed,
+    flip,
+    make_pair,
+    mend_digests,
+    prepare_set,
+    shard,
+    sign,
+    spoil,
+    write_vocabulary,
+)
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.prepare.verify.contents import COPY_BITS, masked_count_table
+from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
+
+MASK, SEP, CLS, PAD = 4, 3, 2, 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The good pair; tests change copies."""
+    return make_pair(tmp_path_factory.mktemp("verify"))
+
+
+@pytest.fixture
+def pair(made: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return copy_of(made, tmp_path)
+
+
+def test_a_good_pair_passes_alike_with_one_process_and_two(made: Path) -> None:
+    alone, together = (check(made, full=True, workers=workers) for workers in (1, 2))
+    assert alone.problems() == []
+    assert alone.to_json() == together.to_json()
+    assert all(one.status == "ok" for part in alone.sets for one in part.checks)
+
+
+def test_the_fast_check_reads_no_shard(pair: Path) -> None:
+    spot = 8 * (shard(pair).stat().st_size // 2)
+    flip(shard(pair), spot)
+    assert failed(check(pair)) == {}
+    assert set(failed(check(pair, full=True))) == {"shard digests"}
+
+
+def test_a_flipped_bit_anywhere_is_found(pair: Path) -> None:
+    size = shard(pair).stat().st_size
+    places = np.random.default_rng(0).integers(0, 8 * size, 12).tolist()
+    for bit in [0, *places, 8 * size - 1]:
+        flip(shard(pair), bit)
+        assert str(shard(pair)) in failed(check(pair / "train", full=True))["shard digests"]
+        flip(shard(pair), bit)
+
+
+def with_other_rates(arrays: Arrays) -> None:
+    """[MASK] everywhere that a token was kept or replaced."""
+    arrays["input_ids"][masked_rows(arrays)] = MASK
+
+
+def masked_rows(arrays: Arrays) -> np.ndarray:
+    starts = np.repeat(arrays["offsets"][:-1], np.diff(arrays["masked_lm_offsets"]))
+    return starts + arrays["masked_lm_positions"]
+
+
+def without_sep_before_b(arrays: Arrays) -> None:
+    arrays["input_ids"][arrays["segment_b_start"][3] + arrays["offsets"][3] - 1] = CLS
+
+
+def with_a_token_in_the_text(token: int) -> Callable[[Arrays], None]:
+    def change(arrays: Arrays) -> None:
+        free = np.ones(arrays["offsets"][1], dtype=bool)
+        free[[0, arrays["segment_b_start"][0] - 1, -1]] = False
+        free[arrays["masked_lm_positions"][: arrays["masked_lm_offsets"][1]]] = False
+        arrays["input_ids"][np.flatnonzero(free)[0]] = token
+
+    return change
+
+
+def swap_positions(arrays: Arrays) -> None:
+    arrays["masked_lm_positions"][:2] = arrays["masked_lm_positions"][1::-1]
+
+
+def shift_masked_count(arrays: Arrays) -> None:
+    arrays["masked_lm_offsets"][1] -= 1
+
+
+def put(name: str, index: int, value: int) -> Callable[[Arrays], None]:
+    def change(arrays: Arrays) -> None:
+        arrays[name][index] = value
+
+    return change
+
+
+def all_labels(value: int) -> Callable[[Arrays], None]:
+    def change(arrays: Arrays) -> None:
+        arrays["next_sentence_label"][:] = value
+
+    return change
+
+
+def shift_offset(arrays: Arrays) -> None:
+    arrays["offsets"][1] += 1
+
+
+FORGERIES = {
+    "rates": (with_other_rates, "masking 80/10/10", "masked positions are kept"),
+    "labels 0": (all_labels(0), "next sentence", "0 of "),
+    "label 2": (put("next_sentence_label", 5, 2), "shard contents", "sample 5"),
+    "position on [CLS]": (put("masked_lm_positions", 0, 0), "shard contents", "on [CLS]"),
+    "position outside": (put("masked_lm_positions", -1, 63), "shard contents", "outside"),
+    "position far off": (put("masked_lm_positions", -1, 65_535), "shard contents", "outside"),
+    "unsorted": (swap_positions, "shard contents", "masked_lm_positions does not ascend: sample 0"),
+    "token": (put("input_ids", 1, VOCAB_SIZE), "shard contents", "input_ids is not within"),
+    "label": (put("masked_lm_ids", 0, VOCAB_SIZE), "shard contents", "masked_lm_ids is not within"),
+    "no [CLS]": (put("input_ids", 0, 7), "shard contents", "begin with [CLS]: sample 0"),
+    "no last [SEP]": (put("input_ids", -1, 7), "shard contents", "end with [SEP]"),
+    "no middle [SEP]": (without_sep_before_b, "shard contents", "before segment B: sample 3"),
+    "[SEP] in text": (with_a_token_in_the_text(SEP), "shard contents", "inside its text: sample 0"),
+    "[PAD] in text": (with_a_token_in_the_text(PAD), "shard contents", "inside its text: sample 0"),
+    "segment": (put("segment_b_start", 2, 1), "shard contents", "segment empty: sample 2"),
+    "masked count": (shift_masked_count, "shard contents", "masked positions: sample 0"),
+    "offsets": (shift_offset, "shard contents", ": sample "),
+}
+
+
+@pytest.mark.parametrize(("change", "name", "problem"), FORGERIES.values(), ids=FORGERIES)
+def test_forged_contents(
+    pair: Path, change: Callable[[Arrays], None], name: str, problem: str
+) -> None:
+    spoil(shard(pair), change)
+    assert failed(check(pair)) == {}
+    problems = failed(check(pair, full=True))
+    assert str(shard(pair)) in problems[name]
+    assert problem in problems[name]
+
+
+def test_labels_all_1_of_a_whole_set(pair: Path) -> None:
+    for name in "abc":
+        spoil(shard(pair, name), all_labels(1))
+    assert "is 1 everywhere" in failed(check(pair, full=True))["next sentence"]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("offsets", 64), ("masked_lm_offsets", 10)])
+@pytest.mark.parametrize("value", [0, -1, 65, 2**62, -(2**63)])
+def test_offsets_that_lead_out_of_the_shard(pair: Path, name: str, limit: int, value: int) -> None:
+    place = read_sidecar(shard(pair)).datasets[name]
+    array = np.memmap(shard(pair), "<i8", mode="r+", offset=place.offset, shape=(place.count,))
+    array[1] = value
+    array.flush()
+    sign(pair / "train")
+    problems = failed(check(pair, full=True))
+    assert f"{shard(pair)}: {name}: has steps outside 1 .. {limit}" in problems["shard contents"]
+
+
+def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair: Path) -> None:
+    rng = np.random.default_rng(3)
+    pristine = shard(pair).read_bytes()
+    first = min(place.offset for place in read_sidecar(shard(pair)).datasets.values())
+    found = 0
+    for _ in range(40):
+        damaged = bytearray(pristine)
+        for place in rng.integers(first, len(pristine), 20):
+            damaged[place] = rng.integers(256)
+        shard(pair).write_bytes(damaged)
+        sign(pair / "train")
+        found += "shard contents" in failed(check(pair / "train", full=True))
+    assert found == 40
+
+
+@pytest.mark.parametrize("name", ["lengths.u16", "masked_counts.u8", "order_by_length.u32"])
+def test_an_index_that_does_not_fit_the_shards(pair: Path, name: str) -> None:
+    path = pair / "train" / "index" / name
+    contents = path.read_bytes()
+    width = {"6": 2, "8": 1, "2": 4}[name[-1]]
+    values = np.frombuffer(contents, dtype=f"<u{width}").copy()
+    other = int(np.flatnonzero(values != values[0])[0])
+    values[[0, other]] = values[[other, 0]]
+    path.write_bytes(values.tobytes())
+    sign(pair / "train")
+    assert failed(check(pair)) == {}
+    problems = failed(check(pair, full=True))
+    assert str(path) in "".join(problems.values())
+    assert set(problems) <= {"index contents", "order by length"}
+
+
+def test_a_forged_baseline(pair: Path) -> None:
+    baseline = Manifest.load(pair / "eval").baseline
+    assert baseline is not None
+    other = dataclasses.replace(baseline, context_free_accuracy=0.01)
+    mend_digests(pair / "eval", baseline=other)
+    assert "baseline: is Baseline(" in failed(check(pair, full=True))["baseline"]
+
+
+def test_train_text_in_eval(made: Path, pair: Path, tmp_path: Path) -> None:
+    text = (made.parent / "a.txt").read_text()
+    (tmp_path / "leak.txt").write_text(text + "\nw1 w2 w3\n")
+    shutil.rmtree(pair / "eval")
+    prepare_set([tmp_path / "leak.txt"], pair / "eval", vocab=made.parent / "words.txt", seed=1)
+    assert failed(check(pair)) == {}
+    problems = failed(check(pair, full=True))
+    assert set(problems) == {"held-out texts"}
+    assert "of the held-out texts occur in train" in problems["held-out texts"]
+
+
+def test_a_text_twice_under_another_digest(made: Path, tmp_path: Path) -> None:
+    texts = [made.parent / "a.txt", tmp_path / "again.txt"]
+    texts[1].write_text(texts[0].read_text() + " \n")
+    manifest = prepare_set(texts, tmp_path / "set")
+    assert failed(check(tmp_path / "set")) == {}
+    problems = failed(check(tmp_path / "set", full=True))
+    assert set(problems) == {"duplicates"}
+    counts = masked_count_table(64, 10)
+    lengths = np.repeat(np.arange(65), manifest.length_histogram).tolist()
+    ways = [math.comb(n - 3, counts[n]) / (0.8**2 + 0.1**2) ** counts[n] for n in lengths]
+    copies = sum(way >= 2**COPY_BITS for way in ways) // 2
+    assert f"{copies:,} of {manifest.num_samples:,} examples are" in problems["duplicates"]
+
+
+def test_a_vocabulary_for_another_text(tmp_path: Path, made: Path) -> None:
+    vocab = tmp_path / "few.txt"
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\n")
+    prepare_set([made.parent / "a.txt"], tmp_path / "set", vocab=vocab)
+    assert "are [UNK]" in failed(check(tmp_path / "set", full=True))["unknown words"]
+
+
+def test_with_a_wrong_vocabulary_nothing_more_is_read(pair: Path) -> None:
+    write_vocabulary(pair / "train" / "vocab.txt", ["[PAD]", "[CLS]", "[UNK]", "[SEP]", "[MASK]"])
+    report = check(pair, full=True)
+    assert "unk_id = 2" in failed(report)["vocabulary"]
+    assert report.sets[0].checks[-1].status == "skipped"
+
+
+def test_masked_counts_round_half_to_even() -> None:
+    table = masked_count_table(64, 9)
+    assert [int(table[n]) for n in (5, 9, 10, 30, 50, 64)] == [1, 1, 2, 4, 8, 9]
+
+
+def test_surprise_is_half_the_square_of_the_standard_errors() -> None:
+    trials = 10**8
+    error = (trials * 0.1 * 0.9) ** 0.5
+    for distance in (-6.0, 3.0, 6.0):
+        count = round(0.1 * trials + distance * error)
+        assert surprise(trials, count, 0.1) == pytest.approx(distance**2 / 2, rel=0.01)
+    assert surprise(1, 0, 0.8) < MAX_SURPRISE < surprise(100, 100, 0.8)

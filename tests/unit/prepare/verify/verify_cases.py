@@ -1,0 +1,145 @@
+"""A small pair of prepared sets, and ways to spoil a copy of it with or without new digests."""
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlperf_bert.data.index import Manifest, ShardEntry, write_index
+from mlperf_bert.data.shards import Shard
+from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
+from mlperf_bert.prepare.build import prepare_text
+from mlperf_bert.prepare.examples import ExampleArrays
+from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.prepare.verify.report import Report
+from support import NUM_WORDS, write_synthetic_text
+
+Arrays = dict[str, np.ndarray]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCAB_SIZE = len(SPECIAL) + NUM_WORDS
+
+
+def write_vocabulary(path: Path, special: list[str] = SPECIAL) -> Path:
+    path.write_text("\n".join([*special, *(f"w{n}" for n in range(NUM_WORDS))]) + "\n")
+    return path
+
+
+def prepare_set(texts: list[Path], out: Path, **changes: Any) -> Manifest:
+    """`prepare_text` with settings that give masks enough choices to tell copies from chance."""
+    options: dict[str, Any] = {
+        "max_seq_length": 64,
+        "max_predictions": 10,
+        "dupe_factor": 2,
+        "seed": 12345,
+        "workers": 1,
+        "pick_eval": None,
+        "split_sentences": False,
+        "quiet": True,
+    }
+    vocab = changes.pop("vocab", None) or write_vocabulary(out.parent / "words.txt")
+    return prepare_text(texts, vocab, out, **{**options, **changes})
+
+
+def make_pair(directory: Path) -> Path:
+    """`directory/pair` with train (three shards) and eval (one shard and a baseline)."""
+    texts = {}
+    for number, name in enumerate(("a", "b", "c", "held")):
+        texts[name] = directory / f"{name}.txt"
+        write_synthetic_text(texts[name], 40, seed=number)
+    (directory / "pair").mkdir()
+    vocab = write_vocabulary(directory / "words.txt")
+    train = [texts[name] for name in ("a", "b", "c")]
+    prepare_set(train, directory / "pair" / "train", vocab=vocab)
+    prepare_set([texts["held"]], directory / "pair" / "eval", vocab=vocab, with_baseline=True)
+    return directory / "pair"
+
+
+def copy_of(pair: Path, target: Path) -> Path:
+    return Path(shutil.copytree(pair, target / "pair"))
+
+
+def shard(directory: Path, name: str = "b") -> Path:
+    return directory / "train" / "shards" / f"{name}.hdf5"
+
+
+def flip(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        value = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([value ^ 1 << bit % 8]))
+
+
+def spoil(path: Path, change: Callable[[Arrays], None], **settings: Any) -> None:
+    """Change the arrays of a shard, then make every digest of its set right again."""
+    before = Shard(path)
+    mapped = before.arrays()
+    arrays = {
+        field.name: np.array(getattr(mapped, field.name))
+        for field in dataclasses.fields(ExampleArrays)
+    }
+    change(arrays)
+    write_shard(
+        path,
+        ExampleArrays(**arrays),
+        source_name=before.sidecar.source_name,
+        source_sha256=before.sidecar.source_sha256,
+        settings=dataclasses.replace(before.sidecar.settings, **settings),
+    )
+    mend_digests(path.parents[1])
+
+
+def mend_digests(set_dir: Path, **changes: Any) -> None:
+    """Write manifest and index anew over whatever shards there are, as a forger would."""
+    manifest = dataclasses.replace(Manifest.load(set_dir), **changes)
+    paths = sorted((set_dir / "shards").glob("*.hdf5"))
+    entries = tuple(ShardEntry.of(path) for path in paths)
+    shards = [Shard(path) for path in paths]
+    num_samples = sum(entry.num_samples for entry in entries)
+    write_index(
+        set_dir,
+        dataclasses.replace(manifest, shards=entries, num_samples=num_samples),
+        np.concatenate([np.diff(one.arrays().offsets) for one in shards]).astype(np.uint16),
+        np.concatenate([np.diff(one.arrays().masked_lm_offsets) for one in shards]).astype(
+            np.uint8
+        ),
+    )
+
+
+def sign(set_dir: Path) -> None:
+    """Make all digests of a set right again, whatever its files hold; change nothing else."""
+    manifest = Manifest.load(set_dir)
+    paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
+    for path in paths:
+        sidecar = dataclasses.replace(read_sidecar(path), shard_sha256=sha256(path))
+        sidecar_path(path).write_bytes(sidecar.to_json())
+    files = tuple(
+        dataclasses.replace(file, sha256=sha256(set_dir / "index" / file.file))
+        for file in manifest.index_files
+    )
+    shards = tuple(ShardEntry.of(path) for path in paths)
+    changed = dataclasses.replace(manifest, index_files=files, shards=shards)
+    (set_dir / "index" / "dataset.json").write_bytes(changed.to_json())
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check(directory: Path, *, full: bool = False, workers: int = 1) -> Report:
+    return verify(directory, full=full, workers=workers, quiet=True)
+
+
+def failed(report: Report) -> dict[str, str]:
+    """Failed check -> its problems in one text."""
+    return {
+        one.name: "\n".join(map(str, one.problems))
+        for part in report.sets
+        for one in part.checks
+        if one.status == "WRONG"
+    }
