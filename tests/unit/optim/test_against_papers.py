@@ -28,7 +28,7 @@ class _Layer(nn.Module):
 
 
 def lamb(x: Array, mean: Array, variance: Array, rate: float, adapts: bool) -> Array:
-    """You et al., arXiv 1904.00962, algorithm 2: x - rate * ||x|| / ||r + decay x|| (r + decay x)."""
+    """You et al., arXiv 1904.00962, algorithm 2."""
     update = mean / (np.sqrt(variance) + EPSILON) + (DECAY * x if adapts else 0)
     norms = np.linalg.norm(x), np.linalg.norm(update)
     ratio = norms[0] / norms[1] if adapts and min(norms) > 0 else 1.0
