@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test golden
+.PHONY: setup check format test golden bench
 
 setup:
 	tools/venv.sh dev
@@ -22,3 +22,10 @@ test: setup
 # Record the golden traces again and print how far they are from the old ones.
 golden: setup
 	OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py
+
+# The measurements of docs/performance.md; about 25 minutes on two cores.
+bench: setup
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/bench_prepare.py
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 2 --hidden 128
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 4 --hidden 256
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 12 --hidden 768 --batch 8 --seconds 900

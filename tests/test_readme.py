@@ -36,6 +36,8 @@ def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[st
         command += (" --" if " -- " not in command else "") + REDUCED
     elif " train " in command:
         command += REDUCED
+    elif " bench " in command:
+        command += " --batch 2 --steps 1"
     return run_shell(command, directory, timeout=600)
 
 

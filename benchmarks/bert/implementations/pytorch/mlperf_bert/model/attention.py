@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.dropout import dropout
 
 AttentionName = Literal["auto", "reference", "grouped", "varlen"]
 
@@ -45,13 +46,13 @@ def reference(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_
 
     scores = pad(q) @ pad(k).transpose(-1, -2) * head_size**-0.5  # [B, N, S, S]
     scores = scores.masked_fill(~key_is_real[:, None, None, :], float("-inf"))
-    probabilities = F.dropout(torch.softmax(scores, dim=-1), dropout_p)
+    probabilities = dropout(torch.softmax(scores, dim=-1), dropout_p)
     context = (probabilities.to(v.dtype) @ pad(v)).transpose(1, 2)  # [B, S, N, H]
     return context.reshape(-1, num_heads, head_size).index_select(0, slots)
 
 
 def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
-    """One scaled_dot_product_attention per group of sequences of similar length.
+    """One padded attention per group of sequences of similar length.
 
     Runs on any device and dtype. All lengths are known on the host, so nothing waits for a device.
     """
@@ -65,12 +66,23 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p:
     for group, *rows in zip(groups.members, *parts, strict=True):
         shape = (group.num_sequences, group.padded_length, *q.shape[1:])
         group_q, group_k, group_v = (x.view(shape).transpose(1, 2) for x in rows)
-        context = F.scaled_dot_product_attention(
-            group_q, group_k, group_v, attn_mask=group.key_is_real, dropout_p=dropout_p
-        )
+        context = _attend_padded(group_q, group_k, group_v, group.key_is_real, dropout_p)
         contexts.append(context.transpose(1, 2).reshape(group.num_slots, *q.shape[1:]))
     joined = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
     return joined if groups.token_slot is None else joined.index_select(0, groups.token_slot)
+
+
+def _attend_padded(
+    q: Tensor, k: Tensor, v: Tensor, key_is_real: Tensor | None, dropout_p: float
+) -> Tensor:
+    """[B, N, S, H] of the same; `key_is_real` bool [B, 1, 1, S], or None where all keys are."""
+    if dropout_p == 0 or q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=key_is_real, dropout_p=dropout_p)
+    # On a CPU torch has no fused attention with dropout; this is what it would do, with ours.
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if key_is_real is not None:  # added in place: the product's backward does not need its result
+        scores += scores.new_zeros(key_is_real.shape).masked_fill_(~key_is_real, float("-inf"))
+    return dropout(torch.softmax(scores, dim=-1), dropout_p).to(v.dtype) @ v
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:

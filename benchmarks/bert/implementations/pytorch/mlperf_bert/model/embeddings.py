@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mlperf_bert.config import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.model.dropout import dropout
 
 
 class Embeddings(nn.Module):
@@ -22,7 +23,7 @@ class Embeddings(nn.Module):
         )
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, hidden, device=device)
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout_p = config.hidden_dropout
 
     def forward(self, batch: UnpaddedBatch) -> Tensor:
         """Hidden states [T, D] of the batch's tokens, in the dtype of the weights."""
@@ -30,5 +31,4 @@ class Embeddings(nn.Module):
         total = self.word_embeddings(batch.input_ids)
         total = total + self.token_type_embeddings(batch.token_type_ids)
         total = total + self.position_embeddings(batch.position_ids)
-        hidden: Tensor = self.dropout(self.LayerNorm(total))
-        return hidden
+        return dropout(self.LayerNorm(total), self.dropout_p if self.training else 0.0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mlperf_bert.config import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.dropout import dropout
 
 
 class SelfAttention(nn.Module):
@@ -45,11 +46,12 @@ class ResidualOutput(nn.Module):
         hidden = config.hidden_size
         self.dense = nn.Linear(in_features, hidden, device=device)
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout_p = config.hidden_dropout
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """LayerNorm(dropout(dense(x)) + residual): [R, in_features], [R, D] -> [R, D]."""
-        normalised: Tensor = self.LayerNorm(self.dropout(self.dense(x)) + residual)
+        dropped = dropout(self.dense(x), self.dropout_p if self.training else 0.0)
+        normalised: Tensor = self.LayerNorm(dropped + residual)
         return normalised
 
 

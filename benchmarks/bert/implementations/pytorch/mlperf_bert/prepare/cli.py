@@ -101,7 +101,7 @@ def _run_text(args: argparse.Namespace) -> int:
         max_predictions=sizes["max_predictions"],
         dupe_factor=sizes["dupe_factor"],
         seed=args.seed,
-        workers=args.workers or _usable_cores(),
+        workers=args.workers or usable_cores(),
         pick_eval=args.pick_eval,
         split_sentences=args.split_sentences,
     )
@@ -113,7 +113,8 @@ def _run_text(args: argparse.Namespace) -> int:
     return 0
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # Linux; it respects cpusets
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

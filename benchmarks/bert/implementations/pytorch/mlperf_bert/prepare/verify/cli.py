@@ -1,8 +1,9 @@
 """The sub-command `verify`: its arguments and what they call; heavy imports wait until it runs."""
 
 import argparse
-import os
 from pathlib import Path
+
+from mlperf_bert.prepare.cli import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from mlperf_bert.prepare.verify.check import verify
 
-    workers = _usable_cores() if args.workers is None else args.workers
+    workers = usable_cores() if args.workers is None else args.workers
     report = verify(args.dir, full=args.full, workers=workers)
     print(report.to_json() if args.json else report.to_text(), flush=True)
     report.raise_if_wrong()
     return 0
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cpusets
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,0 +1,43 @@
+"""Dropout; on a CPU with random bits in bulk, where torch draws one double for every element.
+
+torch's `bernoulli_` is one serial loop on a CPU, 5.8 ns an element on the machine where this was
+measured: 17 % of a step of 4 layers, hidden 256. Here one draw of 64 bits, 3.2 ns, decides about
+four elements.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_BITS = 16  # of a random number that decides about one element
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """`x` with elements set to zero at random and the others scaled to keep the mean.
+
+    Source: Srivastava et al., JMLR 15 (2014), in its inverted form. Torch's generator of the
+    device is used. On a CPU the probability is rounded to a multiple of 2**-16, and the scale
+    goes with the rounded one.
+
+    Args:
+        x: any shape, floating dtype.
+        probability: of an element to be dropped, at least 0 and below 1.
+    """
+    if probability == 0:
+        return x
+    if x.device.type != "cpu":
+        return F.dropout(x, probability)
+    num_values = 2**_BITS
+    num_dropped = min(round(probability * num_values), num_values - 1)
+    factors = torch.empty(x.shape, dtype=x.dtype)
+    # Written as 0 or 1 in the dtype of x: torch multiplies by booleans half as fast.
+    torch.ge(_random_int16(x.shape), num_dropped - num_values // 2, out=factors)
+    return x * factors.mul_(num_values / (num_values - num_dropped))
+
+
+def _random_int16(shape: torch.Size) -> Tensor:
+    """Every int16 equally likely."""
+    count = shape.numel()
+    words = torch.empty(-(-count * _BITS // 64), dtype=torch.int64)
+    words.random_(-(2**63), None)  # all 64 bits
+    return words.view(torch.int16)[:count].view(shape)
