@@ -45,10 +45,12 @@ class PlainExampleMaker:
         if self.rng.random() < 0.1:
             target = self.rng.randint(2, self.room)
         chunk: list[Sentence] = []
+        length = 0
         i = 0
         while i < len(document):
             chunk.append(document[i])
-            if i == len(document) - 1 or len(joined(chunk)) >= target:
+            length += len(document[i])
+            if i == len(document) - 1 or length >= target:
                 end_of_a = self.rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
                 segment_a = joined(chunk[:end_of_a])
                 if len(chunk) == 1 or self.rng.random() < 0.5:
@@ -58,6 +60,7 @@ class PlainExampleMaker:
                 else:
                     self.add_example(segment_a, joined(chunk[end_of_a:]), next_label=0)
                 chunk = []
+                length = 0
             i += 1
 
     def random_segment(self, documents: list[Document], number: int, wanted: int) -> Sentence:

@@ -14,7 +14,8 @@ LEVELS = (
     {"config", "seeds"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log"},
-    {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"},
+    {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
+    | {"open_data"},
     {"build"},
     {"train", "bench"},
     {"__main__"},

@@ -13,7 +13,7 @@ import pytest
 
 from support import run_cli, run_process
 
-LOSS_TOLERANCE = 1e-5
+LOSS_TOLERANCE = 5e-6
 STEPS = 20
 
 
@@ -120,6 +120,21 @@ def test_slurm_variables_equal_one_rank(
     outputs = [task.communicate(timeout=200)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [3, 3], outputs
     assert_same_losses(tmp_path / "run", one_rank)
+
+
+def test_a_mistake_of_one_rank_alone_is_said_by_all(
+    arguments: list[str], synthetic_data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(synthetic_data, tmp_path / "data")
+    next((tmp_path / "data" / "train" / "shards").glob("*.hdf5")).unlink()
+    port = free_port()
+    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
+    places = ([], ["--data", tmp_path / "data"])  # rank 1 looks elsewhere, as on another node
+    tasks = [start_slurm_task(rank, port, [*options, *places[rank]]) for rank in range(2)]
+    outputs = [task.communicate(timeout=200)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [2, 2], outputs
+    assert all(out.count("\n") == 1 and "train.hdf5" in out for out in outputs), outputs
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

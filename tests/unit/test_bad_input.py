@@ -131,6 +131,15 @@ def test_training_refuses(
     assert all(word in error for word in words), error
 
 
+def test_a_place_that_takes_no_directories_is_refused(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = train(world)
+    command[-1] = Path("/proc/nothing/run")
+    error = refused(world, capsys, *command)
+    assert "--run-dir" in error and "/proc/nothing/run" in error and "write to" in error
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -147,8 +156,9 @@ def test_training_refuses(
         ),
         ("parallel.grad_accum_steps=0", ["parallel.grad_accum_steps"]),
         ("parallel.nodes=2", ["parallel.ranks_per_node", "2 x 1 ranks"]),
-        ("eval.target_accuracy=1.2", ["eval.target_accuracy"]),
-        ("eval.target_accuracy=0", ["eval.target_accuracy"]),
+        ("eval.target_accuracy=1.2", ["eval.target_accuracy", "above 0 and below 1"]),
+        ("eval.target_accuracy=0", ["eval.target_accuracy", "above 0 and below 1"]),
+        ("clip.max_norm=inf", ["clip.max_norm", "finite"]),
         ("model.num_heads=3", ["model"]),
         ("model.vocab_size=70", ["model.vocab_size"]),
         ("data.max_seq_length=16", ["data.max_seq_length"]),

@@ -50,6 +50,14 @@ def test_a_batch_counts_with_its_median_and_all_batches_equally(clock: Clock) ->
     assert times.seconds_per_batch("a") == (2.0 + 20.0) / 2
 
 
+def test_ratios_are_taken_inside_a_step(clock: Clock) -> None:
+    slow, quick = [2.0, 9.0, 4.0], [1.0, 3.0, 4.0]
+    contenders = {"a": clock.contender("a", slow), "b": clock.contender("b", quick)}
+    times = InterleavedTimes(contenders, 2)
+    times.measure(num_steps=3, seconds=100, report=lambda line: None)
+    assert times.range_of_ratios("a", "b") == [1.0, 2.0, 3.0]
+
+
 def test_time_limit_waits_for_every_batch(clock: Clock) -> None:
     times = InterleavedTimes({"a": clock.contender("a", [5.0] * 9)}, 3)
     times.measure(num_steps=9, seconds=7.0, report=lambda line: None)

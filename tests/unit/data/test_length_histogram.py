@@ -26,24 +26,6 @@ def test_mean_and_maximum() -> None:
     assert THREE.mean_length == (5 + 2 * 9 + 7 * 20) / 10
 
 
-def test_draws_follow_the_counts() -> None:
-    count = 10_000
-    drawn = THREE.draw(count, seed=3)
-    assert set(drawn.tolist()) == set(THREE.lengths.tolist())
-    for length, share in zip(THREE.lengths, THREE.counts / THREE.num_sequences, strict=True):
-        standard_error = (count * share * (1 - share)) ** 0.5
-        assert abs((drawn == length).sum() - count * share) < 5 * standard_error
-
-
-def test_draws_have_the_published_mean() -> None:
-    published = wikipedia_lengths()
-    count = 20_000
-    drawn = published.draw(count, seed=1)
-    standard_error = drawn.std() / count**0.5
-    assert abs(drawn.mean() - published.mean_length) < 5 * standard_error
-    assert drawn.max() == published.max_length
-
-
 def test_even_draws_take_every_range_once() -> None:
     assert (
         sorted(THREE.draw_evenly(THREE.num_sequences, seed=4))
@@ -52,10 +34,9 @@ def test_even_draws_take_every_range_once() -> None:
 
 
 def test_a_seed_is_one_sequence_of_draws() -> None:
-    published = wikipedia_lengths()
-    for draw in (published.draw, published.draw_evenly):
-        np.testing.assert_array_equal(draw(100, seed=7), draw(100, seed=7))
-        assert (draw(100, seed=7) != draw(100, seed=8)).any()
+    draw = wikipedia_lengths().draw_evenly
+    np.testing.assert_array_equal(draw(100, seed=7), draw(100, seed=7))
+    assert (draw(100, seed=7) != draw(100, seed=8)).any()
 
 
 def test_no_torch_is_needed() -> None:

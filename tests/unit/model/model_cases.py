@@ -108,28 +108,6 @@ def hugging_face_twin(model: BertForPretraining) -> Any:
     return twin.to(next(model.parameters()).dtype).train()
 
 
-def padded_inputs(batch: UnpaddedBatch) -> dict[str, Tensor]:
-    """The batch as [B, S] tensors with a mask, as `transformers` takes it."""
-    token_row = torch.repeat_interleave(
-        torch.arange(len(batch.lengths)), torch.tensor(batch.lengths)
-    )
-    place = (token_row, batch.position_ids)
-    shape = (len(batch.lengths), batch.max_seqlen)
-    labels = torch.full_like(batch.input_ids, -100)
-    labels[batch.masked_token_index] = batch.labels
-    return {
-        "input_ids": torch.zeros(shape, dtype=torch.long).index_put(place, batch.input_ids),
-        "token_type_ids": torch.zeros(shape, dtype=torch.long).index_put(
-            place, batch.token_type_ids
-        ),
-        "attention_mask": torch.zeros(shape, dtype=torch.long).index_put(
-            place, torch.ones_like(batch.input_ids)
-        ),
-        "labels": torch.full(shape, -100).index_put(place, labels),
-        "next_sentence_label": batch.next_sentence_label,
-    }
-
-
 def our_loss(model: BertForPretraining, batch: UnpaddedBatch) -> Tensor:
     """Scalar loss of one batch."""
     return pretraining_loss(loss_sums(model(batch), batch), batch)

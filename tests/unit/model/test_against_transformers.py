@@ -9,12 +9,12 @@ from model_cases import (
     gradients,
     hugging_face_twin,
     our_loss,
-    padded_inputs,
     ragged_batch,
     scattered_model,
     worst_gradient_difference,
 )
 
+from mlperf_bert.bench.peer import padded_inputs
 from mlperf_bert.config import ModelSection
 
 RAGGED = {
@@ -40,7 +40,7 @@ def compare(
     batch = ragged_batch(lengths, vocab_size=config.vocab_size)
     model = scattered_model(config, spread=spread, dtype=dtype)
     twin = hugging_face_twin(model)
-    padded = padded_inputs(batch)
+    padded = padded_inputs(batch, batch.max_seqlen)
     theirs = twin(**padded)
     ours = model(batch)
     is_masked = padded["labels"] != -100

@@ -93,6 +93,15 @@ def test_a_large_text() -> None:
     assert 0.2 < examples.next_sentence_label.mean() < 0.9
 
 
+def test_the_longest_examples() -> None:
+    length = 65_535
+    documents = [[[7] * 70_000], [[5]]]
+    examples = assert_both_agree(
+        documents, VOCABULARIES[1000], 2, max_seq_length=length, max_predictions=255, seed=0
+    )
+    assert np.diff(examples.offsets).max() == length
+
+
 def test_one_maker_gives_the_same_twice() -> None:
     documents = as_documents([[[7, 8, 9]] * 20, [[10, 11]] * 20], 1000)
     maker = ExampleMaker(VOCABULARIES[1000], max_seq_length=16, max_predictions=3, seed=0)
@@ -115,12 +124,12 @@ def test_no_place_for_machine_code_is_no_error() -> None:
 
 def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
     code = (
-        "from mlperf_bert.prepare.compiled_examples import make_all\n"
+        "from mlperf_bert.prepare.compiled_examples import add_pass\n"
         "from mlperf_bert.prepare.examples import compile_examples\n"
         "from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary\n"
         "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
         "compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
-        "print(sum(make_all.stats.cache_hits.values()))"
+        "print(sum(add_pass.stats.cache_hits.values()))"
     )
     environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", code]
@@ -130,6 +139,29 @@ def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
     assert [process.communicate()[0].strip() in ("0", "1") for process in together] == [True] * 2
     later = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert later.stdout.strip() == "1"  # what they left is used
+
+
+def test_a_damaged_cache_is_one_line(tmp_path: Path) -> None:
+    code = (
+        "from mlperf_bert.prepare.examples import compile_examples\n"
+        "from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary\n"
+        "from mlperf_bert.errors import ConfigError\n"
+        "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
+        "try: compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
+        "except ConfigError as error: print(error)"
+    )
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    printed = []
+    for _ in range(2):
+        out = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        printed.append(out.stdout)
+        for path in tmp_path.rglob("*.nbc"):
+            os.truncate(path, path.stat().st_size // 2)
+    assert printed[0] == ""
+    assert printed[1].startswith(str(tmp_path))
+    assert "cannot be used" in printed[1]
+    assert printed[1].count("\n") == 1
 
 
 @pytest.mark.parametrize("vocab_size", sorted(VOCABULARIES))

@@ -31,6 +31,19 @@ pathlib.Path.replace = replace
 runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
 """
 
+# Runs the command line, and says when a pass over a text of more than two documents begins.
+WITH_PASSES_ANNOUNCED = """
+import runpy
+from mlperf_bert.prepare import examples
+add_pass = examples.add_pass
+def announced(work, found, count):
+    if len(work.order) > 2:
+        print("pass", flush=True)
+    return add_pass(work, found, count)
+examples.add_pass = announced
+runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
+"""
+
 
 def command(texts: list[Path], vocab: Path, out: Path) -> list[str]:
     options = {"max-seq-length": 64, "max-predictions": 10, "dupe-factor": 40, "workers": 2}
@@ -155,3 +168,28 @@ def test_killed_before_every_single_rename(texts: list[Path], vocab: Path, tmp_p
     undisturbed = sets.pop()
     assert len(sets) == len(undisturbed)
     assert all(found == undisturbed for found in sets)
+
+
+def test_interrupted_in_compiled_code_and_restarted(vocab: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "long.txt", tmp_path / "set"
+    write_synthetic_text(text, num_documents=20_000, seed=1)  # a pass takes a while
+    words = [*command([text], vocab, out)[3:], "--workers", "1", "--dupe-factor", "20"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITH_PASSES_ANNOUNCED, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A background job may have started these tests with Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "pass\n"
+    time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed, errors) == (130, "", "mlperf_bert: interrupted\n")
+    assert contents(out).keys() == {"vocab.txt"}
+    for directory in (out, tmp_path / "undisturbed"):
+        again = [word if word != str(out) else str(directory) for word in words]
+        subprocess.run([sys.executable, "-m", "mlperf_bert", *again], check=True)
+    assert contents(out) == contents(tmp_path / "undisturbed")

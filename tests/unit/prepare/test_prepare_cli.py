@@ -40,6 +40,12 @@ def test_a_wrong_number_reads_as_one_line(texts: list[Path], tmp_path: Path) -> 
         call(*words)
 
 
+def test_no_workers_at_all_is_refused(texts: list[Path], tmp_path: Path) -> None:
+    words = ("--text", *texts, "--vocab", VOCAB, "--out", tmp_path / "s", "--workers", "0")
+    with pytest.raises(ConfigError, match="workers: is 0"):
+        call(*words)
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -190,6 +190,15 @@ def test_bad_text_is_a_clear_error_and_leaves_no_set(
     assert not [name for name in left if name.endswith(".tmp")]
 
 
+def test_a_name_too_long_for_a_shard(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+    longest, longer = (tmp_path / f"{'x' * count}.txt" for count in (200, 201))
+    for path in (longest, longer):
+        shutil.copy(texts[0], path)
+    assert prepare([longest]).num_samples > 0
+    with pytest.raises(DataError, match="too long a name"):
+        prepare([longer])
+
+
 def test_same_stem_is_refused(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     twin = tmp_path / "other" / "part-00000.text"
@@ -242,6 +251,7 @@ def test_paragraphs_are_split_into_sentences(prepare: Prepare, tmp_path: Path) -
         (None, "No such file"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"no token \[MASK\]"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8: repeats 'a' of line 6"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "only the special tokens"),
         (b"[PAD]\n\n[UNK]\n", "line 2: is empty"),
         (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
     ],

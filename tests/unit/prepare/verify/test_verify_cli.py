@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from verify_cases import copy_of, flip, make_pair, shard
+from verify_cases import check, copy_of, flip, make_pair, shard
 
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.verify.cli import add_arguments, run
+from mlperf_bert.prepare.verify.report import MAX_PROBLEM_LINES
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +46,18 @@ def test_the_command_prints_a_table(made: Path, capsys: pytest.CaptureFixture[st
 def test_the_command_lists_every_problem_and_raises_the_first(
     pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number in range(30):
+    num_files = MAX_PROBLEM_LINES + 10
+    num_checks = sum(len(part.checks) for part in check(pair).sets)
+    for number in range(num_files):
         (pair / "train" / "shards" / f"{number}.hdf5").touch()
     shard(pair).unlink()
-    with pytest.raises(DataError, match=r"2 of 18 checks failed, the first: .*b\.hdf5: No such"):
+    expected = rf"2 of {num_checks} checks failed, the first: .*b\.hdf5: No such"
+    with pytest.raises(DataError, match=expected):
         call(pair)
     printed = capsys.readouterr().out
     assert "WRONG   shard sizes         2 of 3" in printed
-    assert printed.count("is not in the manifest") == 19
-    assert "and 11 more" in printed
+    assert printed.count("is not in the manifest") == MAX_PROBLEM_LINES - 1
+    assert f"and {num_files + 1 - MAX_PROBLEM_LINES} more" in printed
 
 
 def test_json(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

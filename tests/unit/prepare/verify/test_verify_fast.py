@@ -206,6 +206,12 @@ def test_files_that_do_not_belong(pair: Path, name: str) -> None:
     assert str(pair / "train" / name) in failed(check(pair))["no other files"]
 
 
+@pytest.mark.parametrize("name", [".notes.tmp", ".notes.77.tmp", ".vocab.txt.tmp"])
+def test_notes_of_the_user_do_no_harm(pair: Path, name: str) -> None:
+    (pair / "train" / name).touch()
+    assert failed(check(pair)) == {}
+
+
 def test_train_and_eval_of_different_vocabularies(pair: Path, tmp_path: Path) -> None:
     shutil.rmtree(pair / "eval")
     write_synthetic_text(tmp_path / "text.txt", 20, seed=9)

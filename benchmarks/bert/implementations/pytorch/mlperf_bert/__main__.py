@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config import RunConfig
-from mlperf_bert.errors import UserError
+from mlperf_bert.errors import ConfigError, UserError
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         if DEBUG in words:
             traceback.print_exc()
-        print(f"mlperf_bert: error: {error}", file=sys.stderr)
+        # One write, so that the lines of several ranks do not run into each other.
+        sys.stderr.write(f"mlperf_bert: error: {error}\n")
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("mlperf_bert: interrupted", file=sys.stderr)
@@ -103,6 +104,8 @@ def _train(args: argparse.Namespace) -> int:
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
 
+    if args.run_index < 0:
+        raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
     config = load_config(args.config, args.set)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
@@ -134,9 +137,11 @@ def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from mlperf_bert.build import make_evaluator, make_model, open_index
+    from mlperf_bert.build import make_evaluator, make_model
     from mlperf_bert.checkpoint import load_weights, read_config
+    from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.open_data import open_index
 
     config = read_config(args.checkpoint)
     # The policy changes no result, and the one it was trained with may not run here.
@@ -146,9 +151,10 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     def run(info: "RankInfo", device: "torch.device") -> int:
         index = open_index(eval_dir, config)
+        reader = SampleReader(eval_dir, index.manifest)
         model = make_model(config, 0, device)
         state = load_weights(model, args.checkpoint, index.manifest.vocabulary_sha256)
-        accuracy = make_evaluator(config, eval_dir, index, info, device)(model)
+        accuracy = make_evaluator(config, index, reader, info, device)(model)
         result = {
             "schema_version": 1,
             "step": state.step,

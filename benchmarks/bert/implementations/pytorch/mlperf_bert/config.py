@@ -216,21 +216,22 @@ def _check_ranges(config: RunConfig) -> None:
         "clip.max_norm": config.clip.max_norm,
         "eval.interval_samples": config.eval_interval_samples,
         "eval.batch_size": config.eval.batch_size,
-        "eval.target_accuracy": config.eval.target_accuracy,
     }
     for field, value in positive.items():
-        if not value > 0:
-            raise ConfigError(field, f"is {value}", "set it above zero")
+        if not 0 < value < float("inf"):
+            raise ConfigError(field, f"is {value}", "set it to a finite number above zero")
     fractions = {
         "model.hidden_dropout": config.model.hidden_dropout,
         "model.attention_dropout": config.model.attention_dropout,
         "optim.beta_1": config.optim.beta_1,
         "optim.beta_2": config.optim.beta_2,
-        "eval.target_accuracy": config.eval.target_accuracy,
     }
     for field, value in fractions.items():
         if not 0 <= value < 1:
             raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
+    if not 0 < config.eval.target_accuracy < 1:
+        problem = f"is {config.eval.target_accuracy}"
+        raise ConfigError("eval.target_accuracy", problem, "set it above 0 and below 1")
     at_least_zero = {
         "optim.learning_rate": config.optim.learning_rate,
         "optim.weight_decay": config.optim.weight_decay,

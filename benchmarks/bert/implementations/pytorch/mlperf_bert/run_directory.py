@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_toml
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.errors import ConfigError, UserError
 
 
@@ -55,28 +56,38 @@ class RunDirectory:
             raise ConfigError(
                 "--run-dir", f"{self.root} holds run {self.index} already", "give a new directory"
             )
+        made_root = not self.root.exists()
         try:
             self.checkpoints.mkdir(parents=True)
             (self.run / "config.toml").write_text(config_to_toml(config), encoding="utf-8")
             facts = environment(info, device) | {"seed": seed}
             (self.run / "environment.json").write_text(json.dumps(facts, indent=1) + "\n")
         except OSError as error:
+            self._remove(made_root)
             raise ConfigError(
                 "--run-dir", f"{self.root}: {error.strerror}", "give a directory you can write to"
             ) from None
 
     @contextmanager
-    def removed_on_error(self, is_rank_zero: bool) -> Iterator[None]:
-        """Undo `create` where the body raises a UserError: no trace of a run that never began."""
+    def created(
+        self, config: RunConfig, seed: int, info: RankInfo, device: torch.device
+    ) -> Iterator[None]:
+        """`create` on rank 0, undone where the body raises a UserError: the run never began."""
+        made_root = not self.root.exists()
+        on_rank_zero(info, lambda: self.create(config, seed, info, device))
         try:
             yield
         except UserError:
-            if is_rank_zero:
-                shutil.rmtree(self.run)
-                self.mlperf_log.unlink(missing_ok=True)
-                if not any(self.root.iterdir()):
-                    self.root.rmdir()
+            if info.rank == 0:
+                self._remove(made_root)
             raise
+
+    def _remove(self, with_root: bool) -> None:
+        with suppress(OSError):  # what cannot be removed must not hide the error
+            shutil.rmtree(self.run)
+            self.mlperf_log.unlink(missing_ok=True)
+            if with_root:
+                self.root.rmdir()
 
 
 def default_root(config_path: Path) -> Path:

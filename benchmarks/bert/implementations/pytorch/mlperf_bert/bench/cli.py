@@ -133,7 +133,11 @@ def _in_words(result: dict[str, Any]) -> str:
         f"attention: ours {result['ours_attention']}, transformers' {result['padded_attention']}",
     ]
     for name, rate, ratio in rows:
-        times = f"  ours is {result[ratio]:.2f} times that" if ratio else ""
+        times = ""
+        if ratio:
+            low, middle, high = result[f"{ratio}_range"]
+            times = f"  ours is {result[ratio]:.2f} times that"
+            times += f" (single steps {low:.1f} .. {middle:.1f} .. {high:.1f})"
         lines.append(f"{name:36} {rate:9.2f} samples/s{times}")
     lines.append(f"transformers without padding: not measured ({result['unpadded_peer_reason']})")
     return "\n".join(lines)

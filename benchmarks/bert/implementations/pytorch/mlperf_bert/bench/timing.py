@@ -45,6 +45,12 @@ class InterleavedTimes:
         visits = [visits for visits in self._seconds[name] if visits]
         return statistics.fmean(statistics.median(seconds) for seconds in visits)
 
+    def range_of_ratios(self, above: str, below: str) -> list[float]:
+        """Lowest, median and highest quotient of the seconds of two contenders in one step."""
+        pairs = zip(self._seconds[above], self._seconds[below], strict=True)
+        ratios = [a / b for many in pairs for a, b in zip(*many, strict=True)]
+        return [min(ratios), statistics.median(ratios), max(ratios)]
+
 
 def seconds_of(run: Contender, batch: int) -> float:
     """Wall seconds of one step; reading its scalar waits for whatever device computes it."""

@@ -1,7 +1,7 @@
 """All-or-nothing file writing: written beside under a temporary name, then renamed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,7 +43,15 @@ def make_directory(path: Path) -> None:
         raise DataError(str(path), reason, "name a directory that can be written") from error
 
 
-def remove_temporaries(directory: Path) -> None:
-    """Remove what a killed writer left in `directory`; no other writer may be at work there."""
+def is_temporary(name: str, of: Collection[str]) -> bool:
+    """Whether the bare file name is `.NAME.PID.tmp` for a NAME in `of`: a killed writer's rest."""
+    stem, _, pid = name.removesuffix(".tmp").rpartition(".")
+    is_ours = name.endswith(".tmp") and pid.isdecimal()
+    return is_ours and stem.startswith(".") and stem[1:] in of
+
+
+def remove_temporaries(directory: Path, names: Collection[str]) -> None:
+    """Remove what killed writers of these files left; no writer of them may be at work there."""
     for path in directory.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        if is_temporary(path.name, names):
+            path.unlink(missing_ok=True)

@@ -21,10 +21,8 @@ from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 
 INDEX_FORMAT_VERSION = 2
-REMEDY = (
-    "delete index/dataset.json if it is there and run the same `mlperf_bert prepare` command "
-    "again; finished shards are kept"
-)
+REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again: shards are kept"
+MISSING_REMEDY = "make the set with `mlperf_bert prepare`, or give its directory"
 
 OWN_DIGEST = "manifest_sha256"  # of the manifest's JSON without this key
 
@@ -103,7 +101,8 @@ class Manifest:
         """Parse `set_dir/index/dataset.json`. Raises DataError naming the file and the key."""
         path = set_dir / "index" / "dataset.json"
         missing = f"is missing, so {set_dir} is not a prepared set"
-        record = read_record(path, missing=missing, remedy=REMEDY)
+        remedy = REMEDY if path.exists() else MISSING_REMEDY
+        record = read_record(path, missing=missing, remedy=remedy)
         record.check_version(INDEX_FORMAT_VERSION)
         vocab_size = record.integer("vocab_size", low=6, high=2**31 - 1)
         names = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
@@ -244,7 +243,12 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
             raise record.error("index_files", f"does not list {name} with its right size")
     # Last, as the checks above say what is wrong: this one finds what they cannot see.
     values = {key: value for key, value in record.values.items() if key != OWN_DIGEST}
-    if record.text(OWN_DIGEST) != _digest_of(values):
+    try:
+        digest = _digest_of(values)
+    except RecursionError:  # writing gives up before reading does
+        problem = "cannot be checked: the file is nested too deeply"
+        raise record.error(OWN_DIGEST, problem) from None
+    if record.text(OWN_DIGEST) != digest:
         raise record.error(OWN_DIGEST, "is not that of the contents, so the file was changed")
 
 

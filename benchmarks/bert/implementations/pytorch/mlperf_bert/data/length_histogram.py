@@ -8,7 +8,6 @@ from functools import cached_property
 from importlib import resources
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlperf_bert.data.shards import IntArray
 
@@ -35,22 +34,14 @@ class LengthHistogram:
         """Tokens of a sequence on average."""
         return float(self.lengths @ self.counts / self.num_sequences)
 
-    def draw(self, count: int, seed: int) -> IntArray:
-        """`count` independent lengths, int64 [count], each with the probability of its share."""
-        return self._at(np.random.default_rng(seed).random(count))
-
     def draw_evenly(self, count: int, seed: int) -> IntArray:
-        """As `draw`, but one length from each of `count` equally likely ranges, in random order.
+        """One length from each of `count` equally likely ranges, int64 [count], in random order.
 
         Few of them already have nearly the mean of all: what a benchmark of few batches needs.
         """
         generator = np.random.default_rng(seed)
         shares = (np.arange(count) + generator.random(count)) / count
-        return self._at(generator.permutation(shares))
-
-    def _at(self, shares: NDArray[np.float64]) -> IntArray:
-        """The lengths below which these shares (0 <= share < 1) of all sequences lie."""
-        rank = (shares * self.num_sequences).astype(np.int64)
+        rank = (generator.permutation(shares) * self.num_sequences).astype(np.int64)
         return self.lengths[np.searchsorted(self._ends, rank, side="right")]
 
     @cached_property

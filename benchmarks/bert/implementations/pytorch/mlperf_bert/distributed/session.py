@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,19 +17,31 @@ from mlperf_bert.distributed.launch import (
 )
 from mlperf_bert.errors import UserError
 
+Result = TypeVar("Result")
+
+
+def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
+    """Run `action` on every rank; where any fails, the first one's UserError is raised on all.
+
+    Otherwise the others would wait for the one that left, and end with gloo's or NCCL's error.
+    """
+    error: UserError | None = None
+    try:
+        result = action()
+    except UserError as raised:
+        error = raised
+    if info.world_size > 1:
+        errors: list[UserError | None] = [None] * info.world_size
+        dist.all_gather_object(errors, error)
+        error = next((found for found in errors if found is not None), None)
+    if error is not None:
+        raise error
+    return result
+
 
 def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
     """Run `action` on rank 0 while the others wait; its UserError is raised on every rank."""
-    error: list[UserError | None] = [None]
-    if info.rank == 0:
-        try:
-            action()
-        except UserError as raised:
-            error[0] = raised
-    if info.world_size > 1:
-        dist.broadcast_object_list(error, src=0)
-    if error[0] is not None:
-        raise error[0]
+    on_every_rank(info, action if info.rank == 0 else lambda: None)
 
 
 def in_session(

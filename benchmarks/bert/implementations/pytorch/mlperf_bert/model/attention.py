@@ -78,7 +78,7 @@ def _attend_padded(
     """[B, N, S, H] of the same; `key_is_real` bool [B, 1, 1, S], or None where all keys are."""
     if dropout_p == 0 or q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=key_is_real, dropout_p=dropout_p)
-    # On a CPU torch has no fused attention with dropout; this is what it would do, with ours.
+    # On a CPU torch has no fused attention with dropout; this is its plain way, with our dropout.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if key_is_real is not None:  # added in place: the product's backward does not need its result
         scores += scores.new_zeros(key_is_real.shape).masked_fill_(~key_is_real, float("-inf"))

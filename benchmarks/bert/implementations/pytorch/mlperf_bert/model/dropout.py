@@ -17,7 +17,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 
     Source: Srivastava et al., JMLR 15 (2014), in its inverted form. Torch's generator of the
     device is used. On a CPU the probability is rounded to a multiple of 2**-16, and the scale
-    goes with the rounded one.
+    goes with the rounded one, in the dtype of `x` (in bf16 to 8 bits, as torch's own).
 
     Args:
         x: any shape, floating dtype.

@@ -1,24 +1,26 @@
 """Text files to a prepared set: one shard a text file, in parallel, resumable, then the index."""
 
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
-from mlperf_bert.data.index import Manifest, ShardEntry, write_index
+from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.data.sidecar import ShardSettings, sidecar_path
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.examples import compile_examples
+from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.progress import progress_of
 from mlperf_bert.prepare.shard_job import ShardJob, is_finished, make_shard
 from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
+
+MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
+WORKER_DIED = "a worker process died, most often for want of memory"
 
 
 def prepare_text(
@@ -55,7 +57,7 @@ def prepare_text(
         quiet: show no progress.
 
     Raises:
-        ConfigError: an option out of range.
+        ConfigError: an option out of range, or numba's cache cannot be used.
         DataError: a text, the vocabulary, or a shard that was finished with other settings.
     """
     vocabulary = load_vocabulary(vocab_path)
@@ -71,12 +73,12 @@ def prepare_text(
     _check_settings(settings, workers, len(texts))
     jobs = _jobs(texts, vocab_path, out_dir, settings)
     sizes = {path: _text_bytes(path) for path in texts}
-    _set_up_directory(out_dir, vocabulary)
-    # Before hours of work, not after: the settings of every shard already there are looked at.
-    for job in jobs:
-        is_finished(job, source_sha256=None)
+    _store_vocabulary(out_dir, vocabulary)
+    _clear_up(out_dir, jobs)
+    # Once, here: all workers would compile at the same time, and write the same cache.
+    compile_examples(vocabulary)
     with progress_of(len(jobs), sum(sizes.values()), quiet=quiet) as advance:
-        for done in _finished_jobs(jobs, workers, vocabulary):
+        for done, _ in finished(make_shard, jobs, workers, died=WORKER_DIED):
             advance(done.text_path.name, sizes[done.text_path])
     manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
     return _write_set_index(out_dir, manifest, with_baseline or pick_eval is not None)
@@ -109,6 +111,9 @@ def _jobs(
         if path.stem in found:
             problem = f"has the same stem as {found[path.stem]}, so both would be one shard"
             raise DataError(str(path), problem, "rename one of them")
+        if len(os.fsencode(path.stem)) > MAX_STEM_BYTES:
+            remedy = f"rename it to at most {MAX_STEM_BYTES} bytes"
+            raise DataError(str(path), "has too long a name for a shard", remedy)
         found[path.stem] = path
     return [
         ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
@@ -128,10 +133,8 @@ def _text_bytes(path: Path) -> int:
     return size
 
 
-def _set_up_directory(out_dir: Path, vocabulary: Vocabulary) -> None:
+def _store_vocabulary(out_dir: Path, vocabulary: Vocabulary) -> None:
     make_directory(out_dir / "shards")
-    for directory in (out_dir, out_dir / "shards", out_dir / "index"):
-        remove_temporaries(directory)
     copy = out_dir / "vocab.txt"
     if not copy.exists():
         write_file(copy, vocabulary.contents)
@@ -140,29 +143,21 @@ def _set_up_directory(out_dir: Path, vocabulary: Vocabulary) -> None:
         raise DataError(str(copy), problem, "name a new directory or delete this one")
 
 
-def _finished_jobs(
-    jobs: list[ShardJob], workers: int, vocabulary: Vocabulary
-) -> Iterator[ShardJob]:
-    if workers == 1 or len(jobs) == 1:
-        for job in jobs:
-            make_shard(job)
-            yield job
-        return
-    # Once, here: all workers would compile at the same time, and write the same cache.
-    compile_examples(vocabulary)
-    # spawn: a forked child would inherit the locks of whatever threads the caller runs.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        futures = {pool.submit(make_shard, job): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        except BrokenProcessPool:
-            problem = "a worker process died, most often for want of memory"
-            raise DataError("workers", problem, "use fewer and run again to go on") from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+def _clear_up(out_dir: Path, jobs: list[ShardJob]) -> None:
+    """Refuse shards made with other settings; only then remove what killed runs left."""
+    # Before hours of work, not after: the settings of every shard already there are looked at.
+    for job in jobs:
+        is_finished(job, source_sha256=None)
+    shards = [job.shard_path for job in jobs]
+    names = {
+        out_dir: {"vocab.txt"},
+        out_dir / "shards": {
+            path.name for shard in shards for path in (shard, sidecar_path(shard))
+        },
+        out_dir / "index": {"dataset.json", *(name for name, _ in INDEX_ARRAYS)},
+    }
+    for directory, ours in names.items():
+        remove_temporaries(directory, ours)
 
 
 def _manifest_without_index(

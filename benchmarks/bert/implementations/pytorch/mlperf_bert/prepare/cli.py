@@ -101,7 +101,7 @@ def _run_text(args: argparse.Namespace) -> int:
         max_predictions=sizes["max_predictions"],
         dupe_factor=sizes["dupe_factor"],
         seed=args.seed,
-        workers=args.workers or usable_cores(),
+        workers=usable_cores() if args.workers is None else args.workers,
         pick_eval=args.pick_eval,
         split_sentences=args.split_sentences,
     )

@@ -16,8 +16,15 @@ def compiled(function: Function) -> Function:
 
     numba looks for changes in the function's own source file only. So a compiled function must
     not call one of another file: after a change there the old machine code would go on being used.
+    It compares the time of change and the size only: a file put back with both keeps the old code.
     """
     try:
         return cast(Function, njit(cache=True)(function))
     except RuntimeError:  # numba's "no locator available": no place for the cache
         return cast(Function, njit(function))
+
+
+def cache_directory(function: Any) -> str | None:
+    """Where the machine code of a compiled function is kept; None where it is not."""
+    path: str | None = function.stats.cache_path
+    return path

@@ -1,8 +1,8 @@
 """The MLPerf reference's example making in compiled code, every random draw in its order.
 
-From top to bottom: CPython's random stream; all documents; one document; one example; arrays that
-grow. It is one file because of numba's cache, see compiled.py. tests/plain_examples.py does the
-same in plain Python, and tests compare the two.
+From top to bottom: CPython's random stream; one pass over the documents; one document; one
+example; arrays that grow. It is one file because of numba's cache, see compiled.py.
+tests/plain_examples.py does the same in plain Python, and tests compare the two.
 
 Sentences of a document lie end to end, so a segment is a span of the text's tokens: nothing is
 copied until an example is written.
@@ -129,26 +129,25 @@ def shuffle(stream: Stream, items: IntArray) -> None:
     stream[USED] = used
 
 
-@compiled
-def make_all(work: Work, dupe_factor: int) -> tuple[Collected, IntArray]:
-    """The examples of all documents and passes, and their shuffled order."""
-    shuffle(work.stream, work.order)
-    found = Collected(
-        np.empty(FIRST_CAPACITY, work.tokens.dtype),
+def nothing_collected(token_dtype: np.dtype[Any]) -> Collected:
+    """What the first pass begins with."""
+    return Collected(
+        np.empty(FIRST_CAPACITY, token_dtype),
         np.zeros(FIRST_CAPACITY, np.int64),
         np.empty(FIRST_CAPACITY, np.uint16),
         np.empty(FIRST_CAPACITY, np.uint16),
-        np.empty(FIRST_CAPACITY, work.tokens.dtype),
+        np.empty(FIRST_CAPACITY, token_dtype),
         np.zeros(FIRST_CAPACITY, np.int64),
         np.empty(FIRST_CAPACITY, np.uint8),
     )
-    count: Any = np.int64(0)  # numba would compile everything below once more for a plain 0
-    for _ in range(dupe_factor):
-        for number in range(len(work.order)):
-            found, count = _add_document(work, number, found, count)
-    order = np.arange(count)
-    shuffle(work.stream, order)
-    return found, order
+
+
+@compiled
+def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
+    """Add the examples of one pass over all documents; `count` were there before."""
+    for number in range(len(work.order)):
+        found, count = _add_document(work, number, found, count)
+    return found, count
 
 
 @compiled

@@ -1,14 +1,28 @@
 """Documents of token ids to masked examples, identical to the MLPerf reference's token by token."""
 
+import pickle
 import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.prepare.compiled import compiled
-from mlperf_bert.prepare.compiled_examples import WORDS, Collected, Stream, Work, make_all
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.prepare.compiled import cache_directory, compiled
+from mlperf_bert.prepare.compiled_examples import (
+    WORDS,
+    Collected,
+    Stream,
+    Work,
+    add_pass,
+    nothing_collected,
+    shuffle,
+)
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.prepare.vocabulary import Vocabulary
 from mlperf_bert.prepare.wordpiece import token_dtype
@@ -45,7 +59,7 @@ class ExampleMaker:
         """All examples of `dupe_factor` passes, shuffled; needs two documents at least.
 
         The same arguments give the same examples. At its peak this holds the examples about
-        twice: as they were made, and in their shuffled order.
+        twice: as they were made, and in their shuffled order. Ctrl-C waits for the end of a pass.
         """
         vocabulary = self._vocabulary
         work = Work(
@@ -63,14 +77,21 @@ class ExampleMaker:
             sep_id=vocabulary.sep_id,
             mask_id=vocabulary.mask_id,
         )
-        found, order = make_all(work, dupe_factor)
-        return take_examples(_used_part(found, len(order)), order)
+        found, count = nothing_collected(documents.tokens.dtype), 0
+        shuffle(work.stream, work.order)
+        for _ in range(dupe_factor):
+            with _interrupt_deferred():
+                found, count = add_pass(work, found, count)
+        order = np.arange(count)
+        shuffle(work.stream, order)
+        return take_examples(_used_part(found, count), order)
 
 
 def compile_examples(vocabulary: Vocabulary) -> None:
     """Compile what `ExampleMaker.make` runs for this vocabulary, or load it from the cache.
 
     The first use after an installation takes about 5 s, later ones a fraction of a second.
+    Raises ConfigError when the cache is damaged or cannot be written.
     """
     documents = Documents(
         tokens=np.zeros(2, dtype=token_dtype(len(vocabulary))),
@@ -78,7 +99,12 @@ def compile_examples(vocabulary: Vocabulary) -> None:
         document_offsets=np.arange(3),
     )
     maker = ExampleMaker(vocabulary, max_seq_length=8, max_predictions=1, seed=0)
-    maker.make(documents, dupe_factor=1)
+    try:
+        maker.make(documents, dupe_factor=1)
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        where = cache_directory(add_pass) or "numba's cache"
+        remedy = "delete its .nbi and .nbc files, or make room"
+        raise ConfigError(where, f"cannot be used ({error})", remedy) from None
 
 
 def new_stream(seed: int) -> Stream:
@@ -90,10 +116,11 @@ def new_stream(seed: int) -> Stream:
 
 def take_examples(examples: ExampleArrays, order: NDArray[np.int64]) -> ExampleArrays:
     """The examples numbered in `order`, in that order."""
-    tokens, offsets = _gather(examples.input_ids, examples.offsets, order)
     masked_offsets = examples.masked_lm_offsets
-    positions, new_masked_offsets = _gather(examples.masked_lm_positions, masked_offsets, order)
-    masked_ids, _ = _gather(examples.masked_lm_ids, masked_offsets, order)
+    with _interrupt_deferred():
+        tokens, offsets = _gather(examples.input_ids, examples.offsets, order)
+        positions, new_masked_offsets = _gather(examples.masked_lm_positions, masked_offsets, order)
+        masked_ids, _ = _gather(examples.masked_lm_ids, masked_offsets, order)
     return ExampleArrays(
         input_ids=tokens,
         offsets=offsets,
@@ -122,6 +149,22 @@ def _used_part(found: Collected, count: int) -> ExampleArrays:
         masked_lm_offsets=found.masked_offsets[: count + 1],
         next_sentence_label=found.next_labels[:count],
     )
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Hold a Ctrl-C back: raised while numba boxes a result, it ends the process by a crash."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python's handlers run in the main thread only
+        return
+    arrived: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if arrived:
+        signal.raise_signal(signal.SIGINT)  # now whatever was to happen
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Progress of a long preparation: a bar on a terminal, plain lines elsewhere."""
+"""Progress over the files of a set: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time

@@ -23,7 +23,19 @@ class ShardJob:
 
 
 def make_shard(job: ShardJob) -> None:
-    """Make one shard unless it is there. Raises DataError for the text's or vocabulary's faults."""
+    """Make one shard unless it is there.
+
+    Raises DataError for the text's or vocabulary's faults, and where memory does not suffice.
+    """
+    try:
+        _make_shard(job)
+    except MemoryError:
+        remedy = "split the text, lower the dupe factor or use fewer workers"
+        problem = "needs more memory than there is"
+        raise DataError(str(job.text_path), problem, remedy) from None
+
+
+def _make_shard(job: ShardJob) -> None:
     # The text is held no longer than it takes to split it: the examples need the memory.
     source = read_text(job.text_path)
     source_sha256 = source.sha256

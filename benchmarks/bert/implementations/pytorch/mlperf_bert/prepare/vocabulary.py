@@ -50,8 +50,8 @@ class Vocabulary:
 def load_vocabulary(path: Path) -> Vocabulary:
     r"""Read a vocabulary; lines end at \n only, white space around a token is dropped.
 
-    Raises DataError when the file is missing, not UTF-8, has an empty or repeated token, or lacks
-    one of the five special tokens.
+    Raises DataError when the file is missing, not UTF-8, has an empty or repeated token, lacks one
+    of the five special tokens or has no other.
     """
     remedy = "give the model's vocab.txt, one token a line"
     try:
@@ -73,4 +73,6 @@ def load_vocabulary(path: Path) -> Vocabulary:
     for token in SPECIAL_TOKENS:
         if token not in ids:
             raise DataError(str(path), f"has no token {token}", remedy)
+    if len(tokens) == len(SPECIAL_TOKENS):
+        raise DataError(str(path), "has only the special tokens", remedy)
     return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)

@@ -14,7 +14,8 @@ import numpy as np
 from mlperf_bert.prepare.vocabulary import Vocabulary
 
 MAX_WORD_CHARS = 200
-# About 50 MB of words of usual length; when so many are known, all are forgotten.
+# About 50 MB of words of usual length, about 240 MB of words as long as are kept (text without
+# spaces); when so many are known, all are forgotten.
 MAX_KNOWN_WORDS = 2**18
 
 _CJK_RANGES = (

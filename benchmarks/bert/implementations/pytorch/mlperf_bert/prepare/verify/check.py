@@ -3,17 +3,15 @@
 The fast check reads no sample; the full one reads every byte of every shard, in parallel.
 """
 
-import multiprocessing
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.progress import progress_of
 from mlperf_bert.prepare.verify.duplicates import check_leak
 from mlperf_bert.prepare.verify.full import FullCheck
@@ -28,7 +26,7 @@ from mlperf_bert.prepare.verify.set_files import (
     check_sources,
     check_vocabulary,
 )
-from mlperf_bert.prepare.verify.shard import Findings, VerifyJob, verify_shard
+from mlperf_bert.prepare.verify.shard import VerifyJob, verify_shard
 
 PAIR = ("train", "eval")
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
@@ -57,7 +55,7 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
     names = {name: directory / name for name in PAIR} if is_pair else {"set": directory}
     sets = [_Set(set_dir, name, full=full) for name, set_dir in names.items()]
     if full:
-        _examine([(part, job) for part in sets for job in part.jobs()], workers, quiet)
+        _examine(sets, workers, quiet)
         for part in sets:
             part.judge()
     reports = [SetReport(part.name, tuple(part.checks), part.statistics) for part in sets]
@@ -110,40 +108,22 @@ class _Set:
         self.statistics |= rates
 
 
-def _examine(jobs: list[tuple[_Set, VerifyJob]], workers: int, quiet: bool) -> None:
-    sizes = {job.path: _size(job.path) for _, job in jobs}
+def _examine(sets: list[_Set], workers: int, quiet: bool) -> None:
+    parts = {part.set_dir: part for part in sets}
+    jobs = [job for part in sets for job in part.jobs()]
+    sizes = {job.path: _size(job.path) for job in jobs}
     words = ("verified", "shards")
+    died = "a worker process died: want of memory, or a shard was cut while it was read"
     # The report has stdout to itself.
     with progress_of(
         len(jobs), sum(sizes.values()), quiet=quiet, words=words, stream=sys.stderr
     ) as advance:
-        for part, job, findings in _finished(jobs, workers):
+        for job, findings in finished(verify_shard, jobs, workers, died=died):
+            part = parts[job.set_dir]
             assert part.full is not None
             part.full.take(job.entry.file, findings)
             # Not the file's name: it may be hostile, and the bar takes it for markup.
             advance(part.name, sizes[job.path])
-
-
-def _finished(
-    jobs: list[tuple[_Set, VerifyJob]], workers: int
-) -> Iterator[tuple[_Set, VerifyJob, Findings]]:
-    if workers == 1 or len(jobs) <= 1:
-        for part, job in jobs:
-            yield part, job, verify_shard(job)
-        return
-    # spawn: a forked child would inherit the locks of whatever threads the caller runs.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        futures = {pool.submit(verify_shard, job): (part, job) for part, job in jobs}
-        try:
-            for future in as_completed(list(futures)):
-                part, job = futures.pop(future)  # its hashes are copied: let go of them
-                yield part, job, future.result()
-        except BrokenProcessPool:
-            problem = "a worker process died: want of memory, or a shard was cut while it was read"
-            raise DataError("workers", problem, "use fewer and run again") from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _size(path: Path) -> int:

@@ -43,8 +43,13 @@ class HashStore:
         return self._texts[: self._num_texts]
 
     def repeated_text_share(self) -> float:
-        """Share of the samples whose text another one before it has; at most 1 - 1 / passes."""
+        """Share of the samples whose text another one before it has."""
         return _repeated(self.texts) / max(1, self._num_texts)
+
+    @property
+    def comparable(self) -> int:
+        """Samples with masks enough to tell a copy from chance."""
+        return self._num_copies
 
     def copied_samples(self) -> int:
         """Samples equal to one before them in text and masking."""
@@ -62,8 +67,11 @@ def check_duplicates(set_dir: Path, hashes: HashStore) -> Check:
         problem = f"{copied:,} of {len(hashes.texts):,} examples are copies of others"
         remedy = "find the text that is there twice and prepare without it"
         problems.append(DataError(str(set_dir), problem, remedy))
-    summary = f"{copied:,} copies; {100 * hashes.repeated_text_share():.2f} % of the texts repeat"
-    return Check("duplicates", summary, tuple(problems))
+    summary = (
+        f"{copied:,} copies among {hashes.comparable:,} examples with masks enough to tell; "
+        f"{100 * hashes.repeated_text_share():.2f} % of the texts repeat"
+    )
+    return Check("duplicates", summary, tuple(problems), was_made=hashes.comparable > 0)
 
 
 def check_leak(eval_dir: Path, train: HashStore, held_out: HashStore) -> Check:

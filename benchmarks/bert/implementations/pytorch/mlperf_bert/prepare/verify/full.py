@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, ShardEntry
 from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.contents import Tally
@@ -21,6 +21,7 @@ from mlperf_bert.prepare.verify.rates import (
     rate_statistics,
 )
 from mlperf_bert.prepare.verify.report import Check
+from mlperf_bert.prepare.verify.set_files import SHARD_REMEDY, file_size
 from mlperf_bert.prepare.verify.shard import Findings, VerifyJob
 
 
@@ -49,9 +50,9 @@ class FullCheck:
         self._readable = {
             entry.file
             for entry in manifest.shards
-            if entry.file in sidecars and _fits(sidecars[entry.file], entry.num_samples, manifest)
+            if entry.file in sidecars and _fits(set_dir, entry, sidecars[entry.file], manifest)
         }
-        # By the sidecars, as they are bounded by the files; a manifest's number is only a claim.
+        # No more than the shards have room for: their sizes are what the sidecars say.
         self.hashes = HashStore(sum(sidecars[file].num_samples for file in self._readable))
         self._digests: dict[str, tuple[DataError, ...]] = {}
         self._contents: dict[str, tuple[DataError, ...]] = {}
@@ -87,12 +88,11 @@ class FullCheck:
         """All checks, and the set's rates. Call once, after the last `take`."""
         self.hashes.sort()
         files = [entry.file for entry in self._manifest.shards]
-        is_read = {file: file in self._tallies and not self._contents[file] for file in files}
+        is_right = {file: file in self._tallies and not self._contents[file] for file in files}
+        is_read = {file: file in self._tallies or bool(self._contents[file]) for file in files}
         checks = [
-            self._per_shard(
-                "shard digests", self._digests, sum(not self._digests[f] for f in files)
-            ),
-            self._per_shard("shard contents", self._contents, sum(is_read.values())),
+            self._per_shard("shard digests", self._digests, dict.fromkeys(files, True)),
+            self._per_shard("shard contents", self._contents, is_read),
             *self._index_checks(),
         ]
         total = sum(self._tallies.values(), Tally())
@@ -102,12 +102,12 @@ class FullCheck:
         by_path = {self._set_dir / "shards" / file: self._tallies[file] for file in self._tallies}
         checks += [
             check_masking(by_path, total, self._manifest.vocab_size),
-            check_next_sentence(self._set_dir, by_path, total),
+            check_next_sentence(by_path, total),
             check_unknown(self._set_dir, total),
             check_duplicates(self._set_dir, self.hashes),
         ]
         baseline = self._manifest.baseline
-        if baseline is not None and all(is_read.values()):
+        if baseline is not None and all(is_right.values()):
             most_frequent = int(self._label_counts.max())
             checks.append(check_baseline(self._set_dir, baseline, total, most_frequent))
         rates = rate_statistics(total)
@@ -115,26 +115,36 @@ class FullCheck:
         return checks, rates
 
     def _per_shard(
-        self, name: str, problems: dict[str, tuple[DataError, ...]], num_right: int
+        self, name: str, problems: dict[str, tuple[DataError, ...]], is_read: dict[str, bool]
     ) -> Check:
-        shards = self._manifest.shards
-        in_order = tuple(problem for entry in shards for problem in problems[entry.file])
-        return Check(name, f"{num_right} of {len(shards)}", in_order)
+        in_order = tuple(problem for file in is_read for problem in problems[file])
+        num_right = sum(is_read[file] and not problems[file] for file in is_read)
+        unread = [file for file in is_read if not is_read[file]]
+        summary = f"{num_right} of {len(is_read)}"
+        if unread:
+            others = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+            summary += f"; not read: {unread[0]:.80}{others}"
+        return Check(name, summary, in_order, was_made=not unread or bool(in_order))
 
     def _index_checks(self) -> list[Check]:
         if not self._index_is_right:
             return [Check("index contents", "its files are wrong, see above", was_made=False)]
-        compared = sum(not self._index[file] for file in self._tallies)
+        is_read = {entry.file: entry.file in self._tallies for entry in self._manifest.shards}
         return [
-            self._per_shard("index contents", self._index, compared),
+            self._per_shard("index contents", self._index, is_read),
             check_order(self._set_dir),
         ]
 
 
-def _fits(sidecar: Sidecar, num_samples: int, manifest: Manifest) -> bool:
+def _fits(set_dir: Path, entry: ShardEntry, sidecar: Sidecar, manifest: Manifest) -> bool:
+    try:
+        size = file_size(set_dir / "shards" / entry.file, SHARD_REMEDY)
+    except DataError:
+        return False  # reported by the fast check
     settings = sidecar.settings
-    return (sidecar.num_samples, settings.max_seq_length, settings.max_predictions) == (
-        num_samples,
+    return (size, sidecar.num_samples, settings.max_seq_length, settings.max_predictions) == (
+        sidecar.shard_bytes,
+        entry.num_samples,
         manifest.max_seq_length,
         manifest.max_predictions,
     )

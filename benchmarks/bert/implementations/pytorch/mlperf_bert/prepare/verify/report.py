@@ -17,7 +17,7 @@ BAR_WIDTH = 40
 class Check:
     """One line of the table: what was looked at, and everything found wrong with it.
 
-    `was_made` is false where an earlier failure left nothing to look at.
+    `was_made` is false where there was nothing to look at, or an earlier failure hid a part of it.
     """
 
     name: str
@@ -144,11 +144,12 @@ def _statistics_lines(name: str, statistics: dict[str, Any]) -> list[str]:
     counts = statistics["length_histogram"][1:]
     step = -(-len(counts) // HISTOGRAM_ROWS)
     rows = [sum(counts[first : first + step]) for first in range(0, len(counts), step)]
+    most = max(1, *rows)
     width = len(str(len(counts)))
     for number, row in enumerate(rows):
         first = number * step + 1
         last = min(first + step - 1, len(counts))
-        bar = "#" * round(BAR_WIDTH * row / max(rows))
+        bar = "#" * round(BAR_WIDTH * row / most)
         lines.append(f"  {first:>{width}} .. {last:>{width}} {row:>13,}  {bar}".rstrip())
     return lines
 

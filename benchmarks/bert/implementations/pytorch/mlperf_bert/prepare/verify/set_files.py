@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from stat import S_ISREG
 
+from mlperf_bert.data.atomic import is_temporary
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import Sidecar, read_sidecar, sidecar_path
@@ -179,7 +180,7 @@ def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
     """`shards/` and `index/` hold what the manifest names and nothing else; no left-overs."""
     shards = {entry.file for entry in manifest.shards}
     known = {
-        set_dir: None,  # a user's own notes may lie here
+        set_dir: {"vocab.txt"},
         set_dir / "shards": shards | {f"{name}.json" for name in shards},
         set_dir / "index": {"dataset.json", *(file.file for file in manifest.index_files)},
     }
@@ -193,10 +194,10 @@ def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
             continue
         for name in found:
             path = str(directory / name)
-            if name.startswith(".") and name.endswith(".tmp"):
+            if is_temporary(name, names):
                 remedy = "delete it once no `mlperf_bert prepare` is at work here"
                 problems.append(DataError(path, "was left by an interrupted writer", remedy))
-            elif names is not None and name not in names:
+            elif directory != set_dir and name not in names:  # its user's notes may lie there
                 remedy = "move it away, or prepare the set again with its text"
                 problems.append(DataError(path, "is not in the manifest", remedy))
     return Check("no other files", "", tuple(problems))

@@ -1,0 +1,67 @@
+"""What `prepare` may delete in its directory, and what it says when memory does not suffice."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.errors import DataError
+from support import run_process
+
+Prepare = Callable[..., Manifest]
+OWN_VOCAB = Path(__file__).parents[2] / "golden" / "data" / "own_vocab.txt"
+LEFT_BY_KILLED_RUNS = [
+    ".vocab.txt.77.tmp",
+    "shards/.part-00000.hdf5.77.tmp",
+    "shards/.part-00001.hdf5.json.77.tmp",
+    "index/.lengths.u16.77.tmp",
+    "index/.dataset.json.77.tmp",
+]
+OF_THE_USER = [".notes.tmp", ".notes.77.tmp", "index/.vocab.txt.77.tmp", "shards/.part.x.tmp"]
+
+# Leaves argv[4] bytes to grow by, once everything is loaded and compiled.
+WITH_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from mlperf_bert.prepare import build
+def compile_and_limit(vocabulary, compile_examples=build.compile_examples):
+    compile_examples(vocabulary)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[4]),) * 2)
+build.compile_examples = compile_and_limit
+text, vocab, out = map(Path, sys.argv[1:4])
+try:
+    build.prepare_text(
+        [text], vocab, out, max_seq_length=64, max_predictions=10, dupe_factor=10_000, seed=1,
+        workers=1, pick_eval=None, split_sentences=False, quiet=True,
+    )
+except build.DataError as error:
+    print(error)
+"""
+
+
+def test_left_overs_go_and_files_of_the_user_stay(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    set_dir = tmp_path / "set"
+    prepare(texts)
+    for name in LEFT_BY_KILLED_RUNS + OF_THE_USER:
+        (set_dir / name).write_text("something")
+    with pytest.raises(DataError, match="seed = 12345"):
+        prepare(texts, seed=1)
+    assert all((set_dir / name).exists() for name in LEFT_BY_KILLED_RUNS)  # nothing touched
+    prepare(texts)
+    found = {path.relative_to(set_dir).as_posix() for path in set_dir.rglob(".*")}
+    assert found == set(OF_THE_USER)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_too_little_memory_is_one_line(texts: list[Path], tmp_path: Path) -> None:
+    arguments = (texts[0], OWN_VOCAB, tmp_path / "set", 2**25)
+    done = run_process(sys.executable, "-c", WITH_LITTLE_MEMORY, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert f"{texts[0]}: needs more memory than there is; " in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert list((tmp_path / "set" / "shards").iterdir()) == []
