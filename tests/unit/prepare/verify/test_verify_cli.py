@@ -7,24 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from verify_cases import check, copy_of, flip, make_pair, shard
+from verify_cases import check, flip, shard
 
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.verify.cli import add_arguments, run
 from mlperf_bert.prepare.verify.report import MAX_PROBLEM_LINES
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The good pair; tests change copies."""
-    return make_pair(tmp_path_factory.mktemp("verify"))
-
-
-@pytest.fixture
-def pair(made: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return copy_of(made, tmp_path)
 
 
 def call(*words: object) -> int:

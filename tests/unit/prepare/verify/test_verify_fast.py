@@ -13,10 +13,8 @@ import pytest
 from verify_cases import (
     SPECIAL,
     check,
-    copy_of,
     failed,
     flip,
-    make_pair,
     mend_digests,
     prepare_set,
     shard,
@@ -29,18 +27,6 @@ from mlperf_bert.data.sidecar import sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.set_files import check_manifest, check_sidecars
 from support import write_synthetic_text
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The good pair; tests change copies."""
-    return make_pair(tmp_path_factory.mktemp("verify"))
-
-
-@pytest.fixture
-def pair(made: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return copy_of(made, tmp_path)
 
 
 def test_a_good_pair_and_each_of_its_sets_pass(made: Path) -> None:

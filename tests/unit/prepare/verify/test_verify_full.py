@@ -12,10 +12,8 @@ from verify_cases import (
     VOCAB_SIZE,
     Arrays,
     check,
-    copy_of,
     failed,
     flip,
-    make_pair,
     mend_digests,
     prepare_set,
     shard,
@@ -30,18 +28,6 @@ from mlperf_bert.prepare.verify.contents import COPY_BITS, masked_count_table
 from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
 
 MASK, SEP, CLS, PAD = 4, 3, 2, 0
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The good pair; tests change copies."""
-    return make_pair(tmp_path_factory.mktemp("verify"))
-
-
-@pytest.fixture
-def pair(made: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return copy_of(made, tmp_path)
 
 
 def test_a_good_pair_passes_alike_with_one_process_and_two(made: Path) -> None:

@@ -5,26 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from verify_cases import check, copy_of, failed, make_pair, shard
+from verify_cases import check, failed, shard
 
 from mlperf_bert.data.index import INDEX_ARRAYS, OWN_DIGEST
 from mlperf_bert.data.records import write_json
 from mlperf_bert.data.sidecar import sidecar_path
 
 MANIFEST = "train/index/dataset.json"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The good pair; tests change copies."""
-    return make_pair(tmp_path_factory.mktemp("verify"))
-
-
-@pytest.fixture
-def pair(made: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return copy_of(made, tmp_path)
 
 
 def write_signed(path: Path, values: dict[str, Any]) -> None:
