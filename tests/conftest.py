@@ -8,6 +8,7 @@ import pytest
 from support import TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With two processes: a file stays in one of them, and so do all tests of the checkout."""
     for item in items:
