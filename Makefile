@@ -17,7 +17,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 test: setup
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # Record the golden traces again and print how far they are from the old ones.
 golden: setup

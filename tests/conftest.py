@@ -8,15 +8,6 @@ import pytest
 from support import TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With two processes: a file stays in one of them, and so do all tests of the checkout."""
-    for item in items:
-        uses_checkout = "checkout" in getattr(item, "fixturenames", ())
-        group = "checkout" if uses_checkout else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def synthetic_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared train/ and eval/ sets of made-up words."""
