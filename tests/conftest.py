@@ -1,9 +1,11 @@
 """Data sets and configs made once a test session."""
 
+import pickle
 import subprocess
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from support import TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
 
@@ -23,12 +25,26 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository to run the README's commands in."""
-    return copy_checkout(tmp_path_factory.mktemp("checkout"))
+def shared_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """One directory for all processes of this test session."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
 
 
 @pytest.fixture(scope="session")
-def cpu_tiny_run(checkout: Path) -> subprocess.CompletedProcess[str]:
+def checkout(shared_directory: Path) -> Path:
+    """A copy of the repository to run the README's commands in, one for all processes."""
+    target = shared_directory / "checkout"
+    with FileLock(shared_directory / "checkout.lock"):
+        return target if target.exists() else copy_checkout(target)
+
+
+@pytest.fixture(scope="session")
+def cpu_tiny_run(checkout: Path, shared_directory: Path) -> subprocess.CompletedProcess[str]:
     """`./run_and_time.sh` as it stands in the README, run once to its full target (minutes)."""
-    return run_shell("./run_and_time.sh", checkout, timeout=900)
+    kept = shared_directory / "cpu_tiny_run.pickle"
+    with FileLock(shared_directory / "cpu_tiny_run.lock"):
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(run_shell("./run_and_time.sh", checkout, timeout=900)))
+        done: subprocess.CompletedProcess[str] = pickle.loads(kept.read_bytes())
+    return done

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def log(cpu_tiny_run: subprocess.CompletedProcess[str], checkout: Path) -> Path:
     assert cpu_tiny_run.returncode == 0, cpu_tiny_run.stdout + cpu_tiny_run.stderr
-    return next((checkout / "runs").glob("*-cpu_tiny/result_0.txt"))
+    return min((checkout / "runs").glob("*-cpu_tiny/result_0.txt"))  # README's others come later
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)
