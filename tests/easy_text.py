@@ -7,7 +7,7 @@ foretells both its neighbours, and only a sentence masked as a whole cannot be k
 import random
 from pathlib import Path
 
-from mlperf_bert.prepare.build import prepare_text
+from support import prepare_small
 
 NUM_CYCLES = 8
 CYCLE_LENGTH = 4
@@ -25,19 +25,14 @@ def make_easy_data(directory: Path) -> Path:
     for name, num_documents, seed in (("train", 500, 1), ("eval", 50, 2)):
         text = directory / f"{name}.txt"
         text.write_text(_text(num_documents, random.Random(seed)), encoding="utf-8")
-        prepare_text(
+        prepare_small(
             [text],
             vocabulary,
             directory / name,
             max_seq_length=MAX_SEQ_LENGTH,
             max_predictions=MAX_PREDICTIONS,
             dupe_factor=2,
-            seed=12345,
-            workers=1,
-            pick_eval=None,
-            split_sentences=False,
             with_baseline=True,
-            quiet=True,
         )
     return directory
 

@@ -5,9 +5,12 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlperf_bert
+from mlperf_bert.data.index import Manifest
 from mlperf_bert.prepare.build import prepare_text
 
 REPOSITORY = Path(__file__).parents[1]
@@ -64,21 +67,22 @@ def make_synthetic_data(directory: Path) -> Path:
     for name, documents, seed in (("train", 150, 1), ("eval", 40, 2)):
         text = directory / f"{name}.txt"
         write_synthetic_text(text, documents, seed)
-        prepare_text(
+        prepare_small(
             [text],
             vocabulary,
             directory / name,
             max_seq_length=32,
             max_predictions=5,
             dupe_factor=2,
-            seed=12345,
-            workers=1,
-            pick_eval=None,
-            split_sentences=False,
             with_baseline=True,
-            quiet=True,
         )
     return directory
+
+
+def prepare_small(texts: Sequence[Path], vocabulary: Path, out: Path, **options: Any) -> Manifest:
+    """`prepare_text` in this process, quietly; `options` go over what is the same everywhere."""
+    same = {"seed": 12345, "workers": 1, "pick_eval": None, "split_sentences": False, "quiet": True}
+    return prepare_text(texts, vocabulary, out, **{**same, **options})
 
 
 TINY_CONFIG = """
@@ -115,6 +119,13 @@ batch_size = 32
 [mlperf]
 enforce_rules = false
 """
+
+
+def make_tiny_inputs(directory: Path) -> tuple[Path, Path]:
+    """Synthetic data, and a config of 20 steps that fits it, as the fixtures of those names."""
+    config = directory / "tiny.toml"
+    config.write_text(TINY_CONFIG, encoding="utf-8")
+    return make_synthetic_data(directory), config
 
 
 def copy_checkout(target: Path) -> Path:

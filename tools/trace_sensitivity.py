@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trace_cases import deviation, load, record
 
-from support import TINY_CONFIG, make_synthetic_data
+from support import make_tiny_inputs
 
 # Environments in which the same sums are made in another order.
 OTHER_ORDERS = {
@@ -38,9 +38,7 @@ def main() -> None:
     """Print the largest deviation of each run from the golden trace of one rank."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = make_synthetic_data(folder)
-        config = folder / "tiny.toml"
-        config.write_text(TINY_CONFIG, encoding="utf-8")
+        data, config = make_tiny_inputs(folder)
 
         def show(case: str, what: str, ranks: int, *settings: str, **environ: str) -> None:
             run_dir = folder / f"run_{len(list(folder.iterdir()))}"

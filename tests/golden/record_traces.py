@@ -16,16 +16,14 @@ from trace_cases import (
     save,
 )
 
-from support import TINY_CONFIG, make_synthetic_data
+from support import make_tiny_inputs
 
 
 def main() -> None:
     """Record every case on 1 and 2 ranks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = make_synthetic_data(folder)
-        config = folder / "tiny.toml"
-        config.write_text(TINY_CONFIG, encoding="utf-8")
+        data, config = make_tiny_inputs(folder)
         for case in CASES:
             for ranks in (1, 2):
                 trace = record(case, ranks, config, data, folder / f"{case}_{ranks}")

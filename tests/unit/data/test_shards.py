@@ -12,11 +12,11 @@ from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
 from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.examples import ExampleMaker
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents
+from support import prepare_small
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
@@ -28,7 +28,7 @@ def prepared(tmp_path: Path) -> tuple[Path, Manifest]:
     texts = [tmp_path / f"part-{number}.txt" for number in range(3)]
     for number, path in enumerate(texts):
         path.write_text("\n\n".join(documents[number::3]), encoding="utf-8")
-    manifest = prepare_text(
+    manifest = prepare_small(
         texts,
         GOLDEN / "own_vocab.txt",
         tmp_path / "set",
@@ -36,10 +36,6 @@ def prepared(tmp_path: Path) -> tuple[Path, Manifest]:
         max_predictions=10,
         dupe_factor=3,
         seed=1,
-        workers=1,
-        pick_eval=None,
-        split_sentences=False,
-        quiet=True,
     )
     return tmp_path / "set", manifest
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlperf_bert.data.index import Manifest
+from support import prepare_small
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
@@ -24,20 +25,11 @@ def texts(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def prepare(tmp_path: Path) -> Callable[..., Manifest]:
     """`prepare_text` with small settings; keyword arguments change them."""
-    from mlperf_bert.prepare.build import prepare_text
 
     def call(paths: list[Path], **changes: Any) -> Manifest:
-        options: dict[str, Any] = {
-            "max_seq_length": 64,
-            "max_predictions": 10,
-            "dupe_factor": 3,
-            "seed": 12345,
-            "workers": 1,
-            "pick_eval": None,
-            "split_sentences": False,
-        }
+        options = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 3}
         vocab = changes.pop("vocab", GOLDEN / "own_vocab.txt")
         out = changes.pop("out", tmp_path / "set")
-        return prepare_text(paths, vocab, out, **{**options, **changes})
+        return prepare_small(paths, vocab, out, **{**options, **changes})
 
     return call

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.prepare.build import prepare_text
-from support import write_synthetic_text
+from support import prepare_small, write_synthetic_text
 
 NUM_TEXTS = 4
 
@@ -150,18 +149,8 @@ def test_killed_before_every_single_rename(texts: list[Path], vocab: Path, tmp_p
         )
         was_killed = process.returncode == -signal.SIGKILL
         if was_killed:
-            prepare_text(
-                texts[:2],
-                vocab,
-                out,
-                max_seq_length=64,
-                max_predictions=10,
-                dupe_factor=1,
-                seed=12345,
-                workers=1,
-                pick_eval=None,
-                split_sentences=False,
-                quiet=True,
+            prepare_small(
+                texts[:2], vocab, out, max_seq_length=64, max_predictions=10, dupe_factor=1
             )
         sets.append(contents(out))
     assert process.returncode == 0

@@ -12,12 +12,11 @@ import numpy as np
 from mlperf_bert.data.index import Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
-from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.report import Report
-from support import NUM_WORDS, write_synthetic_text
+from support import NUM_WORDS, prepare_small, write_synthetic_text
 
 Arrays = dict[str, np.ndarray]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -31,18 +30,9 @@ def write_vocabulary(path: Path, special: list[str] = SPECIAL) -> Path:
 
 def prepare_set(texts: list[Path], out: Path, **changes: Any) -> Manifest:
     """`prepare_text` with settings that give masks enough choices to tell copies from chance."""
-    options: dict[str, Any] = {
-        "max_seq_length": 64,
-        "max_predictions": 10,
-        "dupe_factor": 2,
-        "seed": 12345,
-        "workers": 1,
-        "pick_eval": None,
-        "split_sentences": False,
-        "quiet": True,
-    }
     vocab = changes.pop("vocab", None) or write_vocabulary(out.parent / "words.txt")
-    return prepare_text(texts, vocab, out, **{**options, **changes})
+    options = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 2}
+    return prepare_small(texts, vocab, out, **{**options, **changes})
 
 
 def make_pair(directory: Path) -> Path:
