@@ -11,6 +11,7 @@ from support import PACKAGE, run_process
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
     {"errors"},
+    {"config_checks"},
     {"config", "seeds"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log"},
@@ -28,7 +29,16 @@ SAME_LEVEL = {
 }
 OFFLINE = {"prepare"}
 OFFLINE_MAY_IMPORT = {"errors", "config", "config_io", "data"}
-NUMPY_ONLY = {"data/index.py", "data/sampler.py", "data/balance.py", "data/shards.py"}
+NUMPY_ONLY = {
+    "data/balance.py",
+    "data/choose_sampler.py",
+    "data/index.py",
+    "data/permutation.py",
+    "data/sampler.py",
+    "data/shards.py",
+    "data/step_plan.py",
+    "data/strata.py",
+}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, Loader
-from mlperf_bert.data.sampler import Int64Array, UniformSampler
+from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.errors import DataError
 
 CPU = torch.device("cpu")
@@ -33,7 +35,9 @@ def planner(index: LengthIndex) -> StepPlanner:
         world_size=2,
         grad_accum_steps=2,
         loss_normalization="global",
-        attention_length=100.0,
+        balance=Balance(),
+        balance_model="tokens",
+        cost=TOKENS,
     )
 
 
@@ -54,10 +58,8 @@ def test_batches_hold_the_planned_samples(planner: StepPlanner, reader: SampleRe
             batch = next(batches)
             assert batch.plan.step == step
             assert len(batch.micro_batches) == 2
-            for micro_batch, ids in zip(
-                batch.micro_batches, planner.plan(step).sample_ids[1], strict=True
-            ):
-                for number, sample in enumerate(ids):
+            for forward, micro_batch in enumerate(batch.micro_batches):
+                for number, sample in enumerate(planner.plan(step).ids_of(1, forward)):
                     alone = reader.read(np.array([sample]))
                     assert sequence(micro_batch, number) == alone.input_ids.tolist()
 

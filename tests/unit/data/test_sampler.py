@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.data.sampler import UniformSampler, permute
+from mlperf_bert.data.permutation import permute
+from mlperf_bert.data.sampler import UniformSampler
 
 
 @given(size=st.integers(1, 5000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 99))

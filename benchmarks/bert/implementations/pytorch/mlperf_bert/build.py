@@ -13,11 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.checkpoint import load_weights
 from mlperf_bert.config import RunConfig
-from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import Loader
-from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.distributed.clipping import make_clip_policy
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
@@ -152,21 +153,30 @@ def make_evaluator(
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
     """The step planner of the whole job."""
-    model, parallel = config.model, config.parallel
-    # Multiply-adds per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
-    linear = 4 * model.hidden_size + 2 * model.intermediate_size
+    data, parallel = config.data, config.parallel
+    linear, quadratic = config.cost_coefficients
     return StepPlanner(
-        UniformSampler(
-            index.manifest.num_samples,
-            parallel.global_batch_size,
-            derive_seed(seed, "sampler"),
+        make_sampler(
+            data.sampler,
+            order_by_length=index.order_by_length,
+            length_histogram=index.manifest.length_histogram,
+            global_batch_size=parallel.global_batch_size,
+            seed=derive_seed(seed, "sampler"),
+            quantiles=data.quantiles,
         ),
         index.lengths,
         index.masked_counts,
         world_size=parallel.world_size,
         grad_accum_steps=parallel.grad_accum_steps,
         loss_normalization=config.optim.loss_normalization,
-        attention_length=linear / 2,
+        balance=Balance(
+            policy=data.balance,
+            ranks_per_node=parallel.ranks_per_node,
+            deal=data.deal,
+            counts=data.counts_per_rank,
+        ),
+        balance_model=data.balance_model,
+        cost=CostModel(linear=linear, quadratic=quadratic),
     )
 
 

@@ -18,7 +18,7 @@ class UnpaddedBatch:
     """B sequences laid end to end.
 
     The loss of the batch is its summed cross-entropies over the two denominators, which come from
-    the step plan (`data/balance.py`): averaged over ranks and summed over accumulation steps, it
+    the step plan (`data/step_plan.py`): averaged over ranks and summed over accumulation steps, it
     is the mean over the whole update.
     """
 

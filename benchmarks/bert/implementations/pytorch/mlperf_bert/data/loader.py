@@ -14,9 +14,9 @@ from typing import Self
 
 import torch
 
-from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
 PREFETCHED_STEPS = 2
 
@@ -89,9 +89,9 @@ class Loader:
         plan = self._planner.plan(step)
         rank = self._rank
         batches = []
-        for accumulation, sample_ids in enumerate(plan.sample_ids[rank]):
+        for accumulation in range(plan.counts.shape[1]):
             batch = make_batch(
-                self._reader.read(sample_ids),
+                self._reader.read(plan.ids_of(rank, accumulation)),
                 mlm_denominator=float(plan.mlm_denominators[rank, accumulation]),
                 nsp_denominator=float(plan.nsp_denominators[rank, accumulation]),
             )

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.balance import Balance, CostModel
 from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.step_plan import StepPlanner
 
 LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
 MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)
@@ -18,17 +19,19 @@ def planner(world_size: int, accumulation: int, normalization: str = "global") -
         world_size=world_size,
         grad_accum_steps=accumulation,
         loss_normalization=normalization,  # type: ignore[arg-type]
-        attention_length=6144.0,
+        balance=Balance(),
+        balance_model="tokens",
+        cost=CostModel(linear=1.0, quadratic=1 / 6144),
     )
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (4, 1), (2, 3), (8, 2)])
 def test_ranks_share_the_global_batch(world_size: int, accumulation: int) -> None:
     plan = planner(world_size, accumulation).plan(5)
-    assert plan.sample_ids.shape == (world_size, accumulation, 48 // world_size // accumulation)
+    assert plan.counts.tolist() == [[48 // world_size // accumulation] * accumulation] * world_size
     expected = UniformSampler(len(LENGTHS), 48, seed=9).global_batch(5)
     assert np.array_equal(np.sort(plan.sample_ids, axis=None), np.sort(expected))
-    assert plan.num_tokens == LENGTHS[expected].sum()
+    assert plan.num_tokens.sum() == LENGTHS[expected].sum()
 
 
 def test_global_denominators_make_the_mean_over_ranks_exact() -> None:
@@ -44,14 +47,14 @@ def test_global_denominators_make_the_mean_over_ranks_exact() -> None:
 
 def test_per_rank_denominators_are_the_forwards_own() -> None:
     plan = planner(4, 3, "per_rank").plan(1)
-    own = MASKED[plan.sample_ids].sum(axis=2, dtype=float)
+    own = MASKED[plan.drawn_ids].sum(axis=2, dtype=float)
     assert np.array_equal(plan.mlm_denominators, own * 3)
     assert np.array_equal(plan.nsp_denominators, np.full((4, 3), 4.0 * 3))
 
 
 def test_imbalance_is_largest_over_mean() -> None:
     plan = planner(4, 1).plan(2)
-    tokens = LENGTHS[plan.sample_ids].astype(float)
+    tokens = LENGTHS[plan.drawn_ids].astype(float)
     per_rank = tokens.sum(axis=(1, 2))
     assert plan.imbalance_tokens == pytest.approx(per_rank.max() / per_rank.mean())
     cost = (tokens + tokens**2 / 6144).sum(axis=(1, 2))
