@@ -11,8 +11,7 @@ from support import PACKAGE, run_process
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
     {"errors"},
-    {"config_checks"},
-    {"config", "seeds"},
+    {"config", "config_checks", "seeds"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
@@ -22,6 +21,8 @@ LEVELS = (
     {"__main__"},
 )
 SAME_LEVEL = {
+    ("config", "config_checks"),
+    ("config_checks", "config"),  # for its type only
     ("model", "data.batch"),
     ("evaluate", "step"),
     ("metrics", "step"),
