@@ -11,7 +11,7 @@ import torch
 from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import PREFETCHED_STEPS, Loader
+from mlperf_bert.data.loader import PREFETCHED_STEPS, DirectSource, Loader
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader, Samples
@@ -52,7 +52,7 @@ def sequence(batch: UnpaddedBatch, number: int) -> list[int]:
 
 
 def test_batches_hold_the_planned_samples(planner: StepPlanner, reader: SampleReader) -> None:
-    with Loader(planner, reader, 1, CPU, first_step=3) as loader:
+    with Loader(planner, DirectSource(reader, 1), CPU, first_step=3) as loader:
         batches = iter(loader)
         for step in (3, 4):
             batch = next(batches)
@@ -75,7 +75,7 @@ def test_nothing_is_read_before_the_first_batch(
         return read(self, ids)
 
     monkeypatch.setattr(SampleReader, "read", counted)
-    with Loader(planner, reader, 0, CPU) as loader:
+    with Loader(planner, DirectSource(reader, 0), CPU) as loader:
         time.sleep(0.05)
         assert reads == []
         next(iter(loader))
@@ -93,7 +93,10 @@ def test_an_error_of_the_thread_reaches_the_loop(
         raise DataError("shard", "is damaged", "make it again")
 
     monkeypatch.setattr(SampleReader, "read", broken)
-    with pytest.raises(DataError, match="damaged"), Loader(planner, reader, 0, CPU) as loader:
+    with (
+        pytest.raises(DataError, match="damaged"),
+        Loader(planner, DirectSource(reader, 0), CPU) as loader,
+    ):
         next(iter(loader))
 
 

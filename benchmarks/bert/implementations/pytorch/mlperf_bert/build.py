@@ -16,7 +16,7 @@ from mlperf_bert.config import RunConfig
 from mlperf_bert.data.balance import Balance, CostModel
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import Loader
+from mlperf_bert.data.loader import DirectSource, Loader
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.distributed.clipping import make_clip_policy
@@ -97,7 +97,9 @@ def build(
             optimizer=optimizer,
             step=_make_step(model, optimizer, config, info),
             loader=Loader(
-                make_planner(config, data.train, seed), data.train_reader, info.rank, device
+                make_planner(config, data.train, seed),
+                DirectSource(data.train_reader, info.rank),
+                device,
             ),
             evaluator=make_evaluator(config, data.held_out, data.held_out_reader, info, device),
             metrics=Metrics(config, info.world_size, device),

@@ -83,6 +83,7 @@ class DataSection:
     deal: Deal = "snake"
     counts_per_rank: CountsPerRank = "equal"
     balance_model: BalanceModel = "tokens"
+    loader: Literal["thread", "dali", "mpi_readers"] = "thread"
     cost_a: float = 1.0
     cost_b: float | Literal["flops"] = "flops"
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
@@ -30,20 +30,50 @@ class StepBatch:
     wait_ms: float  # how long the loop waited for it
 
 
+class BatchSource(Protocol):
+    """Where a rank's batches come from; called by the loader's thread, step after step."""
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """This rank's batches of a step on the host, one per forward."""
+
+    def close(self) -> None:
+        """Let go of what it holds; called once, after the last batch."""
+
+
+class DirectSource:
+    """Reads the samples that the plan gives to this rank."""
+
+    def __init__(self, reader: SampleReader, rank: int) -> None:
+        self._reader = reader
+        self._rank = rank
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """This rank's batches of a step on the host, one per forward."""
+        return tuple(
+            make_batch(
+                self._reader.read(plan.ids_of(self._rank, forward)),
+                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+            )
+            for forward in range(plan.counts.shape[1])
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 class Loader:
     """Iterates over the steps of one rank, from `first_step` on, without end."""
 
     def __init__(
         self,
         planner: StepPlanner,
-        reader: SampleReader,
-        rank: int,
+        source: BatchSource,
         device: torch.device,
         first_step: int = 1,
     ) -> None:
         self._planner = planner
-        self._reader = reader
-        self._rank = rank
+        self._source = source
         self._device = device
         self._first_step = first_step
         self._queue: queue.Queue[StepBatch | BaseException] = queue.Queue(PREFETCHED_STEPS)
@@ -63,6 +93,7 @@ class Loader:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._source.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yield step batches on the device; an error of the thread is raised here."""
@@ -87,16 +118,10 @@ class Loader:
 
     def _load(self, step: int) -> StepBatch:
         plan = self._planner.plan(step)
-        rank = self._rank
-        batches = []
-        for accumulation in range(plan.counts.shape[1]):
-            batch = make_batch(
-                self._reader.read(plan.ids_of(rank, accumulation)),
-                mlm_denominator=float(plan.mlm_denominators[rank, accumulation]),
-                nsp_denominator=float(plan.nsp_denominators[rank, accumulation]),
-            )
-            batches.append(batch.pin_memory() if self._device.type == "cuda" else batch)
-        return StepBatch(plan, tuple(batches), 0.0)
+        batches = self._source.micro_batches(plan)
+        if self._device.type == "cuda":
+            batches = tuple(batch.pin_memory() for batch in batches)
+        return StepBatch(plan, batches, 0.0)
 
     def _put(self, item: StepBatch | BaseException) -> None:
         while not self._stop.is_set():
