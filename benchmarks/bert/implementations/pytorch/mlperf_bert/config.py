@@ -10,6 +10,7 @@ from typing import Literal
 
 from mlperf_bert.config_checks import check_closed_rules, check_ranges, check_shapes
 
+AttentionName = Literal["auto", "reference", "grouped", "packed", "varlen"]
 SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
 BalancePolicy = Literal[
     "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
@@ -50,7 +51,7 @@ class ModelSection:
     attention_dropout: float = 0.1
     layer_norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
-    attention: Literal["auto", "reference", "grouped", "varlen"] = "auto"
+    attention: AttentionName = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
@@ -63,6 +64,12 @@ class ModelSection:
         """Rows of the word embedding: the vocabulary rounded up to a multiple of 8."""
         return -(-self.vocab_size // 8) * 8
 
+    @property
+    def attention_share(self) -> float:
+        """Multiply-adds of a token per token it attends to, over those of everything else."""
+        # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
+        return 2 / (4 * self.hidden_size + 2 * self.intermediate_size)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
@@ -70,7 +77,8 @@ class DataSection:
 
     `dupe_factor` matters to the embedded corpus only. `balance_model` says what a policy makes
     even: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost` measures
-    both coefficients.
+    both coefficients. `exchange_window_steps` is how many steps the readers of `mpi_readers`
+    exchange at a time.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
@@ -84,6 +92,7 @@ class DataSection:
     counts_per_rank: CountsPerRank = "equal"
     balance_model: BalanceModel = "tokens"
     loader: Literal["thread", "dali", "mpi_readers"] = "thread"
+    exchange_window_steps: int = 4
     cost_a: float = 1.0
     cost_b: float | Literal["flops"] = "flops"
 
@@ -204,9 +213,7 @@ class RunConfig:
         """Linear and quadratic cost of a token; "flops" counts the encoder's multiply-adds."""
         if self.data.cost_b != "flops":
             return self.data.cost_a, self.data.cost_b
-        # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
-        linear = 4 * self.model.hidden_size + 2 * self.model.intermediate_size
-        return self.data.cost_a, self.data.cost_a * 2 / linear
+        return self.data.cost_a, self.data.cost_a * self.model.attention_share
 
     @property
     def embedded_corpus_name(self) -> str:

@@ -34,6 +34,7 @@ def check_ranges(config: "RunConfig") -> None:
         "eval.interval_samples": config.eval_interval_samples,
         "eval.batch_size": config.eval.batch_size,
         "data.cost_a": config.data.cost_a,
+        "data.exchange_window_steps": config.data.exchange_window_steps,
     }
     for field, value in positive.items():
         if not 0 < value < float("inf"):

@@ -5,7 +5,6 @@ Every policy turns costs in the order drawn, [R ranks, A forwards, b sequences],
 communication exactly what their functions here compute (docs/glossary.md: balance policy).
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.config import BalancePolicy, CountsPerRank, Deal
+from mlperf_bert.data.even_slots import even_slots
 from mlperf_bert.data.permutation import Int64Array
 
 Float64Array = NDArray[np.float64]
@@ -110,7 +110,7 @@ def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> As
 
 def _least_loaded(cost: Float64Array, options: Balance) -> Assignment:
     ranks, forwards, _ = cost.shape
-    give = _least_loaded_rows if options.counts == "equal" else _least_loaded_any
+    give = _least_loaded_rows if options.counts == "equal" else even_slots
     order, slot = give(cost.ravel(), ranks * forwards)
     counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
     return Assignment(order[np.argsort(slot, kind="stable")], counts)
@@ -129,24 +129,6 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
         to = np.argsort(load, kind="stable")[: len(row)]
         slot[start : start + num_slots] = to
         load[to] += cost[row]
-    return order, slot
-
-
-def _least_loaded_any(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
-    """Longest processing time first without rows: slots get as many as make their loads even.
-
-    The first row still gives one to each, so that no slot is empty.
-    """
-    order = np.argsort(-cost, kind="stable")
-    slot = np.empty_like(order)
-    sorted_cost = cost[order].tolist()
-    load = [(sorted_cost[number], number) for number in range(num_slots)]
-    slot[:num_slots] = np.arange(num_slots)
-    heapq.heapify(load)
-    for place in range(num_slots, len(order)):
-        least, number = load[0]
-        slot[place] = number
-        heapq.heapreplace(load, (least + sorted_cost[place], number))
     return order, slot
 
 

@@ -84,8 +84,7 @@ class QuantileSampler:
             quantile = self._columns[column]
             is_last = row == num_samples // num_quantiles
             quantile[is_last] = self._larger[column[is_last]]
-            sizes = self._sizes[quantile].astype(np.uint64)
-            image = permute_many(row, sizes, quantile.astype(np.uint64), (self._seed, epoch))
+            image = permute_many(row, self._sizes[quantile], quantile, (self._seed, epoch))
             ids.append(self._order[self._starts[quantile] + image].astype(np.int64))
         return np.concatenate(ids)
 

@@ -64,7 +64,7 @@ class StepPlanner:
 
         `balance_model` says what the balance policy makes even: tokens, or `cost`.
         """
-        self._sampler = sampler
+        self.sampler = sampler
         self._lengths = lengths
         self._masked_counts = masked_counts
         self._shape = (world_size, grad_accum_steps, -1)
@@ -75,7 +75,7 @@ class StepPlanner:
 
     def plan(self, step: int) -> StepPlan:
         """The plan of a step counted from 1."""
-        drawn = self._sampler.global_batch(step)
+        drawn = self.sampler.global_batch(step)
         drawn_lengths = self._lengths[drawn]
         assignment = self._balance(self._balanced(drawn_lengths).reshape(self._shape))
         lengths = drawn_lengths[assignment.places]
@@ -98,7 +98,7 @@ class StepPlanner:
 
     def _denominators(self, counts: Int64Array) -> Float64Array:
         world_size, grad_accum_steps = counts.shape
-        denominators: Float64Array = np.full(counts.shape, counts.sum() / world_size)
+        denominators = np.full(counts.shape, counts.sum() / world_size, dtype=np.float64)
         if self._loss_normalization == "per_rank":
             denominators = (counts * grad_accum_steps).astype(np.float64)
         return denominators

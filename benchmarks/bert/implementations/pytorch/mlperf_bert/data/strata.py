@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.permutation import Int64Array, permute
+from mlperf_bert.data.permutation import Int64Array, permute_many
 from mlperf_bert.data.sampler import epochs_of
 from mlperf_bert.errors import ConfigError
 
@@ -58,10 +58,13 @@ class Strata:
         """Tokens of a sample on average."""
         return float(self.sizes @ self.mean_lengths / self.sizes.sum())
 
-    def draw(self, number: int, index: Int64Array, key: tuple[int, int]) -> Int64Array:
-        """Sample ids at places `index`, int64 [n], of stratum `number` in the order of `key`."""
-        image = permute(index, int(self.sizes[number]), (*key, number))
-        ids: Int64Array = self.order_by_length[self.starts[number] + image].astype(np.int64)
+    def draw(
+        self, stratum: Int64Array, index: Int64Array, round_number: Int64Array, seed: int
+    ) -> Int64Array:
+        """Sample ids at places `index` of strata, each in its order of a round; all int64 [n]."""
+        number = round_number * len(self.sizes) + stratum
+        image = permute_many(index, self.sizes[stratum], number, (seed,))
+        ids: Int64Array = self.order_by_length[self.starts[stratum] + image].astype(np.int64)
         return ids
 
 
@@ -94,13 +97,11 @@ class StrataSampler:
         for epoch, offset in epochs_of(step, self._global_batch_size, num_samples):
             before = self._counts(int(offset[0]))
             after = self._counts(int(offset[-1]) + 1)
-            drawn, times = [], []
-            for number, size in enumerate(strata.sizes):
-                index = np.arange(before[number], after[number])
-                drawn.append(strata.draw(number, index, (self._seed, epoch)))
-                times.append((index + 0.5) / size)
-            in_time = np.argsort(np.concatenate(times), kind="stable")
-            ids.append(np.concatenate(drawn)[in_time])
+            index = np.concatenate([np.arange(*span) for span in zip(before, after, strict=True)])
+            stratum = np.repeat(np.arange(len(before)), np.subtract(after, before))
+            in_time = np.argsort((index + 0.5) / strata.sizes[stratum], kind="stable")
+            index, stratum = index[in_time], stratum[in_time]
+            ids.append(strata.draw(stratum, index, np.full_like(index, epoch), self._seed))
         return np.concatenate(ids)
 
     def _counts(self, draws: int) -> list[int]:
@@ -129,7 +130,7 @@ class PublishedStrataSampler:
     def __init__(
         self, strata: Strata, counts: Sequence[int], global_batch_size: int, seed: int
     ) -> None:
-        """Raise ConfigError where the counts do not fit the batch or a stratum is empty."""
+        """Raise ConfigError where the counts do not fit the batch or the sizes of the strata."""
         group = sum(counts)
         if global_batch_size % group:
             problem = f"counts {'/'.join(map(str, counts))} need a multiple of {group} samples"
@@ -140,24 +141,34 @@ class PublishedStrataSampler:
             remedy = "use 'quantile', which needs no strata"
             raise ConfigError("data.sampler", problem, remedy)
         self._strata = strata
-        self._counts = tuple(counts)
+        self._counts = np.array(counts)
         self._groups = global_batch_size // group
+        # The places of a group: stratum, and which of its draws; spread as the times of draws are.
+        stratum = np.repeat(np.arange(len(counts)), counts)
+        number = np.concatenate([np.arange(count) for count in counts])
+        spread = np.argsort((number + 0.5) / self._counts[stratum], kind="stable")
+        self._stratum, self._number = stratum[spread], number[spread]
         self._seed = seed
+        if not self.steps_of_pass:
+            problem = f"a global batch of {global_batch_size} needs more samples of some stratum"
+            problem += f" than the data has ({', '.join(strata.names)} tokens: "
+            problem += f"{', '.join(map(str, strata.sizes))})"
+            raise ConfigError("data.sampler", problem, "lower the batch, or use 'quantile'")
 
     @property
     def mean_length(self) -> float:
         """Tokens of a drawn sample on average."""
-        return float(self._strata.mean_lengths @ self._counts / sum(self._counts))
+        return float(self._strata.mean_lengths @ self._counts / self._counts.sum())
 
     @property
     def steps_of_pass(self) -> int:
         """Full steps until the first stratum ends."""
-        return int(min(self._strata.sizes // (np.array(self._counts) * self._groups)))
+        return int((self._strata.sizes // (self._counts * self._groups)).min())
 
     @property
     def left_over(self) -> tuple[int, ...]:
         """Samples of each stratum that a pass has left."""
-        used = np.array(self._counts) * self._groups * self.steps_of_pass
+        used = self._counts * self._groups * self.steps_of_pass
         return tuple((self._strata.sizes - used).tolist())
 
     def in_words(self) -> str:
@@ -175,13 +186,9 @@ class PublishedStrataSampler:
 
     def global_batch(self, step: int) -> Int64Array:
         """Sample ids, int64 [global_batch_size], of a step counted from 1."""
-        columns = []
-        for number, count in enumerate(self._counts):
-            ids = [
-                self._strata.draw(number, index, (self._seed, round_number))
-                for round_number, index in epochs_of(
-                    step, count * self._groups, int(self._strata.sizes[number])
-                )
-            ]
-            columns.append(np.concatenate(ids).reshape(self._groups, count))
-        return np.concatenate(columns, axis=1).ravel()
+        group = (step - 1) * self._groups + np.arange(self._groups)
+        stratum = np.tile(self._stratum, self._groups)
+        number = np.tile(self._number, self._groups)
+        draw = np.repeat(group, len(self._stratum)) * self._counts[stratum] + number
+        round_number, index = np.divmod(draw, self._strata.sizes[stratum])
+        return self._strata.draw(stratum, index, round_number, self._seed)
