@@ -19,7 +19,7 @@ from mlperf_logging.rcp_checker.rcp_checker import check_directory, get_submissi
 from easy_text import MAX_PREDICTIONS, MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
 from mlperf_bert.build import make_model
 from mlperf_bert.checkpoint import load_weights, read_config, save_checkpoint
-from mlperf_bert.config import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.mlperf_log import RESERVED_WORDS

@@ -1,59 +1,191 @@
-"""Step plans: nothing lost between ranks, exact denominators, imbalance by definition."""
+"""Balance policies: nothing lost, the published deals by definition, loads within proven bounds."""
+
+from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlperf_bert.data.balance import StepPlanner
-from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.config import BalancePolicy, CountsPerRank, Deal
+from mlperf_bert.data.balance import TOKENS, Assignment, Balance, CostModel, Float64Array, deal
 
-LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
-MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)
-
-
-def planner(world_size: int, accumulation: int, normalization: str = "global") -> StepPlanner:
-    return StepPlanner(
-        UniformSampler(len(LENGTHS), 48, seed=9),
-        LENGTHS,
-        MASKED,
-        world_size=world_size,
-        grad_accum_steps=accumulation,
-        loss_normalization=normalization,  # type: ignore[arg-type]
-        attention_length=6144.0,
-    )
+POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
+DEALS: tuple[Deal, ...] = get_args(Deal)
+LENGTHS = st.integers(1, 512)
 
 
-@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (4, 1), (2, 3), (8, 2)])
-def test_ranks_share_the_global_batch(world_size: int, accumulation: int) -> None:
-    plan = planner(world_size, accumulation).plan(5)
-    assert plan.sample_ids.shape == (world_size, accumulation, 48 // world_size // accumulation)
-    expected = UniformSampler(len(LENGTHS), 48, seed=9).global_batch(5)
-    assert np.array_equal(np.sort(plan.sample_ids, axis=None), np.sort(expected))
-    assert plan.num_tokens == LENGTHS[expected].sum()
+@st.composite
+def drawn_costs(draw: st.DrawFn, accumulation: int = 3) -> tuple[Float64Array, int]:
+    """Costs [R, A, b] of a job of any shape, and its ranks per node."""
+    ranks_per_node, nodes = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    shape = (nodes * ranks_per_node, draw(st.integers(1, accumulation)), draw(st.integers(1, 6)))
+    count = int(np.prod(shape))
+    lengths = draw(st.lists(LENGTHS, min_size=count, max_size=count))
+    return np.array(lengths, dtype=np.float64).reshape(shape), ranks_per_node
 
 
-def test_global_denominators_make_the_mean_over_ranks_exact() -> None:
-    plan = planner(4, 3).plan(1)
-    loss_sums = np.random.default_rng(2).random((4, 3))
-    by_rank = (loss_sums / plan.mlm_denominators).sum(axis=1).mean()
-    masked = MASKED[plan.sample_ids].sum()
-    assert by_rank == pytest.approx(loss_sums.sum() / masked)
-    assert (loss_sums / plan.nsp_denominators).sum(axis=1).mean() == pytest.approx(
-        loss_sums.sum() / 48
-    )
+def hands(assignment: Assignment) -> list[list[int]]:
+    """The places of each forward, forwards of rank 0 first."""
+    ends = np.cumsum(assignment.counts.ravel())[:-1]
+    return [part.tolist() for part in np.split(assignment.places, ends)]
 
 
-def test_per_rank_denominators_are_the_forwards_own() -> None:
-    plan = planner(4, 3, "per_rank").plan(1)
-    own = MASKED[plan.sample_ids].sum(axis=2, dtype=float)
-    assert np.array_equal(plan.mlm_denominators, own * 3)
-    assert np.array_equal(plan.nsp_denominators, np.full((4, 3), 4.0 * 3))
+def loads(cost: Float64Array, assignment: Assignment) -> Float64Array:
+    """The load of each forward."""
+    flat = cost.ravel()
+    return np.array([flat[hand].sum() for hand in hands(assignment)])
 
 
-def test_imbalance_is_largest_over_mean() -> None:
-    plan = planner(4, 1).plan(2)
-    tokens = LENGTHS[plan.sample_ids].astype(float)
-    per_rank = tokens.sum(axis=(1, 2))
-    assert plan.imbalance_tokens == pytest.approx(per_rank.max() / per_rank.mean())
-    cost = (tokens + tokens**2 / 6144).sum(axis=(1, 2))
-    assert plan.imbalance_cost == pytest.approx(cost.max() / cost.mean())
-    assert planner(1, 1).plan(2).imbalance_tokens == 1.0
+def dealt_by_hand(cost: list[float], num_hands: int, direction: Deal) -> list[list[int]]:
+    """One card after the other: the dealer walks to the last hand, then starts over or turns."""
+    cards = sorted(range(len(cost)), key=lambda place: (-cost[place], place))
+    walk = list(range(num_hands))
+    dealt: list[list[int]] = [[] for _ in walk]
+    while cards:
+        for hand in walk:
+            if cards:
+                dealt[hand].append(cards.pop(0))
+        if direction == "snake":
+            walk.reverse()
+    return dealt
+
+
+@given(cost=st.lists(LENGTHS, max_size=40), num_hands=st.integers(1, 12))
+@settings(deadline=None)
+@pytest.mark.parametrize("direction", DEALS)
+def test_deal_is_dealing_by_hand_for_any_number_of_samples(
+    direction: Deal, cost: list[int], num_hands: int
+) -> None:
+    dealt = deal(np.array(cost, dtype=np.float64), num_hands, direction)
+    assert [hand.tolist() for hand in dealt] == dealt_by_hand(cost, num_hands, direction)
+
+
+@given(case=drawn_costs())
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("counts", get_args(CountsPerRank))
+@pytest.mark.parametrize("direction", DEALS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_sample_goes_to_one_forward(
+    policy: BalancePolicy,
+    direction: Deal,
+    counts: CountsPerRank,
+    case: tuple[Float64Array, int],
+) -> None:
+    cost, ranks_per_node = case
+    ranks, forwards, size = cost.shape
+    balance = Balance(policy=policy, ranks_per_node=ranks_per_node, deal=direction, counts=counts)
+    assignment = balance(cost)
+    assert np.array_equal(np.sort(assignment.places), np.arange(cost.size))
+    assert assignment.counts.shape == (ranks, forwards)
+    assert assignment.counts.sum() == cost.size
+    if counts == "equal" or policy != "presort_global":
+        assert (assignment.counts == size).all()
+    else:
+        assert assignment.counts.min() >= 1  # a rank without a sample would have no gradient
+
+
+@given(case=drawn_costs())
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("direction", DEALS)
+@pytest.mark.parametrize("policy", ["exchange_global", "exchange_local", "presort_local"])
+def test_exchange_deals_each_forward_among_the_ranks_that_exchange(
+    policy: BalancePolicy, direction: Deal, case: tuple[Float64Array, int]
+) -> None:
+    cost, ranks_per_node = case
+    ranks, forwards, _ = cost.shape
+    group = ranks if policy == "exchange_global" else ranks_per_node
+    place = np.arange(cost.size).reshape(cost.shape)
+    expected: dict[tuple[int, int], list[int]] = {}
+    for first in range(0, ranks, group):
+        for forward in range(forwards):
+            held = place[first : first + group, forward].ravel()  # in the order of the ranks
+            dealt = dealt_by_hand(cost.ravel()[held].tolist(), group, direction)
+            for number, hand in enumerate(dealt):
+                expected[first + number, forward] = held[hand].tolist()
+    balance = Balance(policy=policy, ranks_per_node=ranks_per_node, deal=direction)
+    assert hands(balance(cost)) == [expected[slot] for slot in sorted(expected)]
+
+
+@given(case=drawn_costs())
+@settings(deadline=None)
+def test_presort_global_is_as_even_as_its_rows(case: tuple[Float64Array, int]) -> None:
+    cost, _ = case
+    ranks, forwards, _ = cost.shape
+    slots = ranks * forwards
+    load = loads(cost, Balance(policy="presort_global")(cost))
+    # In a row, the lesser of two loads gets the longer sample: their difference becomes that of
+    # the loads less that of the samples, never more than the larger of the two. So loads differ
+    # by at most what the longest and the shortest sample of some row differ.
+    rows = np.sort(cost, axis=None)[::-1].reshape(-1, slots)
+    assert load.max() - load.min() <= (rows[:, 0] - rows[:, -1]).max()
+
+
+@given(case=drawn_costs(accumulation=1))
+@settings(deadline=None)
+def test_presort_global_is_within_a_sample_of_the_snake(case: tuple[Float64Array, int]) -> None:
+    cost, _ = case
+    ours = loads(cost, Balance(policy="presort_global")(cost)).max()
+    snake = loads(cost, Balance(policy="exchange_global")(cost)).max()
+    assert ours <= snake + cost.max() - cost.min()
+
+
+@given(case=drawn_costs())
+@settings(deadline=None)
+def test_unequal_counts_are_within_a_sample_of_the_mean(case: tuple[Float64Array, int]) -> None:
+    cost, _ = case
+    load = loads(cost, Balance(policy="presort_global", counts="unequal")(cost))
+    # Whoever has the largest load was the least loaded before its last sample.
+    assert load.max() <= load.mean() + cost.max() * (1 - 1 / len(load))
+
+
+# Places 0 .. 5 of two ranks with costs 3 9 1 | 5 2 4. Sorted, the largest first, they are
+# 1 3 5 0 4 2 with costs 9 5 4 3 2 1, in rows of two: (1 3) (5 0) (4 2).
+TWO_RANKS = np.array([[[3.0, 9, 1]], [[5, 2, 4]]])
+
+
+@pytest.mark.parametrize(
+    ("policy", "direction", "expected"),
+    [
+        ("none", "snake", [[0, 1, 2], [3, 4, 5]]),
+        # Columns: loads 9 + 4 + 2 and 5 + 3 + 1.
+        ("exchange_global", "one_direction", [[1, 5, 4], [3, 0, 2]]),
+        # The second row turned round: loads 9 + 3 + 2 and 5 + 4 + 1.
+        ("exchange_global", "snake", [[1, 0, 4], [3, 5, 2]]),
+        # 9 against 5, so 4 goes to rank 1: 12 against 9, so 2 goes to rank 1 too: 13 and 11.
+        ("presort_global", "snake", [[1, 0, 2], [3, 5, 4]]),
+    ],
+)
+def test_two_ranks_by_hand(
+    policy: BalancePolicy, direction: Deal, expected: list[list[int]]
+) -> None:
+    assert hands(Balance(policy=policy, deal=direction)(TWO_RANKS)) == expected
+
+
+def test_two_ranks_with_unequal_counts_by_hand() -> None:
+    # 24 in all, and 9 + 3 = 5 + 4 + 2 + 1 = 12.
+    assignment = Balance(policy="presort_global", counts="unequal")(TWO_RANKS)
+    assert [sorted(hand) for hand in hands(assignment)] == [[0, 1], [2, 3, 4, 5]]
+    assert assignment.counts.tolist() == [[2], [4]]
+
+
+@pytest.mark.parametrize("policy", ["exchange_local", "presort_local"])
+def test_two_nodes_by_hand(policy: BalancePolicy) -> None:
+    # Node 0 holds 4 3 | 2 1 at places 3 2 | 1 0 when sorted in rows, node 1 8 7 | 6 5 at 4 5 | 6 7.
+    cost = np.array([[[1.0, 2]], [[3, 4]], [[8, 7]], [[6, 5]]])
+    assignment = Balance(policy=policy, ranks_per_node=2)(cost)
+    assert hands(assignment) == [[3, 0], [2, 1], [4, 7], [5, 6]]
+
+
+def test_equal_samples_stay_in_the_order_drawn() -> None:
+    # All policies must break ties alike on every rank: by place.
+    cost = np.ones((3, 1, 2))
+    assert hands(Balance(policy="exchange_global")(cost)) == [[0, 5], [1, 4], [2, 3]]
+    assert hands(Balance(policy="presort_global")(cost)) == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_cost_is_linear_and_quadratic_in_length() -> None:
+    lengths = np.array([[1, 2], [10, 300]], dtype=np.uint16)  # 300**2 does not fit 16 bits
+    cost = CostModel(linear=2.0, quadratic=0.5)(lengths)
+    assert cost.tolist() == [[2.5, 6.0], [70.0, 45_600.0]]
+    assert TOKENS(lengths).tolist() == lengths.tolist()

@@ -1,13 +1,17 @@
 """Reading shards: any ids in any order, nothing mapped early, and no damaged file trusted."""
 
 import json
+import mmap
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
+from mlperf_bert.data import shards
+from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
@@ -71,19 +75,19 @@ def test_ids_out_of_range(prepared: tuple[Path, Manifest], ids: list[int]) -> No
 def test_no_shard_is_opened_before_the_first_read(
     prepared: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Path] = []
-    memmap = np.memmap
+    opened: list[str] = []
+    open_path = Path.open
 
-    def spy(path: Path, **options: object) -> np.ndarray:
-        opened.append(path)
-        return memmap(path, **options)
+    def spy(path: Path, *arguments: str, **options: str) -> IO[Any]:
+        opened.append(path.name)
+        return open_path(path, *arguments, **options)
 
-    monkeypatch.setattr(np, "memmap", spy)
+    monkeypatch.setattr(Path, "open", spy)
     reader = SampleReader(*prepared)
-    assert opened == []
+    assert "part-0.hdf5" not in opened
     reader.read(np.array([0]))
     reader.read(np.array([1, 0]))
-    assert [path.name for path in opened] == ["part-0.hdf5"]
+    assert [name for name in opened if name.endswith(".hdf5")] == ["part-0.hdf5"]
 
 
 def test_a_pickled_reader_maps_the_files_itself(prepared: tuple[Path, Manifest]) -> None:
@@ -151,6 +155,31 @@ def test_a_shard_cut_short_after_opening_is_refused(prepared: tuple[Path, Manife
         reader.read(np.array([0]))
 
 
+def test_advice_covers_the_pages_of_the_elements(
+    prepared: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Shard(prepared[0] / "shards" / "part-0.hdf5")
+    advised: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(shards.mmap, "mmap", spied_map(advised))
+    for name, place in shard.sidecar.datasets.items():
+        shard.will_need(name, 1, place.count)
+        option, start, length = advised.pop()
+        assert option == mmap.MADV_WILLNEED
+        assert start % mmap.PAGESIZE == 0
+        assert start <= place.offset + np.dtype(place.dtype).itemsize
+        assert start + length == place.end <= shard.sidecar.shard_bytes
+    assert advised == []
+
+
+def spied_map(advised: list[tuple[int, int, int]]) -> type[mmap.mmap]:
+    class SpiedMap(mmap.mmap):
+        def madvise(self, option: int, start: int, length: int) -> None:
+            advised.append((option, start, length))
+            super().madvise(option, start, length)
+
+    return SpiedMap
+
+
 def poke(path: Path, name: str, index: int, value: int) -> None:
     """Overwrite one element of a shard in place."""
     place = read_sidecar(path).datasets[name]
@@ -182,8 +211,12 @@ def test_damaged_values_are_refused(
     prepared: tuple[Path, Manifest], name: str, index: int, value: int
 ) -> None:
     poke(prepared[0] / "shards" / "part-0.hdf5", name, index, value)
-    with pytest.raises(DataError, match="prepare"):
+    with pytest.raises(DataError, match="prepare") as read:
         SampleReader(*prepared).read(np.array([0, 1]))
+    gatherer = Gatherer(SampleReader(*prepared))
+    with pytest.raises(DataError) as gathered:
+        gatherer.batch(np.array([0, 1]), mlm_denominator=1.0, nsp_denominator=1.0)
+    assert str(gathered.value) == str(read.value)
 
 
 def change(key: str, value: object) -> Callable[[dict], None]:

@@ -56,14 +56,14 @@ def compare(
     return logits_difference, loss_difference, gradient_difference
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED.keys())
 def test_small_model_in_float64(attention: str, lengths: tuple[int, ...]) -> None:
     config = replace(TINY, attention=attention)
     assert max(compare(config, lengths, torch.float64, spread=0.2)) < 1e-9
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED.keys())
 def test_small_model_in_float32(attention: str, lengths: tuple[int, ...]) -> None:
     config = replace(TINY, attention=attention)
@@ -72,13 +72,13 @@ def test_small_model_in_float32(attention: str, lengths: tuple[int, ...]) -> Non
     assert gradient < 1e-5
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 def test_large_width_in_float64(attention: str) -> None:
     config = replace(LARGE_WIDTH, attention=attention)
     assert max(compare(config, (9, 40, 64, 37), torch.float64, spread=0.03)) < 1e-9
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 def test_large_width_in_float32(attention: str) -> None:
     config = replace(LARGE_WIDTH, attention=attention)
     _, loss, gradient = compare(config, (9, 40, 64, 37), torch.float32, spread=0.02)

@@ -1,6 +1,7 @@
 """Attention policies: they agree, they drop what they should, and they refuse what they cannot."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -13,31 +14,40 @@ from mlperf_bert.model.attention import (
     AttentionPolicy,
     choose_attention,
     grouped,
+    packed,
     reference,
     varlen,
 )
-from mlperf_bert.model.attention_layout import AttentionLayout, build_groups
+from mlperf_bert.model.attention_layout import AttentionLayout, build_groups, build_rows
 
 # Rounds to none of 2**16: takes the way of dropout, and drops nothing.
 DROPS_NOTHING = 2.0**-20
 
-LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(tuple)
+MAX_LENGTH = 40  # rows of packed sequences are as long
+LENGTHS = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=12).map(tuple)
 
 
 def layout_of(lengths: tuple[int, ...], device: str = "cpu") -> AttentionLayout:
     cu_seqlens = [0, *itertools.accumulate(lengths)]
-    return AttentionLayout(lengths, torch.tensor(cu_seqlens, dtype=torch.int32, device=device))
+    on_device = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
+    return AttentionLayout(lengths, on_device, MAX_LENGTH)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=LENGTHS)
-def test_grouped_is_reference(lengths: tuple[int, ...]) -> None:
+def test_all_are_reference(lengths: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(sum(lengths))
     q, k, v, grad = torch.randn(
         4, sum(lengths), 2, 8, dtype=torch.float64, generator=generator
     ).unbind()
     results = []
-    for attend, dropout_p in ((reference, 0.0), (grouped, 0.0), (grouped, DROPS_NOTHING)):
+    for attend, dropout_p in (
+        (reference, 0.0),
+        (grouped, 0.0),
+        (grouped, DROPS_NOTHING),
+        (packed, 0.0),
+        (packed, DROPS_NOTHING),
+    ):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         context = attend(*leaves, layout_of(lengths), dropout_p)
         results.append((context, *torch.autograd.grad(context, leaves, grad)))
@@ -75,7 +85,31 @@ def test_sequences_of_one_length_are_one_group_without_copies() -> None:
     assert groups.slot_token is None
 
 
-@pytest.mark.parametrize("attend", [reference, grouped])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(lengths=LENGTHS)
+def test_rows_hold_every_sequence_whole_and_once(lengths: tuple[int, ...]) -> None:
+    rows = build_rows(lengths, MAX_LENGTH, CPU)
+    num_rows = len(rows.is_visible)
+    assert rows.slot_token.shape == (num_rows * MAX_LENGTH,)
+    torch.testing.assert_close(rows.slot_token[rows.token_slot], torch.arange(sum(lengths)))
+    for slots in rows.token_slot.split(lengths):
+        row = int(slots[0]) // MAX_LENGTH
+        seen = torch.zeros(MAX_LENGTH, dtype=torch.bool)
+        seen[slots - row * MAX_LENGTH] = True
+        assert int(slots[-1] - slots[0]) == len(slots) - 1
+        assert int(slots[-1]) // MAX_LENGTH == row
+        is_visible = rows.is_visible[row, 0, seen]
+        assert torch.equal(is_visible, seen.expand(len(slots), -1))
+    assert rows.is_visible.any(dim=-1).all()  # no softmax over nothing
+
+
+def test_packing_needs_fewer_rows_than_padding() -> None:
+    lengths = (40, 12, 7, 28, 33, 20, 20)
+    assert sum(lengths) == 4 * MAX_LENGTH
+    assert len(build_rows(lengths, MAX_LENGTH, CPU).is_visible) == 4
+
+
+@pytest.mark.parametrize("attend", [reference, grouped, packed])
 def test_dropout_rate(attend: AttentionPolicy) -> None:
     # Equal scores and one-hot values: the context is the probabilities themselves.
     lengths, num_heads, head_size, rate = (32, 32, 20, 24, 31), 16, 32, 0.25
@@ -94,6 +128,12 @@ def test_dropout_rate(attend: AttentionPolicy) -> None:
     assert abs(num_dropped - num_keys * rate) < 4 * standard_error
     kept = dropped > 0
     torch.testing.assert_close(dropped[kept], whole[kept] / (1 - rate))
+
+
+@pytest.mark.parametrize("attend", [reference, grouped, packed])
+def test_choice_by_name(attend: AttentionPolicy) -> None:
+    name: Any = attend.__name__
+    assert choose_attention(name, CPU, torch.float32, 64) is attend
 
 
 def test_auto_on_cpu_is_grouped() -> None:

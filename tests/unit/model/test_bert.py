@@ -54,7 +54,7 @@ def test_initial_weights_have_their_distribution() -> None:
             assert abs(float(value.mean())) < 4 * 0.03 / value.numel() ** 0.5
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
     batch = ragged_batch((9, 30, 12))
     plain = scattered_model(replace(TINY, attention=attention), spread=0.1)
@@ -88,7 +88,7 @@ def test_no_masked_positions() -> None:
     assert grads["bert.pooler.dense.weight"].any()
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 def test_bf16_autocast_is_near_float32(attention: str) -> None:
     batch = ragged_batch((9, 30, 12, 30))
     model = scattered_model(replace(TINY, attention=attention), spread=0.1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.plan import cli as plan_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.distributed.reader_roles import MpiProcess
 
 EXIT_ERROR = 2  # as argparse, for a mistake that the user can mend
 EXIT_TARGET_MISSED = 3
@@ -80,6 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     verify_cli.add_arguments(verify)
     verify.set_defaults(run=verify_cli.run)
 
+    stage = commands.add_parser("stage-data", help="copy a node's part of the data to local disk")
+    _add_config(stage)
+    stage.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
+    stage.add_argument("--out", type=Path, required=True, help="directory of the copy")
+    stage.add_argument("--node", type=int, help="whose part, from 0 (default: the launcher's)")
+    stage.add_argument("--whole", action="store_true", help="all samples, for any seed and node")
+    stage.set_defaults(run=_stage_data)
+
     config = commands.add_parser("config", help="check a config and print it complete")
     config.add_argument("config", type=Path, metavar="FILE")
     config.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
@@ -89,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure this software on this machine")
     bench_cli.add_arguments(bench)
     bench.set_defaults(run=bench_cli.run)
+
+    plan = commands.add_parser("plan", help="answers before a run: how even ranks' work is")
+    plan_cli.add_arguments(plan)
+    plan.set_defaults(run=plan_cli.run)
     return parser
 
 
@@ -107,13 +121,29 @@ def _train(args: argparse.Namespace) -> int:
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
     config = load_config(args.config, args.set)
+    if config.data.loader == "mpi_readers":
+        return _train_with_readers(args, config)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
         return run_on_ranks(args.command_line, parallel.ranks_per_node)
     return _train_as_rank(args, config)
 
 
-def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
+def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.reader_roles import mpi_process
+    from mlperf_bert.reader_process import run_reader
+
+    with mpi_process(read_rank_info()) as process:
+        if process.role.is_reader:
+            run_reader(config, args.data, process)
+            return 0
+        return _train_as_rank(args, config, process)
+
+
+def _train_as_rank(
+    args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
+) -> int:
     from mlperf_bert.build import build, in_words
     from mlperf_bert.distributed.session import in_session
     from mlperf_bert.run_directory import RunDirectory, default_root
@@ -122,7 +152,7 @@ def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
     directory = RunDirectory(args.run_dir or default_root(args.config), args.run_index)
 
     def run(info: "RankInfo", device: "torch.device") -> int:
-        parts = build(config, args.data, directory, info, device, args.init_checkpoint)
+        parts = build(config, args.data, directory, info, device, args.init_checkpoint, process)
         with parts.reporter, closing(parts.metrics_file), closing(parts.log):
             parts.reporter.line(in_words(parts))
             outcome = train(parts)
@@ -133,7 +163,8 @@ def _train_as_rank(args: argparse.Namespace, config: RunConfig) -> int:
             )
         return 0 if reached else EXIT_TARGET_MISSED
 
-    return in_session(run, config.run.device, config.parallel.share_gpu)
+    info = process.role.info if process else None
+    return in_session(run, config.run.device, config.parallel.share_gpu, info)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -169,6 +200,15 @@ def _evaluate(args: argparse.Namespace) -> int:
         return 0
 
     return in_session(run, args.device, config.parallel.share_gpu)
+
+
+def _stage_data(args: argparse.Namespace) -> int:
+    from mlperf_bert.config_io import load_config
+    from mlperf_bert.stage_data import stage_data
+
+    config = load_config(args.config, args.set)
+    stage_data(config, args.data, args.out, node=args.node, whole=args.whole)
+    return 0
 
 
 def _in_words(result: dict[str, int | float]) -> str:

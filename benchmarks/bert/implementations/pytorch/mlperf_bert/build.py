@@ -13,13 +13,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.checkpoint import load_weights
 from mlperf_bert.config import RunConfig
-from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.exchange import ExchangeSource
+from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import Loader
-from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
+from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.mpi_pair import Pair
+from mlperf_bert.data.mpi_source import MpiSource
+from mlperf_bert.data.read_ahead import ReadAhead
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.strata import PublishedStrataSampler
+from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.clipping import make_clip_policy
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.node_group import make_exchange_group
+from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.evaluate import Evaluator
@@ -64,12 +75,21 @@ def build(
     info: RankInfo,
     device: torch.device,
     init_checkpoint: Path | None,
+    process: MpiProcess | None = None,
 ) -> Parts:
-    """Build this rank's parts; the process group exists already. Raises on contradictions."""
+    """Build this rank's parts; the process group exists already. Raises on contradictions.
+
+    `process` is this rank among trainers and readers, where there are readers.
+    """
     _check_world_size(config, info)
     seed = _common_seed(config, info, device)
 
-    data = on_every_rank(info, lambda: open_data(config, data_dir))
+    data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
+    planner = make_planner(config, data.train, seed)
+    others = _source_with_others(config, data.train_reader, seed, info, process)
+    loader = on_every_rank(
+        info, lambda: _make_loader(config, planner, data.train_reader, info, device, others)
+    )
     vocabulary_sha256 = data.train.manifest.vocabulary_sha256
     is_rank_zero = info.rank == 0
     with directory.created(config, seed, info, device):
@@ -78,6 +98,8 @@ def build(
             directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
         )
         reporter.line(data.target_in_words)
+        if isinstance(planner.sampler, PublishedStrataSampler):
+            reporter.line(planner.sampler.in_words())
 
         model = make_model(config, seed, device)
         if init_checkpoint is not None:
@@ -95,9 +117,7 @@ def build(
             model=model,
             optimizer=optimizer,
             step=_make_step(model, optimizer, config, info),
-            loader=Loader(
-                make_planner(config, data.train, seed), data.train_reader, info.rank, device
-            ),
+            loader=loader,
             evaluator=make_evaluator(config, data.held_out, data.held_out_reader, info, device),
             metrics=Metrics(config, info.world_size, device),
             metrics_file=MetricsFile(directory.run / "metrics.jsonl" if is_rank_zero else None),
@@ -152,22 +172,70 @@ def make_evaluator(
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
     """The step planner of the whole job."""
-    model, parallel = config.model, config.parallel
-    # Multiply-adds per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
-    linear = 4 * model.hidden_size + 2 * model.intermediate_size
+    data, parallel = config.data, config.parallel
+    linear, quadratic = config.cost_coefficients
     return StepPlanner(
-        UniformSampler(
-            index.manifest.num_samples,
-            parallel.global_batch_size,
-            derive_seed(seed, "sampler"),
+        make_sampler(
+            data.sampler,
+            order_by_length=index.order_by_length,
+            length_histogram=index.manifest.length_histogram,
+            global_batch_size=parallel.global_batch_size,
+            seed=derive_seed(seed, "sampler"),
+            quantiles=data.quantiles,
         ),
         index.lengths,
         index.masked_counts,
         world_size=parallel.world_size,
         grad_accum_steps=parallel.grad_accum_steps,
         loss_normalization=config.optim.loss_normalization,
-        attention_length=linear / 2,
+        balance=Balance(
+            policy=data.balance,
+            ranks_per_node=parallel.ranks_per_node,
+            deal=data.deal,
+            counts=data.counts_per_rank,
+        ),
+        balance_model=data.balance_model,
+        cost=CostModel(linear=linear, quadratic=quadratic),
     )
+
+
+def _make_loader(
+    config: RunConfig,
+    planner: StepPlanner,
+    reader: SampleReader,
+    info: RankInfo,
+    device: torch.device,
+    others: BatchSource | None,
+) -> Loader:
+    gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
+    source = others or DirectSource(gatherer, info.rank)
+    if config.data.loader == "dali":
+        source = DaliSource(source, device)
+    # Advice is for what the plan gives to this rank; with others it reads something else.
+    read_ahead = None if others else ReadAhead(gatherer, info.rank)
+    return Loader(planner, source, device, read_ahead=read_ahead)
+
+
+def _source_with_others(
+    config: RunConfig,
+    reader: SampleReader,
+    seed: int,
+    info: RankInfo,
+    process: MpiProcess | None,
+) -> BatchSource | None:
+    """What brings the batches where this rank does not read them all by itself.
+
+    Every rank must call it at the same time.
+    """
+    if process is not None:
+        source = MpiSource(Pair(process.world, process.role.partner), info.rank)
+        on_every_rank(info, lambda: source.set_up(seed))
+        return source
+    group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
+    if group is None:
+        return None
+    token = token_dtype(config.model.vocab_size)
+    return ExchangeSource(reader, info.rank, group, config.data.deal, token)
 
 
 def _check_world_size(config: RunConfig, info: RankInfo) -> None:

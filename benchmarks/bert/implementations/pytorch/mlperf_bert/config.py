@@ -1,16 +1,25 @@
 """The configuration of one run: frozen, typed sections; derived values are properties.
 
 Every field is one setting of a TOML file (section.field); `config_io` reads and writes those.
-Cross-field checks live here and say which option to change.
+Cross-field checks are in `config_checks` and say which option to change.
 """
 
 import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.config_checks import check_closed_rules, check_ranges, check_shapes
 
-CLOSED_TARGET_ACCURACY = 0.72
+AttentionName = Literal["auto", "reference", "grouped", "packed", "varlen"]
+SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
+BalancePolicy = Literal[
+    "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
+]
+Deal = Literal["snake", "one_direction"]
+CountsPerRank = Literal["equal", "unequal"]
+BalanceModel = Literal["tokens", "cost"]
+LossNormalization = Literal["global", "per_rank"]
+
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
 # so that older sets are not mistaken for what this program makes.
 EMBEDDED_RECIPE = "2"
@@ -42,7 +51,7 @@ class ModelSection:
     attention_dropout: float = 0.1
     layer_norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
-    attention: Literal["auto", "reference", "grouped", "varlen"] = "auto"
+    attention: AttentionName = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
@@ -55,17 +64,37 @@ class ModelSection:
         """Rows of the word embedding: the vocabulary rounded up to a multiple of 8."""
         return -(-self.vocab_size // 8) * 8
 
+    @property
+    def attention_share(self) -> float:
+        """Multiply-adds of a token per token it attends to, over those of everything else."""
+        # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
+        return 2 / (4 * self.hidden_size + 2 * self.intermediate_size)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
-    """Which examples, and in which order. `dupe_factor` matters to the embedded corpus only."""
+    """Which examples, in which order, and who computes what (docs/data.md).
+
+    `dupe_factor` matters to the embedded corpus only. `balance_model` says what a policy makes
+    even: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost` measures
+    both coefficients. `exchange_window_steps` is how many steps the readers of `mpi_readers`
+    exchange at a time.
+    """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
     max_seq_length: int = 512
     max_predictions: int = 76
     dupe_factor: int = 10
-    sampler: Literal["uniform"] = "uniform"
-    balance: Literal["none"] = "none"
+    sampler: SamplerName = "uniform"
+    quantiles: int | Literal["auto"] = "auto"
+    balance: BalancePolicy = "none"
+    deal: Deal = "snake"
+    counts_per_rank: CountsPerRank = "equal"
+    balance_model: BalanceModel = "tokens"
+    loader: Literal["thread", "dali", "mpi_readers"] = "thread"
+    exchange_window_steps: int = 4
+    cost_a: float = 1.0
+    cost_b: float | Literal["flops"] = "flops"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +132,7 @@ class OptimSection:
     beta_2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    loss_normalization: Literal["global", "per_rank"] = "global"
+    loss_normalization: LossNormalization = "global"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +209,13 @@ class RunConfig:
         return int(samples // 25_000) * 25_000
 
     @property
+    def cost_coefficients(self) -> tuple[float, float]:
+        """Linear and quadratic cost of a token; "flops" counts the encoder's multiply-adds."""
+        if self.data.cost_b != "flops":
+            return self.data.cost_a, self.data.cost_b
+        return self.data.cost_a, self.data.cost_a * self.model.attention_share
+
+    @property
     def embedded_corpus_name(self) -> str:
         """Directory name for the embedded corpus: all that its contents depend on."""
         python = ".".join(str(number) for number in sys.version_info[:3])
@@ -189,108 +225,7 @@ class RunConfig:
         )
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
-        _check_shapes(self)
+        check_ranges(self)
+        check_shapes(self)
         if self.mlperf.division == "closed" and self.mlperf.enforce_rules:
-            _check_closed_rules(self)
-
-
-def _check_ranges(config: RunConfig) -> None:
-    positive = {
-        "run.max_steps": config.run.max_steps,
-        "run.log_interval_steps": config.run.log_interval_steps,
-        "model.vocab_size": config.model.vocab_size,
-        "model.hidden_size": config.model.hidden_size,
-        "model.num_layers": config.model.num_layers,
-        "model.num_heads": config.model.num_heads,
-        "model.intermediate_size": config.model.intermediate_size,
-        "data.max_predictions": config.data.max_predictions,
-        "data.dupe_factor": config.data.dupe_factor,
-        "parallel.nodes": config.parallel.nodes,
-        "parallel.ranks_per_node": config.parallel.ranks_per_node,
-        "parallel.local_batch_size": config.parallel.local_batch_size,
-        "parallel.grad_accum_steps": config.parallel.grad_accum_steps,
-        "parallel.bucket_cap_mb": config.parallel.bucket_cap_mb,
-        "optim.epsilon": config.optim.epsilon,
-        "schedule.decay_steps": config.schedule.decay_steps,
-        "clip.max_norm": config.clip.max_norm,
-        "eval.interval_samples": config.eval_interval_samples,
-        "eval.batch_size": config.eval.batch_size,
-    }
-    for field, value in positive.items():
-        if not 0 < value < float("inf"):
-            raise ConfigError(field, f"is {value}", "set it to a finite number above zero")
-    fractions = {
-        "model.hidden_dropout": config.model.hidden_dropout,
-        "model.attention_dropout": config.model.attention_dropout,
-        "optim.beta_1": config.optim.beta_1,
-        "optim.beta_2": config.optim.beta_2,
-    }
-    for field, value in fractions.items():
-        if not 0 <= value < 1:
-            raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
-    if not 0 < config.eval.target_accuracy < 1:
-        problem = f"is {config.eval.target_accuracy}"
-        raise ConfigError("eval.target_accuracy", problem, "set it above 0 and below 1")
-    at_least_zero = {
-        "optim.learning_rate": config.optim.learning_rate,
-        "optim.weight_decay": config.optim.weight_decay,
-        "schedule.end_learning_rate": config.schedule.end_learning_rate,
-        "schedule.warmup_steps": config.schedule.warmup_steps,
-        "schedule.power": config.schedule.power,
-        "run.warm_up_steps": config.run.warm_up_steps,
-    }
-    for field, value in at_least_zero.items():
-        if not 0 <= value < float("inf"):
-            raise ConfigError(field, f"is {value}", "set it to a finite number of at least 0")
-    if config.model.type_vocab_size < 2:
-        raise ConfigError("model.type_vocab_size", "is below 2", "BERT has two segments: set 2")
-    if config.run.seed != "random" and not 0 <= config.run.seed < 2**63:
-        raise ConfigError("run.seed", f"is {config.run.seed}", "set it within 0 .. 2**63 - 1")
-
-
-def _check_shapes(config: RunConfig) -> None:
-    if config.model.hidden_size % config.model.num_heads:
-        raise ConfigError(
-            "model.num_heads",
-            f"{config.model.num_heads} does not divide hidden_size {config.model.hidden_size}",
-            "change one of them",
-        )
-    if not 8 <= config.data.max_seq_length <= config.model.max_position_embeddings:
-        raise ConfigError(
-            "data.max_seq_length",
-            f"is {config.data.max_seq_length}",
-            f"set it between 8 and {config.model.max_position_embeddings} (position embeddings)",
-        )
-    if config.data.max_predictions > 255:
-        raise ConfigError(
-            "data.max_predictions",
-            f"is {config.data.max_predictions}",
-            "the index holds at most 255",
-        )
-    warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
-    if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
-        raise ConfigError(
-            "schedule.decay_steps",
-            f"{config.schedule.decay_steps} ends before the warm-up does",
-            "raise it above schedule.warmup_steps",
-        )
-
-
-def _check_closed_rules(config: RunConfig) -> None:
-    if config.optim.name != "lamb":
-        raise ConfigError(
-            "optim.name", f"{config.optim.name!r} in the closed division", "use 'lamb' or go open"
-        )
-    if config.eval.target_accuracy < CLOSED_TARGET_ACCURACY:
-        raise ConfigError(
-            "eval.target_accuracy",
-            f"{config.eval.target_accuracy} in the closed division",
-            f"set it to {CLOSED_TARGET_ACCURACY} or go open",
-        )
-    if config.eval.interval_samples != "mlperf":
-        raise ConfigError(
-            "eval.interval_samples",
-            f"{config.eval.interval_samples} in the closed division",
-            "use 'mlperf' or go open",
-        )
+            check_closed_rules(self)

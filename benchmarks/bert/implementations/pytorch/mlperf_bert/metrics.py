@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlperf_bert.config import RunConfig
-from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
+from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.step import StepResult
 
 
@@ -87,7 +87,7 @@ class Metrics:
             "mlm_accuracy": mlm_accuracy,
             "learning_rate": self._last.learning_rate,
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
-            "tokens_per_s": sum(plan.num_tokens for plan in plans) / seconds,
+            "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
             "imbalance_tokens": sum(plan.imbalance_tokens for plan in plans) / count,
             "imbalance_cost": sum(plan.imbalance_cost for plan in plans) / count,
             "skipped_steps": 0,

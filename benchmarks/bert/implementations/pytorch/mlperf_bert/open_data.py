@@ -9,6 +9,7 @@ from pathlib import Path
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.stage_record import check_stage
 from mlperf_bert.errors import ConfigError
 
 LOWEST_TARGET_OVER_GUESS = 1.5
@@ -25,9 +26,10 @@ class RunData:
     target_in_words: str
 
 
-def open_data(config: RunConfig, data_dir: Path) -> RunData:
+def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
     """Open `data_dir`/train and /eval. Raises ConfigError or DataError for what contradicts."""
     train = open_index(data_dir / "train", config)
+    check_stage(data_dir / "train", config, rank)
     held_out = open_index(data_dir / "eval", config)
     _check_same_vocabulary(train, held_out, data_dir)
     _check_batch_fits(config, train, data_dir)

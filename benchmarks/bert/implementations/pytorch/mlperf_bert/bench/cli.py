@@ -5,10 +5,8 @@ import json
 import sys
 from typing import Any
 
-from mlperf_bert.config import ModelSection
-from mlperf_bert.errors import ConfigError
-
-HEAD_SIZE = 64  # of every published BERT
+from mlperf_bert.bench import cost_cli, loader_cli
+from mlperf_bert.bench.options import HEAD_SIZE, add_attention, add_numbers, model_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,25 +15,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     against = measurements.add_parser(
         "against", help="our training step against that of `transformers`, which pads"
     )
-    for name, default, text in (
-        ("layers", None, "layers of the encoder"),
-        ("hidden", None, "channels of a token"),
-        ("heads", None, f"attention heads (default: hidden / {HEAD_SIZE})"),
-        ("batch", 16, "sequences a step"),
-        ("vocab", 30522, "words"),
-        ("max-length", 512, "tokens of a sequence at most"),
-        ("threads", 2, "CPU threads of both sides"),
-        ("steps", 12, "measured steps of each side at most"),
-        ("seed", 1, "of weights, samples and dropout"),
-    ):
-        against.add_argument(
-            f"--{name}",
-            type=int,
-            default=default,
-            required=name in ("layers", "hidden"),
-            metavar="N",
-            help=text if default is None else f"{text} (default {default})",
-        )
+    add_numbers(
+        against,
+        (
+            ("layers", None, "layers of the encoder"),
+            ("hidden", None, "channels of a token"),
+            ("heads", None, f"attention heads (default: hidden / {HEAD_SIZE})"),
+            ("batch", 16, "sequences a step"),
+            ("vocab", 30522, "words"),
+            ("max-length", 512, "tokens of a sequence at most"),
+            ("threads", 2, "CPU threads of both sides"),
+            ("steps", 12, "measured steps of each side at most"),
+            ("seed", 1, "of weights, samples and dropout"),
+        ),
+        required=("layers", "hidden"),
+    )
+    add_attention(against, default="auto")
     against.add_argument(
         "--seconds",
         type=float,
@@ -48,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     against.add_argument("--json", action="store_true", help="print one JSON object")
     against.set_defaults(measure=_against)
+    cost_cli.add_arguments(
+        measurements.add_parser("cost", help="data.cost_a and data.cost_b of a model, measured")
+    )
+    loader_cli.add_arguments(
+        measurements.add_parser("loader", help="our loader against nvidia-dali's and torch's")
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _against(args: argparse.Namespace) -> int:
-    model = _model(args)  # mistakes show before torch is imported
+    model = model_of(args)  # mistakes show before torch is imported
     import torch
 
     from mlperf_bert.bench.against import Settings, compare
@@ -74,35 +75,6 @@ def _against(args: argparse.Namespace) -> int:
     )
     print(json.dumps(result) if args.json else _in_words(result))
     return 0
-
-
-def _model(args: argparse.Namespace) -> ModelSection:
-    """The model of both sides. Raises ConfigError for an option that cannot be."""
-    lowest = dict.fromkeys(("layers", "hidden", "heads", "batch", "threads", "steps"), 1)
-    for name, limit in (lowest | {"vocab": 2, "max_length": 8, "seed": 0}).items():
-        value = getattr(args, name)
-        if value is not None and value < limit:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(option, f"is {value}", f"set it to {limit} at least")
-    if not args.seconds > 0:
-        raise ConfigError("--seconds", f"is {args.seconds:g}", "set it above zero")
-    if not 0 <= args.dropout < 1:
-        raise ConfigError("--dropout", f"is {args.dropout:g}", "set it to at least 0 and below 1")
-    divisor = HEAD_SIZE if args.heads is None else args.heads
-    if args.hidden % divisor:
-        problem = f"{args.hidden} cannot be divided by {divisor}"
-        remedy = f"use a multiple of {HEAD_SIZE}, or give --heads a divisor of it"
-        raise ConfigError("--hidden", problem, remedy)
-    return ModelSection(
-        vocab_size=args.vocab,
-        hidden_size=args.hidden,
-        num_layers=args.layers,
-        num_heads=args.hidden // HEAD_SIZE if args.heads is None else args.heads,
-        intermediate_size=4 * args.hidden,
-        max_position_embeddings=args.max_length,
-        hidden_dropout=args.dropout,
-        attention_dropout=args.dropout,
-    )
 
 
 def _in_words(result: dict[str, Any]) -> str:

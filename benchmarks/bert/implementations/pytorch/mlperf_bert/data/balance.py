@@ -1,90 +1,141 @@
-"""Who gets which samples of a step, and what that means for loss and load: no communication.
+"""Who gets which samples of a global batch: pure functions of their lengths, no communication.
 
-Every rank computes the whole plan from the length index, so denominators and imbalance are known
-everywhere without a collective (docs/glossary.md: balance policy, imbalance).
+Every policy turns costs in the order drawn, [R ranks, A forwards, b sequences], into an
+`Assignment`. The exchange policies of the published runs (data/exchange.py) deliver by
+communication exactly what their functions here compute (docs/glossary.md: balance policy).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.sampler import Int64Array, Sampler
+from mlperf_bert.config import BalancePolicy, CountsPerRank, Deal
+from mlperf_bert.data.even_slots import even_slots
+from mlperf_bert.data.permutation import Int64Array
 
 Float64Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepPlan:
-    """One step of the whole job. R ranks, A accumulation steps, b sequences per forward."""
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Which places of the global batch each forward gets.
 
-    step: int
-    sample_ids: Int64Array  # [R, A, b]
-    mlm_denominators: Float64Array  # [R, A]
-    nsp_denominators: Float64Array  # [R, A]
-    num_tokens: int
-    imbalance_tokens: float  # largest over mean of the ranks' tokens
-    imbalance_cost: float  # the same of length + length**2 / attention_length
-
-
-class StepPlanner:
-    """Turns a sampler's global batches into step plans.
-
-    A rank's loss is its summed cross-entropy over a denominator, and DDP averages over ranks. With
-    `global` normalisation the denominator is the whole update's count divided by the world size,
-    so that average is the exact mean over the update, whoever computed what; with `per_rank` it is
-    the forward's own count times the accumulation steps, as the published runs do.
+    `places` holds every place 0 .. n - 1 once: those of rank 0's first forward, of its second,
+    and so on; `counts` how many each one gets.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        lengths: NDArray[np.uint16],
-        masked_counts: NDArray[np.uint8],
-        *,
-        world_size: int,
-        grad_accum_steps: int,
-        loss_normalization: Literal["global", "per_rank"],
-        attention_length: float,
-    ) -> None:
-        """Plan over the length index; both arrays are [N] and may be memory maps.
-
-        `attention_length` is the length at which attention costs as much as all the rest of the
-        encoder.
-        """
-        self._sampler = sampler
-        self._lengths = lengths
-        self._masked_counts = masked_counts
-        self._shape = (world_size, grad_accum_steps, -1)
-        self._loss_normalization = loss_normalization
-        self._attention_length = attention_length
-
-    def plan(self, step: int) -> StepPlan:
-        """The plan of a step counted from 1."""
-        sample_ids = self._sampler.global_batch(step).reshape(self._shape)
-        lengths = self._lengths[sample_ids].astype(np.float64)
-        masked = self._masked_counts[sample_ids].sum(axis=2, dtype=np.float64)
-        sequences = np.full(masked.shape, float(sample_ids.shape[2]))
-        cost = lengths + lengths**2 / self._attention_length
-        return StepPlan(
-            step=step,
-            sample_ids=sample_ids,
-            mlm_denominators=self._denominators(masked),
-            nsp_denominators=self._denominators(sequences),
-            num_tokens=int(lengths.sum()),
-            imbalance_tokens=_imbalance(lengths),
-            imbalance_cost=_imbalance(cost),
-        )
-
-    def _denominators(self, counts: Float64Array) -> Float64Array:
-        world_size, grad_accum_steps = counts.shape
-        denominators: Float64Array = np.full(counts.shape, counts.sum() / world_size)
-        if self._loss_normalization == "per_rank":
-            denominators = counts * grad_accum_steps
-        return denominators
+    places: Int64Array  # [n]
+    counts: Int64Array  # [R, A]
 
 
-def _imbalance(cost: Float64Array) -> float:
-    per_rank = cost.sum(axis=(1, 2))
-    return float(per_rank.max() / per_rank.mean())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """What a sequence of L tokens costs a rank: linear * L + quadratic * L**2."""
+
+    linear: float
+    quadratic: float
+
+    def __call__(self, lengths: NDArray[np.uint16] | Float64Array) -> Float64Array:
+        """Costs of lengths of any shape."""
+        tokens = lengths.astype(np.float64)
+        return self.linear * tokens + self.quadratic * tokens**2
+
+
+TOKENS = CostModel(linear=1.0, quadratic=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """A policy with its options; calling it assigns the samples of one step."""
+
+    policy: BalancePolicy = "none"
+    ranks_per_node: int = 1
+    deal: Deal = "snake"
+    counts: CountsPerRank = "equal"
+
+    def __call__(self, cost: Float64Array) -> Assignment:
+        """Assign a global batch, given the costs of its samples in the order drawn, [R, A, b]."""
+        return _POLICIES[self.policy](cost, self)
+
+
+def deal(cost: Float64Array, num_hands: int, direction: Deal) -> list[Int64Array]:
+    """Sort by cost, the largest first, and deal row by row: a list of places for each hand.
+
+    In a snake, every second row goes the other way, so that the hand that got the longest of one
+    row gets the shortest of the next (arXiv 2402.02447). Any number of samples is right: in a last
+    row that is not full, the hands that are first in its direction get one more.
+    """
+    table = _dealt(cost[np.newaxis, :], num_hands, direction)[0]
+    return [hand[hand < len(cost)] for hand in table]
+
+
+def _dealt(cost: Float64Array, num_hands: int, direction: Deal) -> Int64Array:
+    """`deal` for [groups, n] costs at once: int64 [groups, hands, rows], n where there is none."""
+    num_groups, n = cost.shape
+    order = np.argsort(-cost, axis=1, kind="stable")
+    missing = -n % num_hands
+    if missing:
+        order = np.pad(order, ((0, 0), (0, missing)), constant_values=n)
+    table = order.reshape(num_groups, -1, num_hands)
+    if direction == "snake":
+        table[:, 1::2] = table[:, 1::2, ::-1]
+    return table.transpose(0, 2, 1)
+
+
+def _as_drawn(cost: Float64Array, options: Balance) -> Assignment:
+    return Assignment(np.arange(cost.size), np.full(cost.shape[:2], cost.shape[2]))
+
+
+def _within_node(cost: Float64Array, options: Balance) -> Assignment:
+    return _dealt_in_groups(cost, options.ranks_per_node, options.deal)
+
+
+def _over_all_ranks(cost: Float64Array, options: Balance) -> Assignment:
+    return _dealt_in_groups(cost, len(cost), options.deal)
+
+
+def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> Assignment:
+    """Deal among neighbouring ranks, each forward for itself as the ranks would exchange it."""
+    ranks, forwards, size = cost.shape
+    in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, forwards, size)
+    drawn = in_order.transpose(0, 2, 1, 3).reshape(-1, group_size * size)
+    hands = _dealt(cost.ravel()[drawn], group_size, direction)
+    places = np.take_along_axis(drawn[:, np.newaxis, :], hands, axis=2)
+    by_rank = places.reshape(ranks // group_size, forwards, group_size, size)
+    by_rank = by_rank.transpose(0, 2, 1, 3)
+    return Assignment(by_rank.ravel(), np.full((ranks, forwards), size))
+
+
+def _least_loaded(cost: Float64Array, options: Balance) -> Assignment:
+    ranks, forwards, _ = cost.shape
+    give = _least_loaded_rows if options.counts == "equal" else even_slots
+    order, slot = give(cost.ravel(), ranks * forwards)
+    counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
+    return Assignment(order[np.argsort(slot, kind="stable")], counts)
+
+
+def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
+    """Longest processing time first, row by row: the longest of a row to the least loaded slot.
+
+    Returns places by cost, the largest first, and the slot of each; all get equally many.
+    """
+    order = np.argsort(-cost, kind="stable")
+    slot = np.empty_like(order)
+    load = np.zeros(num_slots)
+    for start in range(0, len(order), num_slots):
+        row = order[start : start + num_slots]
+        to = np.argsort(load, kind="stable")[: len(row)]
+        slot[start : start + num_slots] = to
+        load[to] += cost[row]
+    return order, slot
+
+
+_POLICIES: dict[BalancePolicy, Callable[[Float64Array, Balance], Assignment]] = {
+    "none": _as_drawn,
+    "exchange_global": _over_all_ranks,
+    "exchange_local": _within_node,
+    "presort_local": _within_node,
+    "presort_global": _least_loaded,
+}

@@ -3,8 +3,9 @@
 Shape letters: B sequences, T tokens of all sequences, P masked positions of all sequences.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ class UnpaddedBatch:
     """B sequences laid end to end.
 
     The loss of the batch is its summed cross-entropies over the two denominators, which come from
-    the step plan (`data/balance.py`): averaged over ranks and summed over accumulation steps, it
+    the step plan (`data/step_plan.py`): averaged over ranks and summed over accumulation steps, it
     is the mean over the whole update.
     """
 
@@ -40,21 +41,67 @@ class UnpaddedBatch:
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device; copies from pinned memory do not block the host."""
-        moved = {
-            field.name: getattr(self, field.name).to(device, non_blocking=True)
-            for field in fields(self)
-            if field.name != "lengths"
-        }
-        return replace(self, **moved)
+        if device == self.input_ids.device:
+            return self
+        return self.map_blocks(lambda block: block.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
         """The same batch in page-locked host memory."""
-        pinned = {
-            field.name: getattr(self, field.name).pin_memory()
-            for field in fields(self)
-            if field.name != "lengths"
-        }
-        return replace(self, **pinned)
+        return self.map_blocks(Tensor.pin_memory)
+
+    def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same batch with each block of memory under its tensors put through `change`.
+
+        A batch of `empty_batch` lies in a single block, and so takes one copy where tensor by
+        tensor would take nine.
+
+        Args:
+            change: gets a block as uint8 [bytes] and returns one of equal contents.
+        """
+        changed: dict[int, Tensor] = {}
+        tensors: dict[str, Any] = {}
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in changed:
+                block = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                changed[storage.data_ptr()] = change(block)
+            start = tensor.storage_offset() * tensor.element_size()
+            part = changed[storage.data_ptr()][start : start + tensor.nbytes]
+            tensors[field.name] = part.view(tensor.dtype).view(tensor.shape)
+        return replace(self, **tensors)
+
+
+def empty_batch(
+    lengths: tuple[int, ...], num_masked: int, *, pin_memory: bool = False
+) -> UnpaddedBatch:
+    """A batch of B sequences and P masked positions in one block of host memory, not filled in.
+
+    torch gives page-locked memory to a new batch only when every copy that was queued from it has
+    finished, so a batch may be dropped as soon as its copy is queued.
+    """
+    num_sequences, num_tokens = len(lengths), sum(lengths)
+    words = [num_tokens] * 3 + [num_masked] * 2 + [num_sequences]
+    words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
+    block = torch.empty(sum(words), dtype=torch.int64, pin_memory=pin_memory)
+    tokens, positions, types, index, labels, next_labels, ends, denominators = (
+        block.split_with_sizes(words)
+    )
+    mlm_denominator, nsp_denominator = denominators.view(torch.float32).unbind()
+    return UnpaddedBatch(
+        input_ids=tokens,
+        position_ids=positions,
+        token_type_ids=types,
+        cu_seqlens=ends.view(torch.int32)[: num_sequences + 1],
+        lengths=lengths,
+        masked_token_index=index,
+        labels=labels,
+        next_sentence_label=next_labels,
+        mlm_denominator=mlm_denominator,
+        nsp_denominator=nsp_denominator,
+    )
 
 
 def make_batch(

@@ -7,16 +7,19 @@ touches no sample.
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
-from mlperf_bert.data.balance import StepPlan, StepPlanner
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.read_ahead import ADVISED_STEPS, ReadAhead
+from mlperf_bert.data.staging import StagedBatches, Staging
+from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
 PREFETCHED_STEPS = 2
 
@@ -30,23 +33,57 @@ class StepBatch:
     wait_ms: float  # how long the loop waited for it
 
 
+class BatchSource(Protocol):
+    """Where a rank's batches come from; called by the loader's thread, step after step."""
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """This rank's batches of a step, one per forward, on the host or the loader's device."""
+
+    def close(self) -> None:
+        """Let go of what it holds; called once, after the last batch."""
+
+
+class DirectSource:
+    """Reads the samples that the plan gives to this rank."""
+
+    def __init__(self, gatherer: Gatherer, rank: int) -> None:
+        self._gatherer = gatherer
+        self._rank = rank
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """This rank's batches of a step on the host, one per forward."""
+        return tuple(
+            self._gatherer.batch(
+                plan.ids_of(self._rank, forward),
+                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+            )
+            for forward in range(plan.counts.shape[1])
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 class Loader:
     """Iterates over the steps of one rank, from `first_step` on, without end."""
 
     def __init__(
         self,
         planner: StepPlanner,
-        reader: SampleReader,
-        rank: int,
+        source: BatchSource,
         device: torch.device,
+        *,
         first_step: int = 1,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
+        """Load onto `device`; `read_ahead` is told of the steps that come next."""
         self._planner = planner
-        self._reader = reader
-        self._rank = rank
-        self._device = device
-        self._first_step = first_step
-        self._queue: queue.Queue[StepBatch | BaseException] = queue.Queue(PREFETCHED_STEPS)
+        self._source = source
+        self._staging = Staging(device)
+        self._next_step = first_step
+        self._read_ahead = read_ahead
+        self._queue: queue.Queue[_Made | BaseException] = queue.Queue(PREFETCHED_STEPS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
 
@@ -63,6 +100,7 @@ class Loader:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._source.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yield step batches on the device; an error of the thread is raised here."""
@@ -73,35 +111,47 @@ class Loader:
             if isinstance(item, BaseException):
                 raise item
             wait_ms = 1e3 * (time.perf_counter() - asked)
-            on_device = tuple(batch.to(self._device) for batch in item.micro_batches)
-            yield StepBatch(item.plan, on_device, wait_ms)
+            yield StepBatch(item.plan, self._staging.receive(item.staged), wait_ms)
 
     def _produce(self) -> None:
         try:
-            step = self._first_step
-            while not self._stop.is_set():
-                self._put(self._load(step))
-                step += 1
+            with self._staging.thread_context():
+                self._make_steps()
         except BaseException as error:  # handed to the loop, which raises it
             self._put(error)
 
-    def _load(self, step: int) -> StepBatch:
-        plan = self._planner.plan(step)
-        rank = self._rank
-        batches = []
-        for accumulation, sample_ids in enumerate(plan.sample_ids[rank]):
-            batch = make_batch(
-                self._reader.read(sample_ids),
-                mlm_denominator=float(plan.mlm_denominators[rank, accumulation]),
-                nsp_denominator=float(plan.nsp_denominators[rank, accumulation]),
-            )
-            batches.append(batch.pin_memory() if self._device.type == "cuda" else batch)
-        return StepBatch(plan, tuple(batches), 0.0)
+    def _make_steps(self) -> None:
+        coming = deque([self._plan()])
+        self._advise(coming)
+        while not self._stop.is_set():
+            plan = coming.popleft()
+            staged = self._staging.send(self._source.micro_batches(plan))
+            self._put(_Made(plan, staged))
+            # After the first batch: the loop waits for that one with the clock running.
+            while len(coming) < ADVISED_STEPS:
+                coming.append(self._plan())
+            self._advise(coming)
 
-    def _put(self, item: StepBatch | BaseException) -> None:
+    def _plan(self) -> StepPlan:
+        self._next_step += 1
+        return self._planner.plan(self._next_step - 1)
+
+    def _advise(self, coming: deque[StepPlan]) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.advise(coming)
+
+    def _put(self, item: "_Made | BaseException") -> None:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
                 return
             except queue.Full:
                 continue
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A step as the loader's thread hands it over."""
+
+    plan: StepPlan
+    staged: StagedBatches

@@ -1,35 +1,32 @@
 """Which samples make up the global batch of a step: a pure function of (seed, step).
 
-Nothing here knows ranks. The order inside an epoch comes from a keyed permutation, so no shuffled
-list is stored: 160 million samples cost no memory, and any step can be computed on its own.
+Nothing here knows ranks. Epochs follow each other without a gap: what an epoch has left modulo the
+global batch opens the first batch of the next one.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
-UInt64Array = NDArray[np.uint64]
+from mlperf_bert.data.permutation import Int64Array, permute, permute_many
+from mlperf_bert.errors import ConfigError
 
-_FEISTEL_ROUNDS = (
-    6  # four give a pseudo-random permutation of a random function; two more are cheap
-)
+MOST_QUANTILES = 64
 
 
 class Sampler(Protocol):
     """Draws global batches."""
 
     def global_batch(self, step: int) -> Int64Array:
-        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        """Sample ids, int64 [global_batch_size], of a step counted from 1.
+
+        Neighbours in the batch differ in length as the batch does, so that any cut is a fair one.
+        """
 
 
 class UniformSampler:
-    """Every sample exactly once an epoch, in an order drawn anew for each epoch.
-
-    Epochs follow each other without a gap: a global batch may hold the end of one and the start
-    of the next.
-    """
+    """Every sample exactly once an epoch, in an order drawn anew for each epoch."""
 
     def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
         self.num_samples = num_samples
@@ -38,44 +35,81 @@ class UniformSampler:
 
     def global_batch(self, step: int) -> Int64Array:
         """Sample ids, int64 [global_batch_size], of a step counted from 1."""
-        start = (step - 1) * self.global_batch_size
-        position = np.arange(start, start + self.global_batch_size, dtype=np.int64)
-        epoch, offset = np.divmod(position, self.num_samples)
-        ids = np.empty_like(offset)
-        for number in np.unique(epoch):
-            rows = epoch == number
-            ids[rows] = permute(offset[rows], self.num_samples, (self.seed, int(number)))
-        return ids
+        ids = []
+        for epoch, offset in epochs_of(step, self.global_batch_size, self.num_samples):
+            ids.append(permute(offset, self.num_samples, (self.seed, epoch)))
+        return np.concatenate(ids)
 
 
-def permute(index: Int64Array, size: int, key: tuple[int, int]) -> Int64Array:
-    """Images of `index` under a keyed permutation of 0 .. size - 1 (both int64 [n]).
+class QuantileSampler:
+    """The same number of draws from each of q equally likely ranges of length (quantiles).
 
-    A Feistel network over the smallest even number of bits that holds `size`; an image outside
-    is sent through again until it falls inside (cycle walking), at most 4 times on average.
+    Every sample exactly once an epoch, whatever the sizes: unbiased, no counts to pick, and the
+    tokens of a batch hardly vary. An epoch is a table of q columns, one a quantile, read row by
+    row; where q does not divide the samples, the quantiles with one more share the last row.
     """
-    half_bits = max(1, -(-(size - 1).bit_length() // 2))
-    state = np.random.SeedSequence(key).generate_state(_FEISTEL_ROUNDS, np.uint64)
-    round_keys = state.astype(np.uint64, copy=False)
-    value = _feistel(index.astype(np.uint64), half_bits, round_keys)
-    outside = value >= size
-    while outside.any():
-        value[outside] = _feistel(value[outside], half_bits, round_keys)
-        outside = value >= size
-    return value.astype(np.int64)
+
+    def __init__(
+        self,
+        order_by_length: NDArray[Any],
+        global_batch_size: int,
+        num_quantiles: int,
+        seed: int,
+    ) -> None:
+        """Draw from `order_by_length`, integer [N], sample ids by length; may be a memory map.
+
+        Raises ConfigError where the quantiles do not divide the global batch.
+        """
+        if num_quantiles < 1 or global_batch_size % num_quantiles:
+            raise ConfigError(
+                "data.quantiles",
+                f"{num_quantiles} does not divide the global batch of {global_batch_size}",
+                "use a divisor of it, or 'auto'",
+            )
+        self._order = order_by_length
+        self._global_batch_size = global_batch_size
+        self._seed = seed
+        numbers = np.arange(num_quantiles + 1, dtype=np.int64)
+        self._starts = numbers * len(order_by_length) // num_quantiles
+        self._sizes = np.diff(self._starts)
+        self._columns = _spread(num_quantiles)
+        self._larger = np.flatnonzero(self._sizes > len(order_by_length) // num_quantiles)
+
+    def global_batch(self, step: int) -> Int64Array:
+        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        num_samples, num_quantiles = len(self._order), len(self._sizes)
+        ids = []
+        for epoch, offset in epochs_of(step, self._global_batch_size, num_samples):
+            row, column = np.divmod(offset, num_quantiles)
+            quantile = self._columns[column]
+            is_last = row == num_samples // num_quantiles
+            quantile[is_last] = self._larger[column[is_last]]
+            image = permute_many(row, self._sizes[quantile], quantile, (self._seed, epoch))
+            ids.append(self._order[self._starts[quantile] + image].astype(np.int64))
+        return np.concatenate(ids)
 
 
-def _feistel(value: UInt64Array, half_bits: int, round_keys: UInt64Array) -> UInt64Array:
-    shift = np.uint64(half_bits)
-    mask = np.uint64((1 << half_bits) - 1)
-    left, right = value >> shift, value & mask
-    for round_key in round_keys:
-        left, right = right, left ^ (_mix(right ^ round_key) & mask)
-    return (left << shift) | right
+def default_quantiles(global_batch_size: int) -> int:
+    """The largest divisor of the global batch that is not above 64."""
+    most = min(MOST_QUANTILES, global_batch_size)
+    return next(q for q in range(most, 0, -1) if global_batch_size % q == 0)
 
 
-def _mix(value: UInt64Array) -> UInt64Array:
-    """SplitMix64's finaliser (Steele et al., OOPSLA 2014): every input bit reaches every output."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+def epochs_of(step: int, global_batch_size: int, num_samples: int) -> list[tuple[int, Int64Array]]:
+    """The part of each epoch that a step covers: its number and offsets in it, int64 [n]."""
+    start = (step - 1) * global_batch_size
+    stop = start + global_batch_size
+    parts = []
+    for epoch in range(start // num_samples, (stop - 1) // num_samples + 1):
+        first = epoch * num_samples
+        offsets = np.arange(max(start, first), min(stop, first + num_samples)) - first
+        parts.append((epoch, offsets.astype(np.int64)))
+    return parts
+
+
+def _spread(count: int) -> Int64Array:
+    """0 .. count - 1 in an order whose neighbours are far apart (van der Corput, base 2)."""
+    bits = max(1, (count - 1).bit_length())
+    reversed_bits = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(count)]
+    spread: Int64Array = np.argsort(np.argsort(reversed_bits)).astype(np.int64)
+    return spread

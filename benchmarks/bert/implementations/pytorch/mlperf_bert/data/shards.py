@@ -4,6 +4,7 @@ Nothing of a sample is read before the first `read`: MLPerf forbids it before th
 Shape letters: n samples asked for, T tokens of all of them, P masked positions of all of them.
 """
 
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Shard:
         self.path = path
         self.sidecar: Sidecar = read_sidecar(path)
         self._arrays: ShardArrays | None = None
+        self._file: mmap.mmap | None = None
         self._check_size()
 
     def arrays(self) -> ShardArrays:
@@ -61,6 +63,18 @@ class Shard:
         if self._arrays is None:
             self._arrays = self._map()
         return self._arrays
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """Have the pages of elements start .. stop of an array read from disk, without waiting."""
+        self.arrays()
+        if self._file is None or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        place = self.sidecar.datasets[name]
+        item_bytes = np.dtype(place.dtype).itemsize
+        first = place.offset + start * item_bytes
+        first -= first % mmap.PAGESIZE
+        length = place.offset + stop * item_bytes - first
+        self._file.madvise(mmap.MADV_WILLNEED, first, length)
 
     def lengths(self) -> IntArray:
         """Tokens of every sample, int64 [n], all within 1 .. max_seq_length."""
@@ -90,13 +104,17 @@ class Shard:
     def _map(self) -> ShardArrays:
         self._check_size()  # again: it may have been cut short since construction
         try:
-            mapped = np.memmap(self.path, dtype=np.uint8, mode="r")
+            with self.path.open("rb") as file:
+                self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise DataError(str(self.path), f"cannot be mapped ({error})", REMEDY) from None
-        raw = np.asarray(mapped)  # a plain view: slicing a memmap object is several times slower
+        raw = np.frombuffer(self._file, dtype=np.uint8)
         views = {}
         for name, place in self.sidecar.datasets.items():
-            views[name] = raw[place.offset : place.end].view(place.dtype)
+            view = raw[place.offset : place.end].view(place.dtype)
+            # HDF5 files align arrays of 64 bytes and more only; compiled code needs all aligned.
+            views[name] = np.require(view, requirements="A")
+            views[name].flags.writeable = False
         self._check_ends(views["offsets"], len(views["input_ids"]), "offsets")
         self._check_ends(
             views["masked_lm_offsets"], len(views["masked_lm_ids"]), "masked_lm_offsets"
@@ -119,8 +137,8 @@ class SampleReader:
     def __init__(self, set_dir: Path, manifest: Manifest) -> None:
         self.set_dir = set_dir
         self.manifest = manifest
-        self._shards = [Shard(set_dir / "shards" / entry.file) for entry in manifest.shards]
-        for shard, entry in zip(self._shards, manifest.shards, strict=True):
+        self.shards = [Shard(set_dir / "shards" / entry.file) for entry in manifest.shards]
+        for shard, entry in zip(self.shards, manifest.shards, strict=True):
             _check_entry(shard, entry.num_samples, entry.sha256, manifest)
         counts = [entry.num_samples for entry in manifest.shards]
         self._first_ids = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -129,8 +147,20 @@ class SampleReader:
         # Another process maps the files itself; pickling the mapped arrays would copy them.
         return SampleReader, (self.set_dir, self.manifest)
 
+    def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
+        """The shard of each sample and its row there, both int64 [n].
+
+        Raises DataError where there are no ids, or an id is out of range.
+        """
+        if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.manifest.num_samples:
+            problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} asked for"
+            remedy = f"ask for ids of 0 .. {self.manifest.num_samples - 1}"
+            raise DataError(str(self.set_dir), problem, remedy)
+        numbers = np.searchsorted(self._first_ids, ids, side="right") - 1
+        return numbers, ids - self._first_ids[numbers]
+
     def read(self, ids: IntArray) -> Samples:
-        """Read samples.
+        """Read samples, one by one: the readable reference of `data/gather.py`.
 
         Args:
             ids: int64 [n], n >= 1, in any order.
@@ -138,16 +168,11 @@ class SampleReader:
         Raises:
             DataError: an id out of range, or a shard whose contents contradict the manifest.
         """
-        if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.manifest.num_samples:
-            problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} asked for"
-            remedy = f"ask for ids of 0 .. {self.manifest.num_samples - 1}"
-            raise DataError(str(self.set_dir), problem, remedy)
-        numbers = np.searchsorted(self._first_ids, ids, side="right") - 1
-        rows = ids - self._first_ids[numbers]
+        numbers, rows = self.locate(ids)
         tokens, positions, labels = [], [], []
         starts_of_b, next_labels = [], []
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
-            shard = self._shards[number]
+            shard = self.shards[number]
             arrays = shard.arrays()
             span = _span(shard, arrays.offsets, row, self.manifest.max_seq_length)
             masked = _span(shard, arrays.masked_lm_offsets, row, self.manifest.max_predictions)
@@ -181,8 +206,18 @@ class SampleReader:
         }
         for name, is_wrong in wrong.items():
             if is_wrong:
-                problem = "a shard holds a value that is out of range"
-                raise DataError(f"{self.set_dir}: {name}", problem, "prepare the set again")
+                raise range_error(self.set_dir, name)
+
+
+def range_error(set_dir: Path, name: str) -> DataError:
+    """The error of a value of array `name` that is out of range."""
+    problem = "a shard holds a value that is out of range"
+    return DataError(f"{set_dir}: {name}", problem, "prepare the set again")
+
+
+def span_error(shard: Shard, row: int, start: int, end: int) -> DataError:
+    """The error of a sample whose elements cannot be start .. end."""
+    return DataError(str(shard.path), f"sample {row} runs from {start} to {end}", REMEDY)
 
 
 def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
@@ -190,8 +225,7 @@ def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
     # The upper end of the table was checked when it was mapped, and steps are checked here; a
     # start in 0 .. total is still needed, as a damaged table need not ascend.
     if not 0 <= start < end <= offsets[-1] or end - start > limit:
-        problem = f"sample {row} runs from {start} to {end}"
-        raise DataError(str(shard.path), problem, REMEDY)
+        raise span_error(shard, row, start, end)
     return slice(start, end)
 
 

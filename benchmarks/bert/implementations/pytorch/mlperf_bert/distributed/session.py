@@ -48,14 +48,16 @@ def in_session(
     run: Callable[[RankInfo, torch.device], int],
     device_name: Literal["auto", "cpu", "cuda"],
     share_gpu: Literal["refuse", "allow"],
+    info: RankInfo | None = None,
 ) -> int:
     """Call `run` with this rank and its device, the process group of all ranks up.
 
+    `info` is who this process is, where that is not what the launcher says (reader_roles.py).
     `run` is a function so that all it built is gone when the group is left: a process group kept
     alive by a wrapped model or a reference cycle loses its threads at interpreter exit, which
     gloo answers with SIGABRT (seen in 3 of 6 evaluations on two ranks).
     """
-    info = read_rank_info()
+    info = info or read_rank_info()
     device = choose_device(device_name, info, share_gpu)
     if device.type == "cpu":
         set_cpu_threads(info)

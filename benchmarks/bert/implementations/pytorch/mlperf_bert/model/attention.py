@@ -1,4 +1,4 @@
-"""Self-attention inside each sequence of an unpadded batch: three policies, one signature.
+"""Self-attention inside each sequence of an unpadded batch: four policies, one signature.
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 
@@ -8,17 +8,16 @@ sqrt(H), and dropout acts on the probabilities (BERT, arXiv 1810.04805; Transfor
 1706.03762, section 3.2.1; unpadded form: arXiv 2208.08124).
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mlperf_bert.config import AttentionName
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.dropout import dropout
-
-AttentionName = Literal["auto", "reference", "grouped", "varlen"]
 
 
 class AttentionPolicy(Protocol):
@@ -34,7 +33,7 @@ class AttentionPolicy(Protocol):
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
-    """Padded, dense and readable: what the other two must agree with. Any device and dtype."""
+    """Padded, dense and readable: what the others must agree with. Any device and dtype."""
     _, num_heads, head_size = q.shape
     slots, key_is_real = layout.padded_slots, layout.key_is_real
     num_sequences, padded_length = key_is_real.shape
@@ -59,7 +58,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p:
     groups = layout.groups
     sizes = [group.num_slots for group in groups.members]
     parts = [
-        _to_groups(x, groups.slot_token, groups.token_slot).split_with_sizes(sizes)
+        _to_slots(x, groups.slot_token, groups.token_slot).split_with_sizes(sizes)
         for x in (q, k, v)
     ]
     contexts = []
@@ -72,16 +71,32 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p:
     return joined if groups.token_slot is None else joined.index_select(0, groups.token_slot)
 
 
+def packed(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
+    """Several sequences in a row of fixed length, each seeing itself only (arXiv 2107.02027).
+
+    One dense attention with a block-diagonal mask, in rows of one shape: for hardware without
+    variable-length attention. Any device and dtype; everything but attention stays unpadded.
+    """
+    rows = layout.rows
+    shape = (len(rows.is_visible), rows.length, *q.shape[1:])
+    row_q, row_k, row_v = (
+        _to_slots(x, rows.slot_token, rows.token_slot).view(shape).transpose(1, 2)
+        for x in (q, k, v)
+    )
+    context = _attend_padded(row_q, row_k, row_v, rows.is_visible, dropout_p)
+    return context.transpose(1, 2).reshape(-1, *q.shape[1:]).index_select(0, rows.token_slot)
+
+
 def _attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, key_is_real: Tensor | None, dropout_p: float
+    q: Tensor, k: Tensor, v: Tensor, is_visible: Tensor | None, dropout_p: float
 ) -> Tensor:
-    """[B, N, S, H] of the same; `key_is_real` bool [B, 1, 1, S], or None where all keys are."""
+    """[B, N, S, H] of the same; `is_visible` bool [B, 1, 1 or S, S], or None where all keys are."""
     if dropout_p == 0 or q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=key_is_real, dropout_p=dropout_p)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=is_visible, dropout_p=dropout_p)
     # On a CPU torch has no fused attention with dropout; this is its plain way, with our dropout.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    if key_is_real is not None:  # added in place: the product's backward does not need its result
-        scores += scores.new_zeros(key_is_real.shape).masked_fill_(~key_is_real, float("-inf"))
+    if is_visible is not None:  # added in place: the product's backward does not need its result
+        scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, float("-inf"))
     return dropout(torch.softmax(scores, dim=-1), dropout_p).to(v.dtype) @ v
 
 
@@ -106,7 +121,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: 
 def choose_attention(
     name: AttentionName, device: torch.device, dtype: torch.dtype, head_size: int
 ) -> AttentionPolicy:
-    """The policy of that name; "auto" is the fastest that this device and dtype can run.
+    """The policy of that name; "auto" is "varlen" where that can run, else "grouped".
 
     Args:
         name: value of model.attention.
@@ -137,12 +152,13 @@ def choose_attention(
     policies: dict[str, AttentionPolicy] = {
         "reference": reference,
         "grouped": grouped,
+        "packed": packed,
         "varlen": varlen,
     }
     return policies[name]
 
 
-def _to_groups(x: Tensor, slot_token: Tensor | None, token_slot: Tensor | None) -> Tensor:
+def _to_slots(x: Tensor, slot_token: Tensor | None, token_slot: Tensor | None) -> Tensor:
     if slot_token is None or token_slot is None:
         return x
     rows: Tensor = _GatherSlots.apply(x, slot_token, token_slot)  # type: ignore[no-untyped-call]
@@ -152,8 +168,8 @@ def _to_groups(x: Tensor, slot_token: Tensor | None, token_slot: Tensor | None) 
 class _GatherSlots(torch.autograd.Function):
     """x[slot_token], with a gather as backward too.
 
-    Autograd would scatter-add all slots. No gradient reaches a padding slot (its key is masked, its
-    context is not used), so each token's gradient is exactly that of its own slot.
+    Autograd would scatter-add all slots. No gradient reaches a padding slot (no token sees
+    its key, its context is not used), so each token's gradient is exactly that of its own slot.
     """
 
     @staticmethod

@@ -1,7 +1,8 @@
 """Where the sequences of one batch lie, computed once and shared by all layers.
 
 Shape letters: B sequences, S padded length, T tokens, b sequences of one group, s their padded
-length. A slot is one place of a padded group: b * s of them a group.
+length, R rows of packed sequences. A slot is one place of a padded group (b * s of them a group) or
+of a row.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from mlperf_bert.data.packing import best_fit_decreasing
 
 # A group holds sequences no shorter than this share of its longest one: fewer calls against less
 # padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two
@@ -50,17 +53,35 @@ class Groups:
     token_slot: Tensor | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """A batch packed into R rows of `length` slots.
+
+    `is_visible` bool [R, 1, length, length]: whether a slot (third) sees another one (last), that
+    is whether both hold the same sequence. `slot_token` int64 [R * length]: the token in each slot
+    (any token in free ones); `token_slot` int64 [T]: the slot of each token.
+    """
+
+    length: int
+    is_visible: Tensor
+    slot_token: Tensor
+    token_slot: Tensor
+
+
 class AttentionLayout:
     """Sequence bounds of one batch; each policy's indices are made on first use, then kept.
 
     Args:
         lengths: tokens of each of the B sequences, on the host.
         cu_seqlens: int32 [B + 1] on the model's device.
+        max_length: tokens of the longest sequence that the model takes: the length of packed
+            rows, whatever the batch holds, so that they have one shape.
     """
 
-    def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor) -> None:
+    def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor, max_length: int) -> None:
         self.lengths = lengths
         self.cu_seqlens = cu_seqlens
+        self.max_length = max_length
         self.max_seqlen = max(lengths)
 
     @cached_property
@@ -82,6 +103,11 @@ class AttentionLayout:
     def groups(self) -> Groups:
         """Sequences of similar length together; built on the host, then copied."""
         return build_groups(self.lengths, self.cu_seqlens.device)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Several sequences a row; built on the host, then copied."""
+        return build_rows(self.lengths, self.max_length, self.cu_seqlens.device)
 
 
 def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
@@ -118,6 +144,42 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
     return Groups(
         members=tuple(members),
         slot_token=_to_device(np.concatenate(slot_tokens), device),
+        token_slot=_to_device(token_slot, device),
+    )
+
+
+def build_rows(lengths: tuple[int, ...], row_length: int, device: torch.device) -> Rows:
+    """Pack sequences by best-fit decreasing, and index their slots.
+
+    Args:
+        lengths: tokens of each of the B sequences, none above `row_length`.
+        row_length: slots of a row.
+        device: where the indices and the mask go.
+    """
+    length = np.asarray(lengths, dtype=np.int64)
+    row = best_fit_decreasing(length, row_length)
+    by_row = np.argsort(row, kind="stable")
+    # In a row the sequences lie end to end: before each one are those placed before it, less
+    # what earlier rows hold.
+    end = np.cumsum(length[by_row])
+    row_begin = np.concatenate(([0], end[np.flatnonzero(np.diff(row[by_row]))]))
+    begin = np.empty_like(length)
+    begin[by_row] = end - length[by_row] - row_begin[row[by_row]]
+    num_tokens = int(length.sum())
+    place = np.arange(num_tokens) - np.repeat(np.cumsum(length) - length, length)
+    token_slot = np.repeat(row * row_length + begin, length) + place
+    num_slots = len(row_begin) * row_length
+    # Free slots repeat the first token: finite values. They see each other, as a row of the mask
+    # without any visible key would have no softmax.
+    slot_token = np.zeros(num_slots, dtype=np.int64)
+    slot_token[token_slot] = np.arange(num_tokens)
+    sequence = np.full(num_slots, -1, dtype=np.int64)
+    sequence[token_slot] = np.repeat(np.arange(len(length)), length)
+    on_device = _to_device(sequence, device).view(-1, 1, row_length)
+    return Rows(
+        length=row_length,
+        is_visible=on_device[..., None] == on_device[:, :, None, :],
+        slot_token=_to_device(slot_token, device),
         token_slot=_to_device(token_slot, device),
     )
 

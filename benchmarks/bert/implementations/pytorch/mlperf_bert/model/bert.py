@@ -20,13 +20,14 @@ class BertBody(nn.Module):
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
         super().__init__()
+        self.max_length = config.max_position_embeddings
         self.embeddings = Embeddings(config, device)
         self.encoder = Encoder(config, attend, device)
         self.pooler = Pooler(config, device)
 
     def forward(self, batch: UnpaddedBatch, rows: Tensor | None = None) -> Tensor:
         """Final hidden states [T, D], or only those of the given rows (int64 [R]) -> [R, D]."""
-        layout = AttentionLayout(batch.lengths, batch.cu_seqlens)
+        layout = AttentionLayout(batch.lengths, batch.cu_seqlens, self.max_length)
         hidden: Tensor = self.encoder(self.embeddings(batch), layout, rows)
         return hidden
 

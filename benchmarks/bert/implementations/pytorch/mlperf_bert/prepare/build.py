@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import ShardSettings, sidecar_path
@@ -15,7 +16,6 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.examples import compile_examples
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.prepare.progress import progress_of
 from mlperf_bert.prepare.shard_job import ShardJob, is_finished, make_shard
 from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
 

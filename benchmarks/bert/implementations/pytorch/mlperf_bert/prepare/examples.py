@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.compiled import cache_directory, compiled
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare.compiled import cache_directory, compiled
 from mlperf_bert.prepare.compiled_examples import (
     WORDS,
     Collected,

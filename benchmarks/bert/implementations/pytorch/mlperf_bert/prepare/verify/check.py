@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import Sidecar
+from mlperf_bert.data.stage_record import is_partial
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.prepare.progress import progress_of
 from mlperf_bert.prepare.verify.duplicates import check_leak
 from mlperf_bert.prepare.verify.full import FullCheck
 from mlperf_bert.prepare.verify.index_files import check_index
@@ -89,7 +90,7 @@ class _Set:
         index = check_index(set_dir, manifest)
         self.checks += [check_file_names(set_dir, manifest), index]
         self.statistics = length_statistics(manifest.length_histogram)
-        if full and vocabulary.status == "ok":
+        if full and vocabulary.status == "ok" and not is_partial(set_dir):
             is_right = index.status == "ok"
             self.full = FullCheck(set_dir, manifest, self.sidecars, index_is_right=is_right)
 
@@ -101,6 +102,8 @@ class _Set:
         """Add the full checks, once every shard was read."""
         if self.full is None:
             problem = "not read: manifest or vocabulary is wrong"
+            if self.manifest is not None and is_partial(self.set_dir):
+                problem = "not read: a partial stage (stage.json) holds some samples only"
             self.checks.append(Check("shards in full", problem, was_made=False))
             return
         checks, rates = self.full.checks()

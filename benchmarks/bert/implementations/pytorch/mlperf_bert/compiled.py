@@ -12,16 +12,17 @@ def compiled(function: Function) -> Function:
     """`function`, compiled by numba when it is first called with arguments of new types.
 
     The machine code goes beside the source file or, where that directory cannot be written, into
-    the user's cache directory. Where neither can, every process compiles for itself.
+    the user's cache directory. Where neither can, every process compiles for itself. Other threads
+    go on while it runs.
 
     numba looks for changes in the function's own source file only. So a compiled function must
     not call one of another file: after a change there the old machine code would go on being used.
     It compares the time of change and the size only: a file put back with both keeps the old code.
     """
     try:
-        return cast(Function, njit(cache=True)(function))
+        return cast(Function, njit(cache=True, nogil=True)(function))
     except RuntimeError:  # numba's "no locator available": no place for the cache
-        return cast(Function, njit(function))
+        return cast(Function, njit(nogil=True)(function))
 
 
 def cache_directory(function: Any) -> str | None:

@@ -1,0 +1,135 @@
+"""What a config must fulfil beyond the types of its fields; every error says which to change."""
+
+from typing import TYPE_CHECKING
+
+from mlperf_bert.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlperf_bert.config import RunConfig
+
+CLOSED_TARGET_ACCURACY = 0.72
+MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are as even
+
+
+def check_ranges(config: "RunConfig") -> None:
+    """Every number within its range. Raises ConfigError."""
+    positive = {
+        "run.max_steps": config.run.max_steps,
+        "run.log_interval_steps": config.run.log_interval_steps,
+        "model.vocab_size": config.model.vocab_size,
+        "model.hidden_size": config.model.hidden_size,
+        "model.num_layers": config.model.num_layers,
+        "model.num_heads": config.model.num_heads,
+        "model.intermediate_size": config.model.intermediate_size,
+        "data.max_predictions": config.data.max_predictions,
+        "data.dupe_factor": config.data.dupe_factor,
+        "parallel.nodes": config.parallel.nodes,
+        "parallel.ranks_per_node": config.parallel.ranks_per_node,
+        "parallel.local_batch_size": config.parallel.local_batch_size,
+        "parallel.grad_accum_steps": config.parallel.grad_accum_steps,
+        "parallel.bucket_cap_mb": config.parallel.bucket_cap_mb,
+        "optim.epsilon": config.optim.epsilon,
+        "schedule.decay_steps": config.schedule.decay_steps,
+        "clip.max_norm": config.clip.max_norm,
+        "eval.interval_samples": config.eval_interval_samples,
+        "eval.batch_size": config.eval.batch_size,
+        "data.cost_a": config.data.cost_a,
+        "data.exchange_window_steps": config.data.exchange_window_steps,
+    }
+    for field, value in positive.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(field, f"is {value}", "set it to a finite number above zero")
+    fractions = {
+        "model.hidden_dropout": config.model.hidden_dropout,
+        "model.attention_dropout": config.model.attention_dropout,
+        "optim.beta_1": config.optim.beta_1,
+        "optim.beta_2": config.optim.beta_2,
+    }
+    for field, value in fractions.items():
+        if not 0 <= value < 1:
+            raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
+    if not 0 < config.eval.target_accuracy < 1:
+        problem = f"is {config.eval.target_accuracy}"
+        raise ConfigError("eval.target_accuracy", problem, "set it above 0 and below 1")
+    at_least_zero = {
+        "optim.learning_rate": config.optim.learning_rate,
+        "optim.weight_decay": config.optim.weight_decay,
+        "schedule.end_learning_rate": config.schedule.end_learning_rate,
+        "schedule.warmup_steps": config.schedule.warmup_steps,
+        "schedule.power": config.schedule.power,
+        "run.warm_up_steps": config.run.warm_up_steps,
+        "data.cost_b": 0.0 if config.data.cost_b == "flops" else config.data.cost_b,
+    }
+    for field, value in at_least_zero.items():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(field, f"is {value}", "set it to a finite number of at least 0")
+    if config.model.type_vocab_size < 2:
+        raise ConfigError("model.type_vocab_size", "is below 2", "BERT has two segments: set 2")
+    if config.run.seed != "random" and not 0 <= config.run.seed < 2**63:
+        raise ConfigError("run.seed", f"is {config.run.seed}", "set it within 0 .. 2**63 - 1")
+
+
+def check_shapes(config: "RunConfig") -> None:
+    """Settings that must fit each other. Raises ConfigError."""
+    if config.model.hidden_size % config.model.num_heads:
+        raise ConfigError(
+            "model.num_heads",
+            f"{config.model.num_heads} does not divide hidden_size {config.model.hidden_size}",
+            "change one of them",
+        )
+    if not 8 <= config.data.max_seq_length <= config.model.max_position_embeddings:
+        raise ConfigError(
+            "data.max_seq_length",
+            f"is {config.data.max_seq_length}",
+            f"set it between 8 and {config.model.max_position_embeddings} (position embeddings)",
+        )
+    if config.data.max_predictions > 255:
+        raise ConfigError(
+            "data.max_predictions",
+            f"is {config.data.max_predictions}",
+            "the index holds at most 255",
+        )
+    _check_counts_per_rank(config)
+    warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
+    if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
+        raise ConfigError(
+            "schedule.decay_steps",
+            f"{config.schedule.decay_steps} ends before the warm-up does",
+            "raise it above schedule.warmup_steps",
+        )
+
+
+def _check_counts_per_rank(config: "RunConfig") -> None:
+    if config.data.counts_per_rank == "equal":
+        return
+    field = "data.counts_per_rank"
+    if config.data.balance != "presort_global":
+        problem = f"'unequal' with data.balance {config.data.balance!r}"
+        raise ConfigError(field, problem, "use balance 'presort_global', or equal counts")
+    if config.optim.loss_normalization != "global":
+        problem = "'unequal' with optim.loss_normalization 'per_rank'"
+        raise ConfigError(field, problem, "use 'global', which weighs every token the same")
+    most = MOST_OF_UNEQUAL_COUNTS
+    if not 2 <= config.parallel.local_batch_size <= most:
+        problem = f"'unequal' with {config.parallel.local_batch_size} sequences a forward"
+        raise ConfigError(field, problem, f"use 'equal'; unequal counts are for 2 to {most}")
+
+
+def check_closed_rules(config: "RunConfig") -> None:
+    """What the closed division fixes. Raises ConfigError."""
+    if config.optim.name != "lamb":
+        raise ConfigError(
+            "optim.name", f"{config.optim.name!r} in the closed division", "use 'lamb' or go open"
+        )
+    if config.eval.target_accuracy < CLOSED_TARGET_ACCURACY:
+        raise ConfigError(
+            "eval.target_accuracy",
+            f"{config.eval.target_accuracy} in the closed division",
+            f"set it to {CLOSED_TARGET_ACCURACY} or go open",
+        )
+    if config.eval.interval_samples != "mlperf":
+        raise ConfigError(
+            "eval.interval_samples",
+            f"{config.eval.interval_samples} in the closed division",
+            "use 'mlperf' or go open",
+        )

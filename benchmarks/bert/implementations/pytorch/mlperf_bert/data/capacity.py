@@ -1,0 +1,165 @@
+"""How much room every forward of a run needs: capacities of tokens, sequences, masked positions.
+
+A captured step is replayed with the shapes it was captured with, so its batches are padded to a
+capacity. Capacities come from step plans, which cost no sample to be read.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+
+MOST_EXACT_STEPS = 500
+RISK = 0.01  # that a bound is too low for one step or more of the run
+LADDER_CAPACITIES = 12
+LADDER_STEP = 0.02  # of the next larger capacity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityPlan:
+    """Room of one forward.
+
+    `basis` is "exact" where every step of the run was planned, so that all of them fit, and
+    "bound" where it was estimated from some of them: then a step may still not fit.
+    """
+
+    tokens: int
+    sequences: int
+    masked: int
+    basis: Literal["exact", "bound"]
+
+    @classmethod
+    def of_planner(cls, planner: StepPlanner, num_steps: int) -> Self:
+        """Capacities for steps 1 .. `num_steps`: exact up to 500 of them, else a bound.
+
+        The bound plans 500 steps, evenly spread over the run.
+        """
+        planned = min(num_steps, MOST_EXACT_STEPS)
+        sizes = ForwardSizes()
+        for step in np.linspace(1, num_steps, planned).astype(int).tolist():
+            sizes.add(planner.plan(step))
+        return cls.of_sizes(sizes, num_steps)
+
+    @classmethod
+    def of_sizes(cls, sizes: "ForwardSizes", num_steps: int) -> Self:
+        """Capacities for a run of `num_steps`: exact where `sizes` has that many, else a bound."""
+        exact = len(sizes.tokens) >= num_steps
+        of_steps = (sizes.tokens, sizes.sequences, sizes.masked)
+        tokens, sequences, masked = (
+            int(size.max()) if exact else _bound(size.max(axis=1), num_steps) for size in of_steps
+        )
+        basis: Literal["exact", "bound"] = "exact" if exact else "bound"
+        return cls(tokens=tokens, sequences=sequences, masked=masked, basis=basis)
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether every forward of a step stays within; the same answer on all ranks."""
+        return bool(
+            (plan.num_tokens <= self.tokens).all()
+            and (plan.counts <= self.sequences).all()
+            and (plan.num_masked <= self.masked).all()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityLadder:
+    """Several capacities, the smallest first, for samplers whose steps differ in size.
+
+    Each has 2 % less room for tokens and masked positions than the next; sequences are the same.
+    """
+
+    capacities: tuple[CapacityPlan, ...]
+
+    @classmethod
+    def below(cls, largest: CapacityPlan) -> Self:
+        """Twelve capacities, the last of which is `largest`."""
+        shares = [(1 - LADDER_STEP) ** number for number in range(LADDER_CAPACITIES)]
+        return cls(
+            tuple(
+                CapacityPlan(
+                    tokens=math.ceil(share * largest.tokens),
+                    sequences=largest.sequences,
+                    masked=math.ceil(share * largest.masked),
+                    basis=largest.basis,
+                )
+                for share in reversed(shares)
+            )
+        )
+
+    def choose(self, num_tokens: int, num_masked: int) -> CapacityPlan | None:
+        """The smallest that holds so much; None where none does."""
+        number = int(self._numbers(np.array(num_tokens), np.array(num_masked)))
+        return self.capacities[number] if number < len(self.capacities) else None
+
+    def token_waste(self, sizes: "ForwardSizes") -> float:
+        """Mean chosen capacity over mean tokens, less 1; what none holds runs without padding."""
+        numbers = self._numbers(sizes.tokens, sizes.masked)
+        room = np.array([capacity.tokens for capacity in self.capacities])
+        chosen = room[np.minimum(numbers, len(room) - 1)]
+        padded = np.where(numbers < len(room), chosen, sizes.tokens)
+        return float(padded.sum() / sizes.tokens.sum() - 1)
+
+    def _numbers(self, num_tokens: Int64Array, num_masked: Int64Array) -> Int64Array:
+        """The number of the smallest capacity that holds each; how many there are, where none."""
+        by_tokens = np.searchsorted([each.tokens for each in self.capacities], num_tokens)
+        by_masked = np.searchsorted([each.masked for each in self.capacities], num_masked)
+        return np.maximum(by_tokens, by_masked)
+
+
+class ForwardSizes:
+    """Sizes of every forward of some steps: int64 [steps, R * A] each."""
+
+    def __init__(self) -> None:
+        self._of_steps: list[NDArray[Any]] = []
+
+    def add(self, plan: StepPlan) -> None:
+        """Note the sizes of a step."""
+        of_step = np.stack([plan.num_tokens, plan.counts, plan.num_masked])
+        self._of_steps.append(of_step.reshape(3, -1))
+
+    @property
+    def tokens(self) -> Int64Array:
+        """Tokens of every forward."""
+        return np.stack([of_step[0] for of_step in self._of_steps])
+
+    @property
+    def sequences(self) -> Int64Array:
+        """Sequences of every forward."""
+        return np.stack([of_step[1] for of_step in self._of_steps])
+
+    @property
+    def masked(self) -> Int64Array:
+        """Masked positions of every forward."""
+        return np.stack([of_step[2] for of_step in self._of_steps])
+
+
+def steps_outside(capacity: CapacityPlan, planner: StepPlanner, num_steps: int) -> int:
+    """How many of steps 1 .. `num_steps` have a forward that does not fit."""
+    return sum(not capacity.fits(planner.plan(step)) for step in range(1, num_steps + 1))
+
+
+def waste(capacity: int, sizes: Int64Array) -> float:
+    """Padding for each real token or position: capacity over mean size, less 1."""
+    return float(capacity / sizes.mean() - 1)
+
+
+def _bound(maxima: Int64Array, num_steps: int) -> int:
+    """What the largest of `num_steps` steps exceeds in about 1 % of such runs, from some steps.
+
+    A Pearson type III distribution is fitted to the steps' maxima (its tail runs from a normal to
+    an exponential one with the skewness), and its quantile 1 - RISK / num_steps taken by Wilson and
+    Hilferty's formula (PNAS 17, 1931). The fitted skewness is raised by two standard errors.
+    """
+    count, deviation = len(maxima), float(maxima.std())
+    if not deviation:
+        return int(maxima.max())
+    standardized = (maxima - maxima.mean()) / deviation
+    skewness = max(0.0, float((standardized**3).mean())) + 2 * math.sqrt(6 / count)
+    normal = -NormalDist().inv_cdf(RISK / num_steps)
+    quantile = ((1 + skewness * normal / 6 - skewness**2 / 36) ** 3 - 1) * 2 / skewness
+    return max(int(maxima.max()), math.ceil(float(maxima.mean()) + quantile * deviation))

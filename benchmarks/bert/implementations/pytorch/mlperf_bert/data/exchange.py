@@ -1,0 +1,121 @@
+"""Batches by a real exchange: ranks read what was drawn for them, swap tokens, sort and deal.
+
+The published runs do this on the GPU, on the way to every step (arXiv 2402.02447). Here the
+loader's thread does it steps ahead, over a process group of its own (distributed/node_group.py).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mlperf_bert.config import Deal
+from mlperf_bert.data.balance import deal
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlan
+from mlperf_bert.data.token_packets import Bytes, Packet, join, pack, unpack
+from mlperf_bert.errors import DataError, UserError
+
+_LEAVING = -1  # in place of a message's size
+_LEAVE_TIMEOUT = timedelta(seconds=10)
+
+
+class ExchangeSource:
+    """Reads this rank's draws and gets its share of the group's; denominators are the plan's.
+
+    Every exchange begins with the sizes of the messages. They could be computed from the index,
+    but gathering them (8 bytes a rank, off the critical path) also tells the others that a rank
+    could not read, or leaves, before they wait for its tokens.
+    """
+
+    def __init__(
+        self,
+        reader: SampleReader,
+        rank: int,
+        group: dist.ProcessGroup,
+        direction: Deal,
+        token: str,
+    ) -> None:
+        """Exchange over `group`, of CPU tensors; `token` is `token_packets.token_dtype`'s."""
+        self._reader = reader
+        self._rank = rank
+        self._group = group
+        self._direction = direction
+        self._token = token
+        self._is_over = False
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """This rank's batches of a step on the host, one per forward; all ranks must call it.
+
+        Raises DataError where this rank or another one of the group could not read.
+        """
+        batches = []
+        messages = self._all_gather(self._read(plan))
+        for forward, drawn in enumerate(zip(*map(unpack, messages), strict=True)):
+            mine = dealt(drawn, self._group.rank(), self._direction)
+            batch = make_batch(
+                mine.samples(),
+                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+            )
+            batches.append(batch)
+        return tuple(batches)
+
+    def close(self) -> None:
+        """Take the others out of an exchange that they may have begun: it would never end.
+
+        They answer at once where they stop as well; after an error of this rank they may not.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        _, work = self._gather_sizes(_LEAVING)
+        with suppress(RuntimeError):  # a time-out, or the others have gone
+            work.wait(_LEAVE_TIMEOUT)
+
+    def _read(self, plan: StepPlan) -> Bytes:
+        """One message: a packet for every forward of what the sampler drew for this rank."""
+        try:
+            drawn = [self._reader.read(ids) for ids in plan.drawn_ids[self._rank]]
+        except UserError:
+            self.close()
+            raise
+        return np.concatenate([pack(samples, self._token) for samples in drawn])
+
+    def _all_gather(self, message: Bytes) -> list[Bytes]:
+        """The messages of all ranks of the group, padded to the largest on the way."""
+        sizes_tensor, work = self._gather_sizes(len(message))
+        work.wait()
+        sizes = sizes_tensor.tolist()
+        if _LEAVING in sizes:
+            self._is_over = True
+            which = dist.get_process_group_ranks(self._group)[sizes.index(_LEAVING)]
+            problem = f"rank {which} could not read its samples or has ended"
+            raise DataError("exchange of samples", problem, "see what that rank says")
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(message)] = torch.from_numpy(message)
+        together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)
+        dist.all_gather(list(together.unbind()), padded, group=self._group)
+        return [row[:size].numpy() for row, size in zip(together, sizes, strict=True)]
+
+    def _gather_sizes(self, size: int) -> tuple[torch.Tensor, dist.Work]:
+        sizes = torch.empty((self._group.size(), 1), dtype=torch.int64)
+        own = torch.tensor([size])
+        work = dist.all_gather(list(sizes.unbind()), own, group=self._group, async_op=True)
+        assert work is not None  # this rank is in the group
+        return sizes.squeeze(1), work
+
+
+def dealt(drawn: Sequence[Packet], hand: int, direction: Deal) -> Packet:
+    """Hand number `hand` of what the ranks of a group drew for one forward, longest first.
+
+    Ranks may have drawn different numbers of samples. Sorted by the lengths received; ties keep
+    the order of the ranks, then that of their draws, as `data/balance.py` has it.
+    """
+    together = join(drawn)
+    places = deal(together.lengths.astype(np.float64), len(drawn), direction)
+    return together.take(places[hand])

@@ -1,0 +1,75 @@
+"""Sequences into rows of a capacity, as few as can be: best-fit decreasing. No torch.
+
+Source: Johnson, Near-optimal bin packing algorithms, 1973; for BERT's lengths, arXiv 2107.02027.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.errors import DataError
+
+
+def best_fit_decreasing(lengths: NDArray[np.integer], capacity: int) -> Int64Array:
+    """The row, 0 .. rows - 1, of each sequence: int64 [n].
+
+    The longest first, each to the row in which it leaves the least space, and to a new one where
+    none has enough. Sequences of one length are placed together, so that the work grows with the
+    number of distinct lengths.
+
+    Args:
+        lengths: integer [n], each at least 1.
+        capacity: tokens of a row.
+
+    Raises:
+        DataError: a sequence is longer than a row.
+    """
+    longest = int(lengths.max(initial=0))
+    if longest > capacity:
+        problem = f"a sequence of {longest} is longer than a row of {capacity}"
+        raise DataError("packing", problem, "cut it, or use longer rows")
+    rows = _Rows(capacity)
+    placed: list[int] = []
+    distinct, counts = np.unique(lengths, return_counts=True)
+    for length, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        rows.place(length, count, placed)
+    row = np.empty(len(lengths), dtype=np.int64)
+    row[np.argsort(lengths, kind="stable")[::-1]] = placed
+    return row
+
+
+class _Rows:
+    """Rows by the space they have left; bit s of `_spaces` is set where one has s tokens left."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._spaces = 0
+        self._with_space: dict[int, list[int]] = {}
+        self._num_rows = 0
+
+    def place(self, length: int, count: int, placed: list[int]) -> None:
+        """Place `count` sequences of one length, no longer than any before: append their rows."""
+        while count:
+            fitting = self._spaces >> length
+            space = (fitting & -fitting).bit_length() - 1 + length if fitting else self._capacity
+            # The row just used is again the tightest until the length no longer fits into it.
+            each = min(space // length, count)
+            chosen = self._take(space, count // each) if fitting else self._open(count // each)
+            placed += chosen * each
+            count -= len(chosen) * each
+            left = space - each * length
+            self._with_space.setdefault(left, []).extend(chosen)
+            self._spaces |= 1 << left
+
+    def _take(self, space: int, most: int) -> list[int]:
+        rows = self._with_space[space]
+        chosen = rows[-most:]
+        del rows[-most:]
+        if not rows:
+            self._spaces ^= 1 << space
+        return chosen
+
+    def _open(self, number: int) -> list[int]:
+        first = self._num_rows
+        self._num_rows += number
+        return list(range(first, self._num_rows))

@@ -1,0 +1,98 @@
+"""Exchange policies on four real ranks, two "nodes" of two: batches, losses and errors."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exchange_job import POLICIES, STEPS
+from test_ranks import free_port, losses
+
+RANKS = 4
+LOSS_TOLERANCE = 1e-5
+
+
+def start_rank(rank: int, port: str, *arguments: object) -> subprocess.Popen[str]:
+    environ = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_RANK": str(rank % 2),
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": str(rank // 2),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    job = Path(__file__).with_name("exchange_job.py")
+    return subprocess.Popen(
+        [sys.executable, str(job), *map(str, arguments)],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def job(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that the job wrote into; its four ranks are started once for all tests."""
+    output = tmp_path_factory.mktemp("exchange")
+    port = free_port()
+    arguments = (tiny_config, synthetic_data, output)
+    ranks = [start_rank(rank, port, *arguments) for rank in range(RANKS)]
+    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, outputs
+    return output
+
+
+@pytest.fixture(scope="module")
+def seen(job: Path) -> list[dict[str, list[str]]]:
+    return [json.loads((job / f"rank_{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("deal", ["snake", "one_direction"])
+@pytest.mark.parametrize(
+    ("policy", "definition"),
+    [("exchange_local", "presort_local"), ("exchange_global", "exchange_global")],
+)
+def test_exchanged_batches_are_those_of_the_definition(
+    seen: list[dict[str, list[str]]], policy: str, definition: str, deal: str
+) -> None:
+    for of_rank in seen:
+        received = of_rank[f"{policy} {deal} received"]
+        assert len(received) == 2 * len(STEPS)
+        assert received == of_rank[f"{definition} {deal}"]
+        assert received != of_rank[f"none {deal}"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_the_same_losses(job: Path, policy: str) -> None:
+    expected = losses(job / "none")
+    assert len(expected) == 20
+    assert losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
+
+
+def test_means_of_ranks_depend_on_the_policy(job: Path) -> None:
+    runs = [losses(job / f"per_rank {policy}") for policy in ("none", "exchange_global")]
+    assert np.abs(np.subtract(*runs)).max() > 100 * LOSS_TOLERANCE
+
+
+def test_a_rank_that_cannot_read_is_named_by_the_others(
+    seen: list[dict[str, list[str]]],
+) -> None:
+    said = [of_rank["broken"] for of_rank in seen]
+    assert said[3] == "shard: is broken; mend it"
+    assert len(set(said[:3])) == 1
+    assert "rank 3 could not read" in said[0]
+
+
+def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(
+    seen: list[dict[str, list[str]]],
+) -> None:
+    said = {of_rank["nodes"] for of_rank in seen}
+    assert len(said) == 1
+    assert said.pop().startswith("data.balance: 'exchange_local' wants nodes of 2 consecutive")

@@ -1,0 +1,133 @@
+"""Reader processes beside trainers under mpiexec: batches, errors, and the whole command."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from reader_job import POLICIES, STEPS
+from test_opened_files import SITE_CUSTOMIZE
+from test_ranks import free_port, losses
+
+from support import PACKAGE, run_cli, run_process
+
+LOSS_TOLERANCE = 5e-6
+WITH_READERS = tuple(
+    word
+    for setting in (
+        *("data.loader=mpi_readers", "data.balance=exchange_local", "run.max_steps=8"),
+        *("parallel.ranks_per_node=2", "parallel.local_batch_size=8"),
+    )
+    for word in ("--set", setting)
+)
+
+
+@pytest.fixture(scope="module")
+def mpiexec() -> tuple[str, ...]:
+    """The command that starts two trainers and two readers."""
+    pytest.importorskip("mpi4py")
+    found = Path(sys.executable).parent / "mpiexec"
+    if not found.exists() and shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec: pip install mpich")
+    return (str(found if found.exists() else "mpiexec"), "-n", "4", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def seen(
+    mpiexec: tuple[str, ...],
+    tiny_config: Path,
+    synthetic_data: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[str, list[str]]]:
+    """What both trainers saw in one job."""
+    output = tmp_path_factory.mktemp("readers")
+    job = Path(__file__).with_name("reader_job.py")
+    done = run_process(*mpiexec, job, tiny_config, synthetic_data, output)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((output / f"rank_{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_readers_deliver_what_the_direct_loader_reads(
+    seen: list[dict[str, list[str]]], policy: str
+) -> None:
+    for of_trainer in seen:
+        assert len(of_trainer[policy]) == 2 * len(STEPS)
+        assert of_trainer[policy] == of_trainer[f"{policy} planned"]
+
+
+def test_an_error_in_a_reader_is_its_trainers(seen: list[dict[str, list[str]]]) -> None:
+    for rank, of_trainer in enumerate(seen):
+        *batches, said = of_trainer["broken"]
+        assert batches == of_trainer["none planned"][:2]  # the first window, a single step
+        assert said == f"reader of rank {rank}: shard: is broken; mend it"
+        (said,) = of_trainer["no data"]
+        assert said.startswith(f"reader of rank {rank}: ") and "nowhere" in said
+
+
+def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(
+    seen: list[dict[str, list[str]]],
+) -> None:
+    *batches, said = seen[0]["left alone"]
+    assert batches == seen[0]["exchange_global planned"][: len(batches)]
+    assert said == "reader of rank 0: ended because another rank's did; see what that rank says"
+    assert len(seen[1]["left alone"]) == 2
+
+
+def test_the_whole_command_trains_as_one_rank_does(
+    mpiexec: tuple[str, ...], tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
+    command = ["train", "--config", tiny_config, "--data", synthetic_data, "--run-dir"]
+    one_rank = [*command, tmp_path / "one", "--set", "run.max_steps=8"]
+    done = run_cli(*one_rank)
+    assert done.returncode == 3, done.stderr
+    done = run_process(
+        *(*mpiexec, "-m", "mlperf_bert", *command, tmp_path / "run", *WITH_READERS),
+        MASTER_PORT=free_port(),
+        PYTHONPATH=os.pathsep.join((str(tmp_path), str(PACKAGE.parent))),
+        TRACED_DATA=str(synthetic_data),
+        TRACED_LOG=str(tmp_path / "run" / "result_0.txt"),
+        TRACE=str(tmp_path / "trace.jsonl"),
+    )
+    assert "target NOT reached after 128 samples" in done.stdout, done.stderr
+    assert done.stderr == ""
+    expected = losses(tmp_path / "one")
+    assert losses(tmp_path / "run") == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
+
+    opened = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    before = {Path(event["path"]).name for event in opened if not event["started"]}
+    assert "train.hdf5.json" in before  # readers prepare themselves
+    assert not [name for name in before if name.endswith(".hdf5")]
+    assert "train.hdf5" in {Path(event["path"]).name for event in opened if event["started"]}
+
+
+def test_an_error_in_a_reader_ends_the_run(
+    mpiexec: tuple[str, ...], tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(synthetic_data, data)
+    shard = data / "train" / "shards" / "train.hdf5"
+    shard.write_bytes(b"\xff" * shard.stat().st_size)
+    done = run_process(
+        *(*mpiexec, "-m", "mlperf_bert", "train", "--config", tiny_config, "--data", data),
+        *("--run-dir", tmp_path / "run", *WITH_READERS),
+        MASTER_PORT=free_port(),
+    )
+    assert done.returncode != 0
+    lines = done.stderr.splitlines()
+    assert any("reader of rank" in line and "train.hdf5" in line for line in lines), lines
+    assert all(line.startswith("mlperf_bert: error: ") for line in lines)
+
+
+def test_without_mpiexec_it_is_one_clear_line(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    command = ["train", "--config", tiny_config, "--data", synthetic_data]
+    done = run_cli(*command, "--run-dir", tmp_path / "run", *WITH_READERS)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "data.loader" in done.stderr and "mpiexec -n" in done.stderr
+    assert not (tmp_path / "run").exists()

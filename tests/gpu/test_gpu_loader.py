@@ -1,0 +1,79 @@
+"""Loading onto a GPU: right contents whatever runs when, and a host that does not wait."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlperf_bert.data.balance import TOKENS, Balance
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
+from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlanner
+from shard_sets import write_set
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: copies to a GPU are not run here"
+)
+NUM_STEPS = 30
+TENSORS = [name for name in UnpaddedBatch.__slots__ if name != "lengths"]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[StepPlanner, SampleReader]:
+    manifest = write_set(tmp_path / "set", [(90, "<u2"), (80, "<u2")], seed=1)
+    index = LengthIndex.open(tmp_path / "set")
+    planner = StepPlanner(
+        UniformSampler(manifest.num_samples, 16, seed=1),
+        index.lengths,
+        index.masked_counts,
+        world_size=1,
+        grad_accum_steps=2,
+        loss_normalization="global",
+        balance=Balance(),
+        balance_model="tokens",
+        cost=TOKENS,
+    )
+    return planner, SampleReader(tmp_path / "set", manifest)
+
+
+@pytest.mark.parametrize("loader_name", ["thread", "pageable", "dali"])
+def test_batches_are_right_when_the_device_lags_behind(
+    parts: tuple[StepPlanner, SampleReader], loader_name: str
+) -> None:
+    planner, reader = parts
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    source: BatchSource = DirectSource(Gatherer(reader, pin_memory=loader_name == "thread"), 0)
+    if loader_name == "dali":
+        pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
+        source = DaliSource(source, device)
+    sums = []
+    with Loader(planner, source, device) as loader:
+        for step in loader:
+            # Work queued long before it runs: a block given away too early would be overwritten.
+            torch.cuda._sleep(5_000_000)
+            for batch in step.micro_batches:
+                assert batch.input_ids.device == device
+                sums.append([getattr(batch, name).double().sum() for name in TENSORS])
+            del step, batch
+            if len(sums) == 2 * NUM_STEPS:
+                break
+    direct = DirectSource(Gatherer(reader), 0)
+    expected = [
+        [float(getattr(batch, name).double().sum()) for name in TENSORS]
+        for number in range(1, NUM_STEPS + 1)
+        for batch in direct.micro_batches(planner.plan(number))
+    ]
+    assert [[float(value) for value in values] for values in sums] == expected
+
+
+def test_batches_are_gathered_into_page_locked_memory(
+    parts: tuple[StepPlanner, SampleReader],
+) -> None:
+    planner, reader = parts
+    (batch, _) = DirectSource(Gatherer(reader, pin_memory=True), 0).micro_batches(planner.plan(1))
+    assert all(getattr(batch, name).is_pinned() for name in TENSORS)

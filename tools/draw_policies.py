@@ -1,0 +1,79 @@
+"""Draw docs/pictures/policy_<name>.png: what each rank gets under every balance policy.
+
+    .venv/bin/python tools/draw_policies.py
+
+16 sequences of the published lengths for two nodes of two ranks, assigned by the functions that
+training uses. Where two policies give the same batches, one picture shows both.
+"""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import pyplot as plt
+
+from mlperf_bert.data.balance import Balance
+from mlperf_bert.data.length_histogram import wikipedia_lengths
+
+NODES, RANKS_PER_NODE, LOCAL_BATCH_SIZE = 2, 2, 4
+RANKS = NODES * RANKS_PER_NODE
+SEED = 11
+MOST_TOKENS = 1600
+NUMBER = {"ha": "center", "va": "center", "fontsize": 7}
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+
+POLICIES = {
+    "none": ("none", Balance()),
+    "exchange_global_one_direction": (
+        "exchange_global, one direction",
+        Balance(policy="exchange_global", deal="one_direction"),
+    ),
+    "exchange_global_snake": ("exchange_global, snake", Balance(policy="exchange_global")),
+    "local": (
+        "exchange_local, presort_local (snake)",
+        Balance(policy="presort_local", ranks_per_node=RANKS_PER_NODE),
+    ),
+    "presort_global": ("presort_global", Balance(policy="presort_global")),
+    "presort_global_unequal": (
+        "presort_global, unequal counts",
+        Balance(policy="presort_global", counts="unequal"),
+    ),
+}
+
+
+def main() -> None:
+    """Draw all of them."""
+    mpl.use("Agg")
+    PICTURES.mkdir(exist_ok=True)
+    lengths = wikipedia_lengths().draw_evenly(RANKS * LOCAL_BATCH_SIZE, SEED)
+    for name, (title, balance) in POLICIES.items():
+        draw(lengths, title, balance, PICTURES / f"policy_{name}.png")
+
+
+def draw(lengths: np.ndarray, title: str, balance: Balance, path: Path) -> None:
+    """Stack the sequences of each rank; the dashed line is the mean of the ranks."""
+    assignment = balance(lengths.astype(np.float64).reshape(RANKS, 1, LOCAL_BATCH_SIZE))
+    hands = np.split(lengths[assignment.places], np.cumsum(assignment.counts)[:-1])
+    loads = np.array([hand.sum() for hand in hands])
+    figure, axes = plt.subplots(figsize=(4.2, 2.6), layout="constrained")
+    shade = mpl.colormaps["viridis_r"]
+    for rank, hand in enumerate(hands):
+        bottoms = np.cumsum(hand) - hand
+        axes.bar(rank, hand, 0.7, bottoms, color=shade(hand / 512), edgecolor="white")
+        for bottom, length in zip(bottoms, hand, strict=True):
+            if length >= 60:  # room for its number
+                color = "white" if length > 256 else "black"
+                axes.text(rank, bottom + length / 2, str(length), color=color, **NUMBER)
+    axes.axhline(loads.mean(), color="black", linestyle="--", linewidth=1)
+    names = [f"rank {rank}\nnode {rank // RANKS_PER_NODE}" for rank in range(RANKS)]
+    axes.set_xticks(range(RANKS), names, fontsize=8)
+    axes.set_ylim(0, MOST_TOKENS)
+    axes.set_ylabel("tokens", fontsize=8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(f"{title}: imbalance {loads.max() / loads.mean():.3f}", fontsize=9)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
