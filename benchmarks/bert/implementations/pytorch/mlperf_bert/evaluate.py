@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.model.heads import correct_predictions
@@ -54,7 +55,7 @@ class Evaluator:
         precision: Literal["fp32", "bf16"],
     ) -> None:
         self._index = index
-        self._reader = reader
+        self._gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
         self._batch_size = batch_size
         self._rank = rank
         self._world_size = world_size
@@ -102,10 +103,8 @@ class Evaluator:
         order = self._index.order_by_length.astype(np.int64)
         starts = range(0, len(order), self._batch_size)[self._rank :: self._world_size]
         return [
-            make_batch(
-                self._reader.read(order[start : start + self._batch_size]),
-                mlm_denominator=1.0,
-                nsp_denominator=1.0,
+            self._gatherer.batch(
+                order[start : start + self._batch_size], mlm_denominator=1.0, nsp_denominator=1.0
             ).to(self._device)
             for start in starts
         ]

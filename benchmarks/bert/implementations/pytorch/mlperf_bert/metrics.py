@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlperf_bert.config import RunConfig
+from mlperf_bert.config import BalanceModel, RunConfig
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.step import StepResult
@@ -43,7 +44,8 @@ class Metrics:
     def _start_interval(self) -> None:
         self._started = time.perf_counter()
         self._plans: list[StepPlan] = []
-        self._wait_ms = 0.0
+        self._wait_ms = self._planning_ms = 0.0
+        self._received_bytes = 0
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, clipped
 
     def exclude(self, seconds: float) -> None:
@@ -62,6 +64,8 @@ class Metrics:
         """Count a finished step; nothing is read back from the device."""
         self._plans.append(batch.plan)
         self._wait_ms += batch.wait_ms
+        self._planning_ms += batch.planning_ms
+        self._received_bytes += batch.received_bytes
         self._samples_since_evaluation += batch.plan.sample_ids.size
         clipped = (result.grad_norm > self._max_norm).double()
         self._sums += torch.stack([result.loss.double(), clipped])
@@ -88,8 +92,9 @@ class Metrics:
             "learning_rate": self._last.learning_rate,
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
-            "imbalance_tokens": sum(plan.imbalance_tokens for plan in plans) / count,
-            "imbalance_cost": sum(plan.imbalance_cost for plan in plans) / count,
+            **_balance(plans, self._config.data.balance_model),
+            "exchanged_bytes_per_rank": self._received_bytes / count,
+            "planning_ms": self._planning_ms / count,
             "skipped_steps": 0,
             "clipped_fraction": clipped / count,
             "grad_norm": self._last.grad_norm.item(),  # host sync, once an interval
@@ -105,6 +110,22 @@ class Metrics:
             dist.all_reduce(self._sums)
             self._sums /= self._world_size
         return self._sums
+
+
+def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, float]:
+    """How even the steps of an interval were: the measures of `plan balance`."""
+    by_tokens = np.array([plan.imbalance_tokens for plan in plans])
+    by_cost = np.array([plan.imbalance_cost for plan in plans])
+    balanced = by_cost if balance_model == "cost" else by_tokens
+    tokens = np.array([plan.num_tokens for plan in plans])
+    masked = np.array([plan.num_masked for plan in plans])
+    return {
+        "imbalance_tokens": float(by_tokens.mean()),
+        "imbalance_cost": float(by_cost.mean()),
+        "idle_fraction": float(1 - (1 / balanced).mean()),
+        "capacity_waste": float(tokens.max() / tokens.mean() - 1),
+        "capacity_waste_masked": float(masked.max() / masked.mean() - 1),
+    }
 
 
 class MetricsFile:

@@ -17,7 +17,7 @@ from mlperf_bert.data.balance import deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlan
-from mlperf_bert.data.token_packets import Bytes, Packet, join, pack, unpack
+from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, Packet, join, pack, unpack
 from mlperf_bert.errors import DataError, UserError
 
 _LEAVING = -1  # in place of a message's size
@@ -47,6 +47,12 @@ class ExchangeSource:
         self._direction = direction
         self._token = token
         self._is_over = False
+        self._received_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """What the other ranks of the group have sent so far, with padding and sizes."""
+        return self._received_bytes
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
         """This rank's batches of a step on the host, one per forward; all ranks must call it.
@@ -100,6 +106,7 @@ class ExchangeSource:
         padded[: len(message)] = torch.from_numpy(message)
         together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)
         dist.all_gather(list(together.unbind()), padded, group=self._group)
+        self._received_bytes += (len(sizes) - 1) * (max(sizes) + SIZE_BYTES)
         return [row[:size].numpy() for row, size in zip(together, sizes, strict=True)]
 
     def _gather_sizes(self, size: int) -> tuple[torch.Tensor, dist.Work]:

@@ -22,6 +22,7 @@ from mlperf_bert.data.staging import StagedBatches, Staging
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
 PREFETCHED_STEPS = 2
+PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,16 @@ class StepBatch:
     plan: StepPlan
     micro_batches: tuple[UnpaddedBatch, ...]
     wait_ms: float  # how long the loop waited for it
+    planning_ms: float  # how long its plan took, in the loader's thread
+    received_bytes: int  # from other processes, for this rank's batches
 
 
 class BatchSource(Protocol):
     """Where a rank's batches come from; called by the loader's thread, step after step."""
+
+    @property
+    def received_bytes(self) -> int:
+        """What other processes have sent for the batches so far."""
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
         """This rank's batches of a step, one per forward, on the host or the loader's device."""
@@ -49,6 +56,11 @@ class DirectSource:
     def __init__(self, gatherer: Gatherer, rank: int) -> None:
         self._gatherer = gatherer
         self._rank = rank
+
+    @property
+    def received_bytes(self) -> int:
+        """Nothing: this rank reads by itself."""
+        return 0
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
         """This rank's batches of a step on the host, one per forward."""
@@ -99,8 +111,10 @@ class Loader:
         """Stop the thread; batches made ahead are dropped."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
-        self._source.close()
+            # After an error it may wait for other ranks, which wait for this one.
+            self._thread.join(None if error is None else PATIENCE_S)
+        if not self._thread.is_alive():
+            self._source.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yield step batches on the device; an error of the thread is raised here."""
@@ -111,7 +125,13 @@ class Loader:
             if isinstance(item, BaseException):
                 raise item
             wait_ms = 1e3 * (time.perf_counter() - asked)
-            yield StepBatch(item.plan, self._staging.receive(item.staged), wait_ms)
+            yield StepBatch(
+                item.planned.plan,
+                self._staging.receive(item.staged),
+                wait_ms,
+                item.planned.planning_ms,
+                item.received_bytes,
+            )
 
     def _produce(self) -> None:
         try:
@@ -124,21 +144,24 @@ class Loader:
         coming = deque([self._plan()])
         self._advise(coming)
         while not self._stop.is_set():
-            plan = coming.popleft()
-            staged = self._staging.send(self._source.micro_batches(plan))
-            self._put(_Made(plan, staged))
+            planned = coming.popleft()
+            before = self._source.received_bytes
+            staged = self._staging.send(self._source.micro_batches(planned.plan))
+            self._put(_Made(planned, staged, self._source.received_bytes - before))
             # After the first batch: the loop waits for that one with the clock running.
             while len(coming) < ADVISED_STEPS:
                 coming.append(self._plan())
             self._advise(coming)
 
-    def _plan(self) -> StepPlan:
+    def _plan(self) -> "_Planned":
+        started = time.perf_counter()
+        plan = self._planner.plan(self._next_step)
         self._next_step += 1
-        return self._planner.plan(self._next_step - 1)
+        return _Planned(plan, 1e3 * (time.perf_counter() - started))
 
-    def _advise(self, coming: deque[StepPlan]) -> None:
+    def _advise(self, coming: "deque[_Planned]") -> None:
         if self._read_ahead is not None:
-            self._read_ahead.advise(coming)
+            self._read_ahead.advise([planned.plan for planned in coming])
 
     def _put(self, item: "_Made | BaseException") -> None:
         while not self._stop.is_set():
@@ -150,8 +173,15 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
+class _Planned:
+    plan: StepPlan
+    planning_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Made:
     """A step as the loader's thread hands it over."""
 
-    plan: StepPlan
+    planned: _Planned
     staged: StagedBatches
+    received_bytes: int

@@ -29,6 +29,11 @@ class DaliSource:
         self._device = device
         self._pipeline, self._feed = make_pipeline(device)
 
+    @property
+    def received_bytes(self) -> int:
+        """Those of the source."""
+        return self._source.received_bytes
+
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
         """This rank's batches of a step, one per forward, on the device."""
         batches = self._source.micro_batches(plan)

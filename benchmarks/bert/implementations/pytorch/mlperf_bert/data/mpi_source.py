@@ -23,6 +23,12 @@ class MpiSource:
         self._rank = rank
         self._has_started = False
         self._is_over = False
+        self._received_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """What the reader has sent so far."""
+        return self._received_bytes
 
     def set_up(self, seed: int) -> None:
         """Have the reader open index and sidecars. Raises DataError where it cannot."""
@@ -62,6 +68,7 @@ class MpiSource:
 
     def _packet(self) -> Packet:
         tag, contents = self._receive()
+        self._received_bytes += len(contents)
         if tag is Tag.LAST_PACKET:
             self._pair.send(Tag.CREDIT)
         return unpack(contents)[0]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import REMEDY, Sidecar, read_sidecar
+from mlperf_bert.data.stage_record import is_partial
 from mlperf_bert.errors import DataError
 
 IntArray = NDArray[np.int64]
@@ -212,6 +213,8 @@ class SampleReader:
 def range_error(set_dir: Path, name: str) -> DataError:
     """The error of a value of array `name` that is out of range."""
     problem = "a shard holds a value that is out of range"
+    if is_partial(set_dir):
+        problem += ", as samples have that this partial stage leaves out"
     return DataError(f"{set_dir}: {name}", problem, "prepare the set again")
 
 

@@ -16,6 +16,8 @@ from mlperf_bert.data.shards import Samples
 
 Bytes = NDArray[np.uint8]
 
+SIZE_BYTES = 8  # that announce a message
+
 _HEADER_COUNT = 4  # int64: n, T, P, bytes of a token
 _HEADER_BYTES = 8 * _HEADER_COUNT
 _TOKEN = "token"  # stands for the type of the vocabulary
@@ -131,10 +133,10 @@ def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: st
     """Bytes that each of G ranks receives from the others in one step of an exchange.
 
     Both arrays are [G, A, b]: what the ranks of one group drew for A forwards. The messages of a
-    group are padded to its largest (data/exchange.py); 8 bytes from each rank announce its size.
+    group are padded to its largest (data/exchange.py); SIZE_BYTES from each rank announce its size.
     """
     per_rank = packet_bytes(lengths, masked_counts, token).sum(axis=1)
-    return int((len(per_rank) - 1) * (per_rank.max() + 8))
+    return int((len(per_rank) - 1) * (per_rank.max() + SIZE_BYTES))
 
 
 def _rows(counts: NDArray[Any], places: Int64Array) -> Int64Array:
