@@ -126,9 +126,9 @@ def test_environment_is_read_in_two_files_only(path: Path) -> None:
             assert (node.value.id, node.attr) not in {("os", "environ"), ("os", "getenv")}
 
 
-@pytest.mark.parametrize("name", sorted(NUMPY_ONLY))
-def test_planning_modules_need_no_torch(name: str) -> None:
+@pytest.mark.parametrize("name", [*sorted(NUMPY_ONLY), "__main__.py", "config_io.py"])
+def test_planning_and_parsing_need_neither_torch_nor_numba(name: str) -> None:
     module = "mlperf_bert." + name.removesuffix(".py").replace("/", ".")
-    code = f"import sys; sys.modules['torch'] = None; import {module}"
-    done = run_process(sys.executable, "-c", code)
+    blocked = "sys.modules['torch'] = sys.modules['numba'] = None"
+    done = run_process(sys.executable, "-c", f"import sys; {blocked}; import {module}")
     assert done.returncode == 0, done.stderr

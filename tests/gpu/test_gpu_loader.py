@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
@@ -33,10 +32,6 @@ def parts(tmp_path: Path) -> tuple[StepPlanner, SampleReader]:
         index.masked_counts,
         world_size=1,
         grad_accum_steps=2,
-        loss_normalization="global",
-        balance=Balance(),
-        balance_model="tokens",
-        cost=TOKENS,
     )
     return planner, SampleReader(tmp_path / "set", manifest)
 

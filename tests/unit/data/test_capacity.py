@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlperf_bert.config import SamplerName
-from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,
     LADDER_STEP,
@@ -44,11 +44,7 @@ def planner(
         lengths,
         MASKED,
         world_size=world_size,
-        grad_accum_steps=1,
-        loss_normalization="global",
         balance=balance or Balance(policy="presort_global"),
-        balance_model="tokens",
-        cost=CostModel(linear=1.0, quadratic=0.0),
     )
 
 

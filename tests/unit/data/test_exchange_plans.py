@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_token_packets import SMALL, make_samples
 
 from mlperf_bert.config import BalancePolicy, Deal
-from mlperf_bert.data.balance import TOKENS, Balance
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.exchange import dealt
 from mlperf_bert.data.exchange_routes import wanted_places
 from mlperf_bert.data.sampler import UniformSampler
@@ -25,10 +25,7 @@ def plan_of(num_samples: int, policy: BalancePolicy, step: int) -> StepPlan:
         np.ones(num_samples, dtype=np.uint8),
         world_size=4,
         grad_accum_steps=2,
-        loss_normalization="global",
         balance=Balance(policy=policy, ranks_per_node=2),
-        balance_model="tokens",
-        cost=TOKENS,
     )
     return planner.plan(step)
 

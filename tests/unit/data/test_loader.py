@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mlperf_bert.data import read_ahead as read_ahead_module
-from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
@@ -44,10 +43,6 @@ def planner(index: LengthIndex) -> StepPlanner:
         index.masked_counts,
         world_size=2,
         grad_accum_steps=2,
-        loss_normalization="global",
-        balance=Balance(),
-        balance_model="tokens",
-        cost=TOKENS,
     )
 
 

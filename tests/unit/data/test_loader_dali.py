@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import DirectSource, Loader
@@ -32,9 +31,6 @@ def direct(tmp_path: Path) -> tuple[StepPlanner, DirectSource]:
         world_size=1,
         grad_accum_steps=2,
         loss_normalization="per_rank",
-        balance=Balance(),
-        balance_model="tokens",
-        cost=TOKENS,
     )
     return planner, DirectSource(Gatherer(SampleReader(tmp_path / "set", manifest)), 0)
 

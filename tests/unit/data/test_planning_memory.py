@@ -44,11 +44,7 @@ for name in ("uniform", "quantile", "strata", "strata_6_3_2_5"):
         index.lengths,
         index.masked_counts,
         world_size=1024,
-        grad_accum_steps=1,
-        loss_normalization="global",
         balance=Balance(policy="presort_global"),
-        balance_model="tokens",
-        cost=CostModel(linear=1.0, quadratic=0.0),
     )
     for step in range(1, 6):
         planner.plan(step)

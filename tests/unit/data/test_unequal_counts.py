@@ -90,10 +90,7 @@ def test_plan_with_unequal_counts_keeps_the_exact_mean() -> None:
         masked,
         world_size=8,
         grad_accum_steps=2,
-        loss_normalization="global",
         balance=Balance(policy="presort_global", counts="unequal"),
-        balance_model="tokens",
-        cost=CostModel(linear=1.0, quadratic=0.0),
     ).plan(3)
     assert len(set(plan.counts.ravel().tolist())) > 1
     drawn = UniformSampler(len(lengths), 48, seed=9).global_batch(3)

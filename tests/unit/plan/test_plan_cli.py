@@ -135,8 +135,6 @@ def test_measures_of_a_prepared_set_are_those_of_its_plans(
         index.lengths,
         index.masked_counts,
         world_size=8,
-        grad_accum_steps=1,
-        loss_normalization="global",
         balance=Balance(policy="presort_global"),
         balance_model="cost",
         cost=CostModel(linear=2.0, quadratic=0.5),

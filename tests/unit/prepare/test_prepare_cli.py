@@ -70,10 +70,3 @@ def test_building_the_parser_imports_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("module", ["__main__", "train", "build", "evaluate", "config_io"])
-def test_only_preparation_imports_numba(module: str) -> None:
-    code = f"import sys, mlperf_bert.{module}; print('numba' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "False"

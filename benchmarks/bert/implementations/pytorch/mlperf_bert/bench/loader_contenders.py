@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from mlperf_bert.bench.worker_loader import make_worker_loader
-from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
@@ -95,9 +94,4 @@ def _make_planner(index: LengthIndex, batch_size: int, seed: int) -> StepPlanner
         index.lengths,
         index.masked_counts,
         world_size=1,
-        grad_accum_steps=1,
-        loss_normalization="global",
-        balance=Balance(),
-        balance_model="tokens",
-        cost=TOKENS,
     )

@@ -60,6 +60,9 @@ class Balance:
         return _POLICIES[self.policy](cost, self)
 
 
+AS_DRAWN = Balance()
+
+
 def deal(cost: Float64Array, num_hands: int, direction: Deal) -> list[Int64Array]:
     """Sort by cost, the largest first, and deal row by row: a list of places for each hand.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.config import BalanceModel, LossNormalization
-from mlperf_bert.data.balance import TOKENS, Balance, CostModel, Float64Array
+from mlperf_bert.data.balance import AS_DRAWN, TOKENS, Balance, CostModel, Float64Array
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import Sampler
 
@@ -54,11 +54,11 @@ class StepPlanner:
         masked_counts: NDArray[np.uint8],
         *,
         world_size: int,
-        grad_accum_steps: int,
-        loss_normalization: LossNormalization,
-        balance: Balance,
-        balance_model: BalanceModel,
-        cost: CostModel,
+        grad_accum_steps: int = 1,
+        loss_normalization: LossNormalization = "global",
+        balance: Balance = AS_DRAWN,
+        balance_model: BalanceModel = "tokens",
+        cost: CostModel = TOKENS,
     ) -> None:
         """Plan over the length index; both arrays are [N] and may be memory maps.
 

@@ -160,8 +160,6 @@ def measure_row(
         index.lengths,
         index.masked_counts,
         world_size=question.world_size,
-        grad_accum_steps=1,
-        loss_normalization="global",
         balance=balance,
         balance_model=question.balance_model,
         cost=question.cost,
