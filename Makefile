@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test golden bench
+.PHONY: setup check format test test-gpu golden bench
 
 setup:
 	tools/venv.sh dev
@@ -19,13 +19,20 @@ format: setup
 test: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
+# On a machine with a GPU; tools/gpu_check.sh measures as well.
+test-gpu: setup
+	$(BIN)/pytest tests/gpu
+
 # Record the golden traces again and print how far they are from the old ones.
 golden: setup
 	OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py
 
-# The measurements of docs/performance.md; about 25 minutes on two cores.
+# The measurements of docs/performance.md and docs/data.md; about 30 minutes on two cores.
 bench: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/bench_prepare.py
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 2 --hidden 128
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 4 --hidden 256
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 12 --hidden 768 --batch 8 --seconds 900
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16 --no-plot
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench loader
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python tools/bench_readers.py
