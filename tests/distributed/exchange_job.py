@@ -24,7 +24,7 @@ from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.node_group import make_exchange_group
+from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.run_directory import RunDirectory
@@ -129,7 +129,7 @@ def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> s
 def error_of_other_nodes(info: RankInfo) -> str:
     """What this rank says when it is on a node that the config does not know."""
     try:
-        make_exchange_group("exchange_local", replace(info, node_rank=1 - info.node_rank), 2)
+        check_nodes("exchange_local", replace(info, node_rank=1 - info.node_rank), 2)
     except ConfigError as error:
         return str(error)
     return ""

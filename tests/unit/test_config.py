@@ -1,5 +1,6 @@
 """Configs: strict reading, round trip, cross-field checks that name the field to change."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("data.max_predictions=300", ["data.max_predictions", "255"]),
         ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
         ("run.seed=-1", ["run.seed"]),
+        ("data.quantiles=0", ["data.quantiles", "global batch of 16"]),
+        ("data.quantiles=7", ["data.quantiles", "global batch of 16"]),
+        ("data.cost_b=-1e-6", ["data.cost_b", "at least 0"]),
+        ("data.exchange_window_steps=0", ["data.exchange_window_steps", "above zero"]),
+        ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
     ],
 )
 def test_bad_settings_name_field_and_remedy(
@@ -94,6 +100,36 @@ def test_mlperf_evaluation_interval(
     assert load_config(config_file, overrides).eval_interval_samples == interval
 
 
+UNEQUAL = [
+    *("parallel.local_batch_size=4", "data.balance=presort_global", "data.counts_per_rank=unequal"),
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("optim.loss_normalization=per_rank", "'per_rank'"),
+        ("parallel.local_batch_size=5", "5 sequences"),
+        ("parallel.local_batch_size=1", "1 sequences"),
+        ("data.balance=presort_local", "'presort_local'"),
+    ],
+)
+def test_unequal_counts_only_where_they_are_exact(
+    config_file: Path, override: str, word: str
+) -> None:
+    assert load_config(config_file, UNEQUAL).data.counts_per_rank == "unequal"
+    with pytest.raises(ConfigError, match=f"data.counts_per_rank: .*{word}"):
+        load_config(config_file, [*UNEQUAL, override])
+
+
+def test_unequal_counts_want_a_clip_of_all_ranks_together(config_file: Path) -> None:
+    config = load_config(config_file, UNEQUAL)
+    # As a policy to come would be named, which clips what one rank has before it is summed.
+    clip = replace(config.clip, policy="bucket_before_allreduce")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"data\.counts_per_rank: .*clip"):
+        replace(config, clip=clip)
+
+
 CLOSED = [
     *("mlperf.division=closed", "mlperf.enforce_rules=true", "optim.name=lamb"),
     *("eval.target_accuracy=0.72", "eval.interval_samples=mlperf"),
@@ -106,6 +142,7 @@ CLOSED = [
         ("optim.name=adamw", "optim.name"),
         ("eval.target_accuracy=0.71", "eval.target_accuracy"),
         ("eval.interval_samples=1000", "eval.interval_samples"),
+        ("data.sampler=strata_4_2_2_4", "data.sampler"),
     ],
 )
 def test_closed_division_rules(config_file: Path, override: str, field: str) -> None:

@@ -97,6 +97,7 @@ def test_what_a_node_reads_is_planned(
         ("run.max_steps=5", ["run.max_steps: is 5", "holds 4 steps"]),
         ("data.sampler=quantile", ["data.sampler: is 'quantile'"]),
         ("parallel.local_batch_size=8", ["parallel.local_batch_size: is 8"]),
+        ("data.exchange_window_steps=64", ["data.exchange_window_steps: is 64"]),
     ],
 )
 def test_another_run_on_a_partial_stage_is_refused(
@@ -156,6 +157,7 @@ def test_a_stage_of_another_set_is_refused(
         (("--node", "-1"), "", ["--node: is -1"]),
         ((), "data.sampler=strata_4_2_2_4", ["data.sampler", "'quantile'"]),
         ((), "model.vocab_size=70", ["model.vocab_size"]),
+        ((), "parallel.local_batch_size=9999", ["parallel.local_batch_size", "training samples"]),
     ],
 )
 def test_wrong_options_are_one_line_and_write_nothing(
@@ -178,8 +180,11 @@ def test_other_contents_are_left_alone(
     (tmp_path / "notes" / "train").mkdir(parents=True)
     (tmp_path / "notes" / "train" / "precious.txt").write_text("precious\n")
     assert command("stage-data", "--out", tmp_path / "part", sets="run.max_steps=4") == 0
+    (tmp_path / "loop").symlink_to("loop")
     before = tree(tmp_path)
     capsys.readouterr()
+    assert command("stage-data", "--out", tmp_path / "loop") == 2
+    assert capsys.readouterr().err.count("\n") == 1
     for out, extra, words in (
         ("notes", [], "holds files but no stage"),
         ("part", ["--whole"], "holds another stage"),
@@ -188,8 +193,9 @@ def test_other_contents_are_left_alone(
         assert command("stage-data", "--out", tmp_path / out, *extra, sets="run.max_steps=4") == 2
         error = capsys.readouterr().err
         assert words in error and "new directory" in error and error.count("\n") == 1
-    assert command("stage-data", "--out", synthetic_data) == 2
-    assert "is the source" in capsys.readouterr().err
+    for out in (synthetic_data, synthetic_data / "train"):
+        assert command("stage-data", "--out", out) == 2
+        assert "is the source" in capsys.readouterr().err
     assert command("stage-data", "--out", tmp_path / "second", data=tmp_path / "part") == 2
     assert "is a partial stage itself" in capsys.readouterr().err
     assert tree(tmp_path) == before

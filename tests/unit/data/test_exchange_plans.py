@@ -74,3 +74,9 @@ def test_routes_lead_to_the_plan(policy: BalancePolicy, ranks: range, num_sample
     for rank, places in zip(ranks, wanted, strict=True):
         planned = [plan.ids_of(rank, forward) for plan in plans for forward in range(2)]
         assert drawn.ravel()[places].tolist() == np.concatenate(planned).tolist()
+
+
+def test_a_group_that_is_not_the_plans_is_refused() -> None:
+    plan = plan_of(1000, "exchange_global", 1)
+    with pytest.raises(AssertionError, match="beyond this group"):
+        wanted_places([plan], range(2))

@@ -29,7 +29,7 @@ from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.clipping import make_clip_policy
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.node_group import make_exchange_group
+from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.errors import ConfigError
@@ -98,6 +98,7 @@ def build(
             directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
         )
         reporter.line(data.target_in_words)
+        reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
         if isinstance(planner.sampler, PublishedStrataSampler):
             reporter.line(planner.sampler.in_words())
 
@@ -207,12 +208,14 @@ def _make_loader(
     device: torch.device,
     others: BatchSource | None,
 ) -> Loader:
-    gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
-    source = others or DirectSource(gatherer, info.rank)
-    if config.data.loader == "dali":
+    is_dali = config.data.loader == "dali"
+    source, read_ahead = others, None
+    if source is None:
+        gatherer = Gatherer(reader, pin_memory=device.type == "cuda" and not is_dali)
+        source = DirectSource(gatherer, info.rank)
+        read_ahead = ReadAhead(gatherer, info.rank)
+    if is_dali:
         source = DaliSource(source, device)
-    # Advice is for what the plan gives to this rank; with others it reads something else.
-    read_ahead = None if others else ReadAhead(gatherer, info.rank)
     return Loader(planner, source, device, read_ahead=read_ahead)
 
 
@@ -227,6 +230,7 @@ def _source_with_others(
 
     Every rank must call it at the same time.
     """
+    check_nodes(config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:
         source = MpiSource(Pair(process.world, process.role.partner), info.rank)
         on_every_rank(info, lambda: source.set_up(seed))

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from mlperf_bert.config import RunConfig
 
 CLOSED_TARGET_ACCURACY = 0.72
+BIASED_SAMPLERS = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))
+# Of the clip policies, those whose result does not depend on which rank has which samples.
+CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are as even
 
 
@@ -89,6 +92,7 @@ def check_shapes(config: "RunConfig") -> None:
             f"is {config.data.max_predictions}",
             "the index holds at most 255",
         )
+    _check_quantiles(config)
     _check_counts_per_rank(config)
     warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
     if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
@@ -97,6 +101,13 @@ def check_shapes(config: "RunConfig") -> None:
             f"{config.schedule.decay_steps} ends before the warm-up does",
             "raise it above schedule.warmup_steps",
         )
+
+
+def _check_quantiles(config: "RunConfig") -> None:
+    quantiles, batch = config.data.quantiles, config.parallel.global_batch_size
+    if quantiles != "auto" and (quantiles < 1 or batch % quantiles):
+        problem = f"{quantiles} does not divide the global batch of {batch}"
+        raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
 
 
 def _check_counts_per_rank(config: "RunConfig") -> None:
@@ -109,6 +120,9 @@ def _check_counts_per_rank(config: "RunConfig") -> None:
     if config.optim.loss_normalization != "global":
         problem = "'unequal' with optim.loss_normalization 'per_rank'"
         raise ConfigError(field, problem, "use 'global', which weighs every token the same")
+    if config.clip.policy not in CLIPPED_TOGETHER:
+        problem = f"'unequal' with clip.policy {config.clip.policy!r}"
+        raise ConfigError(field, problem, "clip after the all-reduce, or use equal counts")
     most = MOST_OF_UNEQUAL_COUNTS
     if not 2 <= config.parallel.local_batch_size <= most:
         problem = f"'unequal' with {config.parallel.local_batch_size} sequences a forward"
@@ -117,6 +131,12 @@ def _check_counts_per_rank(config: "RunConfig") -> None:
 
 def check_closed_rules(config: "RunConfig") -> None:
     """What the closed division fixes. Raises ConfigError."""
+    if config.data.sampler in BIASED_SAMPLERS:
+        raise ConfigError(
+            "data.sampler",
+            f"{config.data.sampler!r}, which draws lengths unevenly, in the closed division",
+            "use 'uniform' or go open",
+        )
     if config.optim.name != "lamb":
         raise ConfigError(
             "optim.name", f"{config.optim.name!r} in the closed division", "use 'lamb' or go open"

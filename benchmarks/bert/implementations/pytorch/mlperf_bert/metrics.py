@@ -93,7 +93,7 @@ class Metrics:
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
             **_balance(plans, self._config.data.balance_model),
-            "exchanged_bytes_per_rank": self._received_bytes / count,
+            "received_bytes_per_rank": self._received_bytes / count,
             "planning_ms": self._planning_ms / count,
             "skipped_steps": 0,
             "clipped_fraction": clipped / count,

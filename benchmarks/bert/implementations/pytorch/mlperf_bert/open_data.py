@@ -32,7 +32,7 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
     check_stage(data_dir / "train", config, rank)
     held_out = open_index(data_dir / "eval", config)
     _check_same_vocabulary(train, held_out, data_dir)
-    _check_batch_fits(config, train, data_dir)
+    check_batch_fits(config, train, data_dir)
     return RunData(
         train=train,
         train_reader=SampleReader(data_dir / "train", train.manifest),
@@ -72,7 +72,8 @@ def _check_same_vocabulary(train: LengthIndex, held_out: LengthIndex, data_dir: 
         )
 
 
-def _check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:
+def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:
+    """Raise ConfigError for a global batch of more samples than there are."""
     global_batch_size, num_samples = config.parallel.global_batch_size, train.manifest.num_samples
     if global_batch_size > num_samples:
         raise ConfigError(

@@ -5,6 +5,7 @@ copied, into sparse files of the same layout; training runs on them as on the so
 shard by shard, each beside its place and then renamed; the manifest comes last.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from mlperf_bert.data.stage_record import (
 )
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.open_data import open_index
+from mlperf_bert.open_data import check_batch_fits, open_index
 
 # Loaders, their advice to the kernel and reader processes run ahead of the last step.
 STEPS_AHEAD = 8
@@ -52,14 +53,16 @@ def stage_data(
         ConfigError: a wrong option, or a config that does not fit the data.
         DataError: the source cannot be read, or the copy not be written.
     """
-    if out.resolve() == data_dir.resolve():
-        raise ConfigError("--out", f"{out} is the source", "name another directory")
+    source = os.path.realpath(data_dir)
+    if os.path.commonpath((source, os.path.realpath(out))) == source:
+        raise ConfigError("--out", f"{out} is the source or lies in it", "name another directory")
     part = None
     if config.run.seed != "random" and not whole:
         settings = plan_settings(config)
         part = StagedPart(_node(node, config), config.run.max_steps, settings)
     train = open_index(data_dir / "train", config)
     held_out = open_index(data_dir / "eval", config)
+    check_batch_fits(config, train, data_dir)
     for set_dir in (data_dir / "train", data_dir / "eval"):
         if is_partial(set_dir):
             raise DataError(str(set_dir), "is a partial stage itself", "stage from the whole set")

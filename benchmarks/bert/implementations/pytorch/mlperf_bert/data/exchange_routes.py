@@ -34,6 +34,8 @@ def wanted_places(plans: Sequence[StepPlan], ranks: range) -> list[Int64Array]:
 
 def _matched(drawn: Int64Array, given: Int64Array) -> Int64Array:
     """Where each of `given` is in `drawn`, int64 [n]; both hold the same ids."""
+    by_drawn, by_given = np.argsort(drawn, kind="stable"), np.argsort(given, kind="stable")
+    assert np.array_equal(drawn[by_drawn], given[by_given]), "the plan deals beyond this group"
     matched = np.empty_like(given)
-    matched[np.argsort(given, kind="stable")] = np.argsort(drawn, kind="stable")
+    matched[by_given] = by_drawn
     return matched

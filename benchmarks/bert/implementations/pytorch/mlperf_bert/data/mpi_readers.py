@@ -172,7 +172,11 @@ def _send_windows(pair: Pair, reader: WindowReader) -> None:
 def _send(pair: Pair, packets: Iterator[Packet]) -> None:
     """Send packets as they come, one late, because the last one is marked."""
     late = next(packets)
-    for packet in packets:
-        pair.send(Tag.PACKET, late.to_bytes())
-        late = packet
+    try:
+        for packet in packets:
+            pair.send(Tag.PACKET, late.to_bytes())
+            late = packet
+    except UserError:
+        pair.send(Tag.PACKET, late.to_bytes())  # the trainer may use what was read before
+        raise
     pair.send(Tag.LAST_PACKET, late.to_bytes())

@@ -213,9 +213,11 @@ class SampleReader:
 def range_error(set_dir: Path, name: str) -> DataError:
     """The error of a value of array `name` that is out of range."""
     problem = "a shard holds a value that is out of range"
+    remedy = "prepare the set again"
     if is_partial(set_dir):
         problem += ", as samples have that this partial stage leaves out"
-    return DataError(f"{set_dir}: {name}", problem, "prepare the set again")
+        remedy = "stage the data again for this run, or train on the whole set"
+    return DataError(f"{set_dir}: {name}", problem, remedy)
 
 
 def span_error(shard: Shard, row: int, start: int, end: int) -> DataError:

@@ -86,6 +86,7 @@ def plan_settings(config: RunConfig) -> dict[str, Any]:
         "data.balance_model": data.balance_model,
         "data.cost_a": cost_a,
         "data.cost_b": cost_b,
+        "data.exchange_window_steps": data.exchange_window_steps,  # so far ahead readers read
         "parallel.nodes": parallel.nodes,
         "parallel.ranks_per_node": parallel.ranks_per_node,
         "parallel.local_batch_size": parallel.local_batch_size,

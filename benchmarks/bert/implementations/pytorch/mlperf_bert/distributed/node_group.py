@@ -18,14 +18,12 @@ def make_exchange_group(
 ) -> dist.ProcessGroup | None:
     """The group in which a policy exchanges samples; None where it exchanges with nobody.
 
-    Every rank must call it, in the init phase: it creates every node's group in the same order and
-    makes the connections. Raises ConfigError where consecutive ranks are not a node.
+    Every rank must call it, in the init phase and after `check_nodes`: it creates every node's
+    group in the same order and makes the connections.
     """
     size = info.world_size if policy == "exchange_global" else ranks_per_node
     if not policy.startswith("exchange_") or size == 1:
         return None
-    if policy == "exchange_local":
-        on_every_rank(info, lambda: _check_nodes(info, ranks_per_node))
     own: dist.ProcessGroup | None = None
     for start in range(0, info.world_size, size):
         ranks = list(range(start, start + size))
@@ -36,7 +34,16 @@ def make_exchange_group(
     return own
 
 
-def _check_nodes(info: RankInfo, ranks_per_node: int) -> None:
+def check_nodes(policy: BalancePolicy, info: RankInfo, ranks_per_node: int) -> None:
+    """Raise ConfigError where a policy exchanges within nodes that consecutive ranks are not.
+
+    Every rank must call it: what one of them finds is raised on all.
+    """
+    if policy == "exchange_local":
+        on_every_rank(info, lambda: _check_node(info, ranks_per_node))
+
+
+def _check_node(info: RankInfo, ranks_per_node: int) -> None:
     first = info.node_rank * ranks_per_node
     if info.local_world_size != ranks_per_node or info.rank != first + info.local_rank:
         raise ConfigError(
