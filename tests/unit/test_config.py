@@ -124,10 +124,24 @@ def test_unequal_counts_only_where_they_are_exact(
 
 def test_unequal_counts_want_a_clip_of_all_ranks_together(config_file: Path) -> None:
     config = load_config(config_file, UNEQUAL)
-    # As a policy to come would be named, which clips what one rank has before it is summed.
-    clip = replace(config.clip, policy="bucket_before_allreduce")  # type: ignore[arg-type]
+    clip = replace(config.clip, policy="bucket_before_allreduce")
     with pytest.raises(ConfigError, match=r"data\.counts_per_rank: .*clip"):
         replace(config, clip=clip)
+
+
+@pytest.mark.parametrize(
+    ("override", "accepting"),
+    [
+        ("clip.accumulation=each_forward", "clip.policy=whole_before_allreduce"),
+        ("clip.bucket_limit=equal_share", "clip.policy=bucket_before_allreduce"),
+    ],
+)
+def test_clip_settings_want_a_policy_that_uses_them(
+    config_file: Path, override: str, accepting: str
+) -> None:
+    load_config(config_file, [override, accepting])
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        load_config(config_file, [override])
 
 
 CLOSED = [

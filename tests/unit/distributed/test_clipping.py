@@ -1,37 +1,141 @@
-"""Clip policies against their definition."""
+"""Clip policies on one rank against their definition, and the documented use of the hook."""
+
+import re
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mlperf_bert.config import ClipSection
-from mlperf_bert.distributed.clipping import make_clip_policy
+from mlperf_bert.distributed.clip_hook import ClipOutcome
+from mlperf_bert.distributed.clip_policies import clip_together, limit_before_allreduce
+from mlperf_bert.distributed.clipping import make_clipping
+from mlperf_bert.optim.adamw import AdamW
+from mlperf_bert.optim.lamb import LAMB
+from support import REPOSITORY
+
+BEFORE = ("whole_before_allreduce", "bucket_before_allreduce")
 
 
-def gradients(scale: float) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    shapes = [(7, 3), (5,), ()]
-    return [scale * torch.randn(shape, generator=generator) for shape in shapes]
+class Model(nn.Module):
+    """Its gradients are what they are set to."""
+
+    def __init__(self, scale: float, spoilt_by: float | None = None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        shapes = [(7, 3), (5,), ()]
+        self.wanted = [scale * torch.randn(shape, generator=generator) for shape in shapes]
+        if spoilt_by is not None:
+            self.wanted[1][2] = spoilt_by
+        self.weights = nn.ParameterList(torch.ones(shape) for shape in shapes)
+
+    def backward(self) -> None:
+        pairs = zip(self.weights, self.wanted, strict=True)
+        torch.stack([(weight * wanted).sum() for weight, wanted in pairs]).sum().backward()
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [weight.grad for weight in self.weights if weight.grad is not None]
 
 
-def global_norm(tensors: list[torch.Tensor]) -> float:
+def clip(section: ClipSection, model: Model, forwards: int = 1) -> ClipOutcome:
+    clipping = make_clipping(section, model, forwards=forwards, bucket_cap_mb=1e-5)
+    for forward in range(forwards):
+        with clipping.forward(is_last=forward == forwards - 1):
+            model.backward()
+    return clipping.finish()
+
+
+def global_norm(tensors: list[Tensor]) -> float:
     return float(torch.cat([tensor.double().flatten() for tensor in tensors]).norm())
 
 
+@pytest.mark.parametrize("policy", ["after_allreduce", "whole_before_allreduce"])
 @pytest.mark.parametrize("scale", [0.01, 100.0])
-def test_after_allreduce_limits_the_global_norm(scale: float) -> None:
-    before, clipped = gradients(scale), gradients(scale)
-    norm = make_clip_policy(ClipSection(policy="after_allreduce", max_norm=2.0))(clipped)
-    expected = global_norm(before)
-    assert float(norm) == pytest.approx(expected, rel=1e-6)
+def test_the_global_norm_is_limited(scale: float, policy: str) -> None:
+    model = Model(scale)
+    outcome = clip(ClipSection(policy=policy, max_norm=2.0), model)  # type: ignore[arg-type]
+    expected = global_norm(model.wanted)
+    assert float(outcome.grad_norm) == pytest.approx(expected, rel=1e-6)
+    assert float(outcome.clipped_fraction) == float(expected > 2.0)
     factor = min(1.0, 2.0 / expected)
-    for old, new in zip(before, clipped, strict=True):
-        torch.testing.assert_close(new, factor * old)
-    if factor == 1.0:
-        assert all(torch.equal(old, new) for old, new in zip(before, clipped, strict=True))
+    for wanted, found in zip(model.wanted, model.gradients, strict=True):
+        torch.testing.assert_close(found, factor * wanted)
+        assert factor != 1.0 or torch.equal(found, wanted)
 
 
 def test_none_measures_and_leaves_alone() -> None:
-    before, after = gradients(100.0), gradients(100.0)
-    norm = make_clip_policy(ClipSection(policy="none"))(after)
-    assert float(norm) == pytest.approx(global_norm(before), rel=1e-6)
-    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    model = Model(100.0)
+    outcome = clip(ClipSection(policy="none"), model)
+    assert float(outcome.grad_norm) == pytest.approx(global_norm(model.wanted), rel=1e-6)
+    assert float(outcome.clipped_fraction) == 0
+    pairs = zip(model.wanted, model.gradients, strict=True)
+    assert all(torch.equal(wanted, found) for wanted, found in pairs)
+
+
+@pytest.mark.parametrize("forwards", [1, 3])
+def test_one_rank_has_buckets_too(forwards: int) -> None:
+    model = Model(100.0)
+    section = ClipSection(policy="bucket_before_allreduce", accumulation="each_forward")
+    outcome = clip(section, model, forwards)
+    # A cap of ten bytes: the last tensor (of 4) waits for the one before it.
+    buckets = [model.gradients[1:], model.gradients[:1]]
+    numels = [sum(part.numel() for part in bucket) for bucket in buckets]
+    for bucket, numel in zip(buckets, numels, strict=True):
+        assert global_norm(bucket) == pytest.approx((numel / sum(numels)) ** 0.5, rel=1e-6)
+    assert float(outcome.clipped_fraction) == 1
+    expected = forwards * global_norm(model.wanted)
+    assert float(outcome.grad_norm) == pytest.approx(expected, rel=1e-6)
+
+
+def test_limits_of_any_plan_add_up_to_the_norm() -> None:
+    section = ClipSection(policy="bucket_before_allreduce", max_norm=3.0)
+    for plan in ([10], [1, 9], [2, 3, 5]):
+        limits = [limit_before_allreduce(section, numel, 10) for numel in plan]
+        assert sum(limit**2 for limit in limits) == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_without_a_finite_norm_a_bucket_becomes_nan(bad: float) -> None:
+    tensors = [torch.ones(3), torch.tensor([1.0, bad])]
+    assert not torch.isfinite(clip_together(tensors, 1.0, world_size=2))
+    assert all(bool(tensor.isnan().all()) for tensor in tensors)
+
+
+def test_sixteen_bit_norms_are_taken_in_fp32() -> None:
+    tensors = [torch.full((4,), 6e4, dtype=torch.float16)]  # its norm is beyond fp16
+    assert float(clip_together(tensors, 1.0, world_size=1)) == pytest.approx(2 * 6e4, rel=1e-3)
+    assert float(tensors[0].float().norm()) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["none", "after_allreduce", *BEFORE])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("kind", [AdamW, LAMB])
+def test_a_gradient_that_is_not_finite_leaves_all_as_it_was(
+    policy: str, bad: float, kind: type[AdamW | LAMB]
+) -> None:
+    model = Model(1.0, spoilt_by=bad)
+    optimizer = kind(
+        model.parameters(), lr=0.1, beta_1=0.9, beta_2=0.99, epsilon=1e-6, weight_decay=0.1
+    )
+    outcome = clip(ClipSection(policy=policy), model)  # type: ignore[arg-type]
+    assert float(outcome.skip) == 1
+    optimizer.found_inf = outcome.skip  # type: ignore[union-attr]
+    optimizer.step()
+    assert all(bool((weight == 1).all()) for weight in model.weights)
+    for state in optimizer.state.values():
+        assert not any(bool(tensor.any()) for tensor in state.values())
+
+
+def test_documented_example_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    text = (REPOSITORY / "docs" / "clip_hook.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(example, {})
+    numbers = [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
+    norm, clipped, skipped = numbers
+    assert norm > 1 and 0 < clipped <= 1 and skipped == 0

@@ -27,7 +27,8 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.data.token_packets import token_dtype
-from mlperf_bert.distributed.clipping import make_clip_policy
+from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb
+from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.reader_roles import MpiProcess
@@ -264,11 +265,17 @@ def _common_seed(config: RunConfig, info: RankInfo, device: torch.device) -> int
 def _make_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, info: RankInfo
 ) -> EagerStep:
+    parallel_model = _data_parallel(model, config, info)
     return EagerStep(
-        _data_parallel(model, config, info),
+        parallel_model,
         optimizer,
         lambda step: learning_rate(step, config.schedule, config.optim.learning_rate),
-        make_clip_policy(config.clip),
+        make_clipping(
+            config.clip,
+            parallel_model,
+            forwards=config.parallel.grad_accum_steps,
+            bucket_cap_mb=config.parallel.bucket_cap_mb,
+        ),
         config.model.precision,
     )
 
@@ -277,5 +284,7 @@ def _data_parallel(model: nn.Module, config: RunConfig, info: RankInfo) -> nn.Mo
     if info.world_size == 1:
         return model
     return DistributedDataParallel(
-        model, bucket_cap_mb=config.parallel.bucket_cap_mb, gradient_as_bucket_view=True
+        model,
+        bucket_cap_mb=ddp_bucket_cap_mb(config.parallel.bucket_cap_mb),
+        gradient_as_bucket_view=True,
     )

@@ -19,6 +19,7 @@ Deal = Literal["snake", "one_direction"]
 CountsPerRank = Literal["equal", "unequal"]
 BalanceModel = Literal["tokens", "cost"]
 LossNormalization = Literal["global", "per_rank"]
+ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
 # so that older sets are not mistaken for what this program makes.
@@ -149,10 +150,17 @@ class ScheduleSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSection:
-    """Which gradient norm is limited, and to what."""
+    """Which gradient norm is limited, and to what (`distributed/clip_policies.py`).
 
-    policy: Literal["none", "after_allreduce"] = "after_allreduce"
+    `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(bucket_count), 22 in the
+    published runs; `accumulation` says what a policy before the all-reduce clips.
+    """
+
+    policy: ClipPolicy = "after_allreduce"
     max_norm: float = 1.0
+    bucket_limit: Literal["by_size", "equal_share"] = "by_size"
+    bucket_count: int = 22
+    accumulation: Literal["accumulated", "each_forward"] = "accumulated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,7 @@ def check_ranges(config: "RunConfig") -> None:
         "optim.epsilon": config.optim.epsilon,
         "schedule.decay_steps": config.schedule.decay_steps,
         "clip.max_norm": config.clip.max_norm,
+        "clip.bucket_count": config.clip.bucket_count,
         "eval.interval_samples": config.eval_interval_samples,
         "eval.batch_size": config.eval.batch_size,
         "data.cost_a": config.data.cost_a,
@@ -94,6 +95,7 @@ def check_shapes(config: "RunConfig") -> None:
         )
     _check_quantiles(config)
     _check_counts_per_rank(config)
+    _check_clip(config)
     warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
     if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
         raise ConfigError(
@@ -127,6 +129,16 @@ def _check_counts_per_rank(config: "RunConfig") -> None:
     if not 2 <= config.parallel.local_batch_size <= most:
         problem = f"'unequal' with {config.parallel.local_batch_size} sequences a forward"
         raise ConfigError(field, problem, f"use 'equal'; unequal counts are for 2 to {most}")
+
+
+def _check_clip(config: "RunConfig") -> None:
+    clip = config.clip
+    if clip.accumulation == "each_forward" and clip.policy in CLIPPED_TOGETHER:
+        problem = f"'each_forward' with clip.policy {clip.policy!r}"
+        raise ConfigError("clip.accumulation", problem, "use 'accumulated', or clip before")
+    if clip.bucket_limit == "equal_share" and clip.policy != "bucket_before_allreduce":
+        problem = f"'equal_share' with clip.policy {clip.policy!r}"
+        raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
 
 
 def check_closed_rules(config: "RunConfig") -> None:

@@ -24,21 +24,23 @@ from mlperf_bert.step import StepResult
 class Metrics:
     """Collects steps, and makes a record of `metrics.jsonl` when an interval is full.
 
-    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps;
-    `clipped_fraction` the share of its steps whose gradient norm was above the limit.
+    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps, less
+    those that were skipped; where all were, over all. `clipped_fraction` is the mean over its steps
+    and the ranks of what each found (`ClipOutcome`).
     """
 
     def __init__(self, config: RunConfig, world_size: int, device: torch.device) -> None:
         self._config = config
         self._world_size = world_size
         self._device = device
-        self._max_norm = config.clip.max_norm if config.clip.policy != "none" else float("inf")
         self.start()
 
     def start(self) -> None:
         """Begin to count now, dropping what was counted."""
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
+        self.most_skipped_in_a_row = 0  # as far as the last record knew
+        self._skipped_until_now = torch.zeros((), dtype=torch.float64, device=self._device)
         self._start_interval()
 
     def _start_interval(self) -> None:
@@ -46,7 +48,9 @@ class Metrics:
         self._plans: list[StepPlan] = []
         self._wait_ms = self._planning_ms = 0.0
         self._received_bytes = 0
-        self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, clipped
+        # Loss, loss of the steps that were not skipped, clipped fraction, skipped steps.
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
+        self._most_skipped = torch.zeros_like(self._skipped_until_now)
 
     def exclude(self, seconds: float) -> None:
         """Take time spent elsewhere (an evaluation) out of all rates."""
@@ -67,8 +71,12 @@ class Metrics:
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
         self._samples_since_evaluation += batch.plan.sample_ids.size
-        clipped = (result.grad_norm > self._max_norm).double()
-        self._sums += torch.stack([result.loss.double(), clipped])
+        loss, skip = result.loss.double(), result.clip.skip.double()
+        loss_of_updates = torch.where(skip > 0, 0.0, loss)  # not times zero: it may be NaN
+        clipped = result.clip.clipped_fraction.double()
+        self._sums += torch.stack([loss, loss_of_updates, clipped, skip])
+        self._skipped_until_now = (self._skipped_until_now + skip) * skip
+        self._most_skipped = torch.maximum(self._most_skipped, self._skipped_until_now)
         self._last = result
 
     @property
@@ -81,13 +89,16 @@ class Metrics:
 
         Called by every rank at the same step, because the loss is averaged over ranks.
         """
-        loss, clipped = self._mean_over_ranks().tolist()  # host sync, once an interval
+        means = self._mean_over_ranks().tolist()  # host sync, once an interval
+        loss, loss_of_updates, clipped, skipped, most_skipped = means
+        self.most_skipped_in_a_row = int(most_skipped)
         plans, count = self._plans, len(self._plans)
+        updates = count - int(skipped)
         seconds = time.perf_counter() - self._started
         record = {
             "step": plans[-1].step,
             "samples": samples,
-            "loss": loss / count,
+            "loss": loss_of_updates / updates if updates else loss / count,
             "mlm_accuracy": mlm_accuracy,
             "learning_rate": self._last.learning_rate,
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
@@ -95,9 +106,9 @@ class Metrics:
             **_balance(plans, self._config.data.balance_model),
             "received_bytes_per_rank": self._received_bytes / count,
             "planning_ms": self._planning_ms / count,
-            "skipped_steps": 0,
+            "skipped_steps": int(skipped),
             "clipped_fraction": clipped / count,
-            "grad_norm": self._last.grad_norm.item(),  # host sync, once an interval
+            "grad_norm": self._last.clip.grad_norm.item(),  # host sync, once an interval
             "memory_bytes": memory_bytes(self._device),
             "step_ms": 1e3 * seconds / count,
             "wait_ms": self._wait_ms / count,
@@ -106,10 +117,11 @@ class Metrics:
         return record
 
     def _mean_over_ranks(self) -> Tensor:
+        counters = torch.cat([self._sums, self._most_skipped[None]])
         if self._world_size > 1:
-            dist.all_reduce(self._sums)
-            self._sums /= self._world_size
-        return self._sums
+            dist.all_reduce(counters)
+            counters /= self._world_size
+        return counters
 
 
 def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, float]:

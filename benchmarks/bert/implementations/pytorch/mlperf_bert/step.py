@@ -3,17 +3,16 @@
 The model's weights stay fp32; under `bf16` the forward runs in autocast.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.distributed.clipping import ClipPolicy
+from mlperf_bert.distributed.clip_hook import ClipOutcome
+from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import PretrainingLogits, loss_sums, pretraining_loss
 
 
@@ -22,7 +21,7 @@ class StepResult:
     """What a step leaves behind, still on the device."""
 
     loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
-    grad_norm: Tensor  # before clipping
+    clip: ClipOutcome
     learning_rate: float
 
 
@@ -34,7 +33,7 @@ class EagerStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         learning_rate: Callable[[int], float],
-        clip: ClipPolicy,
+        clip: Clipping,
         precision: Literal["fp32", "bf16"],
     ) -> None:
         self._model = model
@@ -42,27 +41,30 @@ class EagerStep:
         self._learning_rate = learning_rate
         self._clip = clip
         self._precision = precision
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Update once, as step number `step` counted from 1."""
+        """Update once, as step number `step` counted from 1.
+
+        Where a gradient is not finite, no rank updates: an optimizer that reads `found_inf` leaves
+        weights, moments and the count behind their bias correction as they are. The schedule goes
+        by the step's number, which advances.
+        """
         self._optimizer.zero_grad()
         losses = [
-            self._backward(batch, reduce=index == len(micro_batches) - 1)
+            self._backward(batch, is_last=index == len(micro_batches) - 1)
             for index, batch in enumerate(micro_batches)
         ]
-        grad_norm = self._clip([p.grad for p in self._parameters if p.grad is not None])
+        outcome = self._clip.finish()
         learning_rate = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        self._optimizer.found_inf = outcome.skip  # type: ignore[attr-defined]  # torch's own way
         self._optimizer.step()
-        return StepResult(torch.stack(losses).sum(), grad_norm, learning_rate)
+        return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
 
-    def _backward(self, batch: UnpaddedBatch, *, reduce: bool) -> Tensor:
+    def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
         """Add one micro-batch's gradients; the last one averages them over the ranks."""
-        ddp = self._model if isinstance(self._model, DistributedDataParallel) else None
-        local_only = contextlib.nullcontext() if reduce or ddp is None else ddp.no_sync()
-        with local_only:
+        with self._clip.forward(is_last=is_last):
             loss = pretraining_loss(
                 loss_sums(forward(self._model, batch, self._precision), batch), batch
             )

@@ -1,6 +1,5 @@
 """The training loop, read top to bottom: init phase (untimed), run phase (timed), checkpoint."""
 
-import math
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,8 @@ from mlperf_bert.build import Parts
 from mlperf_bert.checkpoint import CheckpointState, save_checkpoint
 from mlperf_bert.evaluate import Accuracy
 from mlperf_bert.warm_up import warm_up
+
+MAX_SKIPPED_IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def train(parts: Parts) -> Outcome:
     started = time.perf_counter()
     step = samples = 0
     accuracy = None
-    finite = True
+    updating = True
     with parts.loader as batches:
         for batch in batches:
             step = batch.plan.step
@@ -49,8 +50,8 @@ def train(parts: Parts) -> Outcome:
             if is_last or _evaluation_is_due(samples, parts):
                 evaluated = accuracy = _evaluate(samples, parts)
             if is_last or evaluated or parts.metrics.interval_is_full:
-                finite = _report(samples, evaluated, accuracy, parts)
-            if is_last or not finite or _reached(accuracy, parts):
+                updating = _report(samples, evaluated, accuracy, parts)
+            if is_last or not updating or _reached(accuracy, parts):
                 break
         outcome = _stop_clock(started, step, samples, accuracy, parts)
     _save(outcome, parts)
@@ -92,16 +93,18 @@ def _evaluate(samples: int, parts: Parts) -> Accuracy:
 def _report(
     samples: int, evaluated: Accuracy | None, latest: Accuracy | None, parts: Parts
 ) -> bool:
-    """Write and show the interval's record; False where the loss is no longer a number."""
+    """Write and show the interval's record; False where too many steps in a row were skipped."""
     record = parts.metrics.record(samples, evaluated.mlm_accuracy if evaluated else None)
     parts.metrics_file.write(record)
     parts.reporter.progress(record, latest.mlm_accuracy if latest else None)
     if evaluated:
         parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
-    if math.isfinite(record["loss"]):
+    skipped = parts.metrics.most_skipped_in_a_row
+    if skipped < MAX_SKIPPED_IN_A_ROW:
         return True
     parts.reporter.line(
-        f"the loss is {record['loss']} at step {record['step']}: stopped; "
+        f"{skipped} steps in a row had a gradient that is not finite and were skipped, "
+        f"seen at step {record['step']}: stopped; "
         "lower optim.learning_rate or lengthen schedule.warmup_steps"
     )
     return False

@@ -17,7 +17,7 @@ from mlperf_bert.config import ClipSection, ModelSection, OptimSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.shards import IntArray
-from mlperf_bert.distributed.clipping import make_clip_policy
+from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.registry import make_optimizer
 from mlperf_bert.seeds import derive_seed
@@ -77,7 +77,7 @@ def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str
         ours,
         make_optimizer(ours, OPTIM),
         lambda step: OPTIM.learning_rate,
-        make_clip_policy(CLIP),
+        make_clipping(CLIP, ours),
         ours.config.precision,
     )
     padded_step = PaddedStep(peer, make_optimizer(peer, OPTIM), CLIP.max_norm)

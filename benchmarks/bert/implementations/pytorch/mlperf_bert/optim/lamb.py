@@ -54,7 +54,9 @@ class LAMB(torch.optim.Optimizer):
     """`lamb_update` over all parameters with few kernels; no host waits for the device.
 
     A group may hold `layer_adaptation` (default true). The state of a parameter is `step` (0-d
-    float32), `exp_avg` and `exp_avg_sq`. Set `param_groups[i]["lr"]` to follow a schedule.
+    float32), `exp_avg` and `exp_avg_sq`. Set `param_groups[i]["lr"]` to follow a schedule, and
+    `found_inf` (0-d, 0 or 1, on the device) as in torch's fused optimizers: where it is 1, `step`
+    changes nothing but the gradients.
     """
 
     def __init__(
@@ -90,15 +92,23 @@ class LAMB(torch.optim.Optimizer):
         exp_avgs = [state["exp_avg"] for state in states]
         exp_avg_sqs = [state["exp_avg_sq"] for state in states]
         beta_1, beta_2 = group["betas"]
-        torch._foreach_lerp_(exp_avgs, grads, 1 - beta_1)
-        torch._foreach_mul_(exp_avg_sqs, beta_2)
+        skip = self._skip_on(params[0].device)
+        for grad in grads:
+            grad.masked_fill_(skip, 0.0)  # NaN times zero would be NaN
+        keep = (~skip).double()
+        weight = (1 - beta_1) * keep.to(params[0].dtype)
+        torch._foreach_lerp_(exp_avgs, grads, [weight] * len(grads))  # alone, it would be read
+        torch._foreach_mul_(exp_avg_sqs, torch.where(skip, 1.0, beta_2 * keep))
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta_2)
 
-        steps = _advance([state["step"] for state in states])
+        counters = [state["step"] for state in states]
+        torch._foreach_add_(counters, keep.float())
+        # In float64: 1 - beta_2 loses digits in fp32. At least 1, where the first step is skipped.
+        steps = torch.stack(counters).double().clamp(min=1)
         roots = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_div_(roots, [(1 - beta_2**step) ** 0.5 for step in steps])
+        torch._foreach_div_(roots, list((1 - beta_2**steps).sqrt().unbind()))
         torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(exp_avgs, [1 - beta_1**step for step in steps])
+        updates = torch._foreach_div(exp_avgs, list((1 - beta_1**steps).unbind()))
         torch._foreach_div_(updates, roots)
         if group["weight_decay"] != 0:
             torch._foreach_add_(updates, params, alpha=group["weight_decay"])
@@ -107,19 +117,19 @@ class LAMB(torch.optim.Optimizer):
                 torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(updates))
             )
             torch._foreach_mul_(updates, list(ratios.unbind()))
+        torch._foreach_mul_(updates, keep)
         torch._foreach_add_(params, updates, alpha=-group["lr"])
+
+    def _skip_on(self, device: torch.device) -> Tensor:
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is None:
+            return torch.zeros((), dtype=torch.bool, device=device)
+        return found_inf.to(device) > 0
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
             state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         return state
-
-
-def _advance(counters: list[Tensor]) -> list[float]:
-    # The counters live on the CPU, as torch's own unfused optimizers keep them: a checkpoint
-    # finds tensors only, and reading one never waits for a GPU.
-    torch._foreach_add_(counters, 1)
-    return [float(counter) for counter in counters]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_bert.config import ModelSection
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.plan.buckets_cli import add_buckets
 
 if TYPE_CHECKING:
     from mlperf_bert.plan.balance_rows import Question
@@ -70,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture.add_argument("--no-plot", action="store_true", help="draw no picture")
     balance.add_argument("--json", action="store_true", help="print one JSON object")
     balance.set_defaults(answer=_balance)
+    add_buckets(
+        questions.add_parser("buckets", help="which gradients are sent together, and how early")
+    )
 
 
 def _add_lengths(parser: argparse.ArgumentParser) -> None:

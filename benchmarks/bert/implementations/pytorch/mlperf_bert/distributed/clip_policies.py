@@ -1,0 +1,72 @@
+"""Clip policies as pure functions of tensors: their mathematics, norms, limits and factors.
+
+With N ranks, g_i the gradient of rank i, g_ib its part in bucket b, C = max_norm, and
+limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
+
+- `none`: mean_i g_i
+- `after_allreduce`: limit(mean_i g_i, C)
+- `whole_before_allreduce`: mean_i limit(g_i, C)
+- `bucket_before_allreduce`: mean_i limit(g_ib, C_b) in each bucket b, where
+  `by_size`: C_b = C * sqrt(numel_b / numel_total), so that sum_b C_b^2 = C^2 whatever the plan of
+  buckets; `equal_share`: C_b = C / sqrt(bucket_count), as published, with the count pinned because
+  DistributedDataParallel starts with one bucket and its later number depends on dtype and layout.
+
+With A forwards an update, g_i is their sum (`accumulated`), or each forward's gradient is limited
+to C / A (C_b / A) before it is added (`each_forward`). Forwards are weighed by the loss, each about
+1 / A, so this is the published mean of forwards limited to C each.
+
+Sources: arXiv 2402.02447 (`bucket_before_allreduce`); MLPerf Training rules, BERT reference
+(`after_allreduce`).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mlperf_bert.config import ClipSection
+
+
+def clip_together(gradients: Sequence[Tensor], max_norm: float, world_size: int) -> Tensor:
+    """Multiply by `limit_factor(norm, max_norm) / world_size` in place; return the norm.
+
+    The norm is `gradient_norm`, of all tensors before. With a bucket, a rank's whole gradient or,
+    with a `world_size` of 1, the averaged gradient for `gradients`, this is each of the policies.
+    """
+    norm = gradient_norm(gradients)
+    torch._foreach_mul_(list(gradients), limit_factor(norm, max_norm) / world_size)
+    return norm
+
+
+def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
+    """The limit C or C_b of `numel` elements clipped together, of the model's `numel_total`."""
+    if clip.policy == "whole_before_allreduce":
+        return clip.max_norm
+    if clip.bucket_limit == "equal_share":
+        return clip.max_norm / math.sqrt(clip.bucket_count)
+    return clip.max_norm * math.sqrt(numel / numel_total)
+
+
+def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """min(1, max_norm / norm), exactly 1 where the norm is within the limit; 0-d as `norm`.
+
+    NaN where the norm is not finite, so that the whole bucket becomes NaN: finite elements whose
+    norm overflows would else turn to zeros, and the other ranks would not learn of it.
+    """
+    return torch.where(torch.isfinite(norm), max_norm / norm.clamp(min=max_norm), torch.nan)
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The L2 norm over all tensors together, 0-d, on their device; fp32 for 16-bit gradients."""
+    tensors = list(gradients)
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return combine_norms(torch._foreach_norm(tensors, 2, dtype))
+
+
+def combine_norms(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of a gradient from its parts' norms (0-d each): the root of their squares' sum."""
+    if len(norms) == 1:
+        return norms[0]
+    stacked = torch.stack(list(norms))
+    return torch.sqrt(torch.sum(stacked * stacked))
