@@ -104,6 +104,20 @@ def test_options_out_of_range(option: str) -> None:
         bench(option, 0)
 
 
+def test_a_batch_is_at_most_the_set(set_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_contenders, "DATALOADERS", {})
+    num_samples = open_or_make_set(set_dir, num_bytes=1, seed=1).manifest.num_samples
+    options = ("--dir", set_dir, "--rounds", 1, "--seconds", 0.01, "--batches", 2)
+    for above in (num_samples + 1, 2 * num_samples):
+        with pytest.raises(ConfigError, match=f"--batches: is {above}; set it to {num_samples} at"):
+            bench(*options, above)
+
+
+def test_a_name_that_is_too_long() -> None:
+    with pytest.raises(DataError, match="name too long"):
+        bench("--dir", "x" * 300, "--megabytes", 1)
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file"):

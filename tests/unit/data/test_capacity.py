@@ -10,18 +10,17 @@ from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,
     LADDER_STEP,
-    MOST_EXACT_STEPS,
     RISK,
     CapacityLadder,
     CapacityPlan,
     ForwardSizes,
-    steps_outside,
     waste,
 )
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
+DRAWS = 500
 LENGTHS = np.sort(wikipedia_lengths().draw_evenly(100_000, seed=1)).astype(np.uint16)
 MASKED = np.clip(np.rint(0.15 * LENGTHS), 1, 76).astype(np.uint8)
 
@@ -48,6 +47,12 @@ def planner(
     )
 
 
+def drawn(steps: StepPlanner, num_steps: int) -> list[StepPlan]:
+    """As many plans as `DRAWS`, spread over the run, or all of a shorter one."""
+    planned = np.linspace(1, num_steps, min(num_steps, DRAWS)).astype(int)
+    return [steps.plan(step) for step in planned.tolist()]
+
+
 def sizes_of(plans: list[StepPlan]) -> ForwardSizes:
     sizes = ForwardSizes()
     for plan in plans:
@@ -57,16 +62,13 @@ def sizes_of(plans: list[StepPlan]) -> ForwardSizes:
 
 def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
     unequal = Balance(policy="presort_global", counts="unequal")
-    steps = planner("uniform", unequal, local_batch_size=3)
-    capacity = CapacityPlan.of_planner(steps, 100)
-    assert capacity.basis == "exact"
-    assert steps_outside(capacity, steps, 100) == 0
-    for smaller in (
-        replace(capacity, tokens=capacity.tokens - 1),
-        replace(capacity, sequences=capacity.sequences - 1),
-        replace(capacity, masked=capacity.masked - 1),
-    ):
-        assert 1 <= steps_outside(smaller, steps, 100) < 100
+    plans = drawn(planner("uniform", unequal, local_batch_size=3), 100)
+    assert CapacityPlan.of_sizes(sizes_of(plans), 100) == CapacityPlan(
+        tokens=max(plan.num_tokens.max() for plan in plans),
+        sequences=max(plan.counts.max() for plan in plans),
+        masked=max(plan.num_masked.max() for plan in plans),
+        basis="exact",
+    )
 
 
 def test_waste_is_room_beyond_the_mean() -> None:
@@ -78,8 +80,8 @@ def test_waste_is_room_beyond_the_mean() -> None:
 @pytest.mark.parametrize("policy", ["none", "presort_global"])
 @pytest.mark.parametrize("sampler", ["uniform", "quantile", "strata"])
 def test_a_bound_holds_a_longer_run(sampler: SamplerName, policy: str) -> None:
-    steps, num_steps = planner(sampler, Balance(policy=policy)), 4 * MOST_EXACT_STEPS  # type: ignore[arg-type]
-    bound = CapacityPlan.of_planner(steps, num_steps)
+    steps, num_steps = planner(sampler, Balance(policy=policy)), 4 * DRAWS  # type: ignore[arg-type]
+    bound = CapacityPlan.of_sizes(sizes_of(drawn(steps, num_steps)), num_steps)
     assert bound.basis == "bound"
     sizes = sizes_of([steps.plan(step) for step in range(1, num_steps + 1)])
     exact = CapacityPlan.of_sizes(sizes, num_steps)
@@ -98,7 +100,7 @@ def test_a_bound_fails_as_rarely_as_it_says(tail: str) -> None:
         largest = getattr(generator, tail)(100_000, 400, num_steps).astype(np.int64)
         seen = [
             replace(plan, num_tokens=np.full_like(plan.num_tokens, tokens))
-            for tokens in largest[:: num_steps // MOST_EXACT_STEPS]
+            for tokens in largest[:: num_steps // DRAWS]
         ]
         bound = CapacityPlan.of_sizes(sizes_of(seen), num_steps)
         failures += bound.tokens < largest.max()
@@ -107,7 +109,8 @@ def test_a_bound_fails_as_rarely_as_it_says(tail: str) -> None:
 
 def test_equal_steps_need_no_margin() -> None:
     lengths = np.full(1000, 100, dtype=np.uint16)
-    bound = CapacityPlan.of_planner(planner(lengths=lengths), 10 * MOST_EXACT_STEPS)
+    sizes = sizes_of(drawn(planner(lengths=lengths), 10 * DRAWS))
+    bound = CapacityPlan.of_sizes(sizes, 10 * DRAWS)
     assert bound.tokens == 8 * 100
 
 
@@ -121,22 +124,32 @@ def test_a_ladder_has_twelve_capacities_2_percent_apart() -> None:
 
 
 def test_the_smallest_capacity_that_holds_both_is_chosen() -> None:
-    largest = CapacityPlan(tokens=1000, sequences=4, masked=150, basis="exact")
+    plan = planner(world_size=1).plan(1)
+    largest = CapacityPlan(tokens=1000, sequences=8, masked=150, basis="exact")
     ladder = CapacityLadder.below(largest)
-    assert ladder.choose(1000, 1) == ladder.choose(1, 150) == largest
-    assert ladder.choose(1001, 1) is None
-    assert ladder.choose(1, 151) is None
-    assert ladder.choose(1, 1) == ladder.capacities[0]
+
+    def padded(tokens: int, masked: int) -> int:
+        """The tokens that a forward of such a size is padded to."""
+        of_size = replace(
+            plan,
+            num_tokens=np.full_like(plan.num_tokens, tokens),
+            num_masked=np.full_like(plan.num_masked, masked),
+        )
+        return round(tokens * (1 + ladder.token_waste(sizes_of([of_size]))))
+
+    assert padded(1000, 1) == padded(1, 150) == 1000
+    assert padded(1001, 1) == 1001 and padded(1, 151) == 1  # none holds it
+    assert padded(1, 1) == ladder.capacities[0].tokens
     for smaller, larger in zip(ladder.capacities, ladder.capacities[1:], strict=False):
-        assert ladder.choose(smaller.tokens, smaller.masked) == smaller
-        assert ladder.choose(smaller.tokens + 1, 1) == larger
-        assert ladder.choose(1, smaller.masked + 1) == larger
+        assert padded(smaller.tokens, smaller.masked) == smaller.tokens
+        assert padded(smaller.tokens + 1, 1) == larger.tokens
+        assert padded(1, smaller.masked + 1) == larger.tokens
 
 
 def test_a_ladder_makes_uniform_draws_cheap_to_pad() -> None:
     steps = planner("uniform", world_size=1, local_batch_size=448)
-    sizes = sizes_of([steps.plan(step) for step in range(1, MOST_EXACT_STEPS + 1)])
-    largest = CapacityPlan.of_sizes(sizes, MOST_EXACT_STEPS)
+    sizes = sizes_of([steps.plan(step) for step in range(1, DRAWS + 1)])
+    largest = CapacityPlan.of_sizes(sizes, DRAWS)
     ladder = CapacityLadder.below(largest)
     # Section 8.3 of the analysis: 11 % with one capacity over a long run, 1.0 % with the ladder.
     assert waste(largest.tokens, sizes.tokens) > 0.08

@@ -16,7 +16,7 @@ ALLOWED_BYTES = 64 * 2**20
 
 # Prints how far private memory rises, at rest and at its largest, in bytes.
 PLAN = """
-import json, resource, sys
+import itertools, json, resource, sys
 from pathlib import Path
 from mlperf_bert.data.balance import Balance, CostModel
 from mlperf_bert.data.choose_sampler import make_sampler
@@ -32,19 +32,20 @@ before = private_bytes("RssAnon")
 limit = private_bytes("VmData") + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 index = LengthIndex.open(Path(sys.argv[1]))
-for name in ("uniform", "quantile", "strata", "strata_6_3_2_5"):
+names = ("uniform", "quantile", "strata", "strata_6_3_2_5")
+for (counts, size), name in itertools.product((("equal", 16), ("unequal", 4)), names):
     planner = StepPlanner(
         make_sampler(
             name,
             order_by_length=index.order_by_length,
             length_histogram=index.manifest.length_histogram,
-            global_batch_size=1024 * 16,
+            global_batch_size=1024 * size,
             seed=1,
         ),
         index.lengths,
         index.masked_counts,
         world_size=1024,
-        balance=Balance(policy="presort_global"),
+        balance=Balance(policy="presort_global", counts=counts),
     )
     for step in range(1, 6):
         planner.plan(step)
@@ -73,7 +74,11 @@ def write_large_index(set_dir: Path, num_samples: int) -> None:
         num_samples=num_samples,
         vocab_size=30522,
         vocabulary_sha256="0" * 64,
-        **dict.fromkeys(("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"), 0),
+        pad_id=0,
+        unk_id=0,
+        cls_id=0,
+        sep_id=0,
+        mask_id=0,
         max_seq_length=MAX_LENGTH,
         max_predictions=76,
         seed=1,

@@ -35,7 +35,7 @@ BARS = {
 }
 
 UNEQUAL = {3: 1.029, 2: 1.155}  # local batch size -> what equal counts reach (section 1.8)
-MARGIN = 0.02
+UNEQUAL_SHARE = 1 / 3  # of what equal counts lose, that unequal ones may
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def measured(
         gpus_per_node=8,
         local_batch_size=local_batch_size,
         draws=draws,
+        steps=draws,
         seed=0,
         balance_model="tokens",
         cost=CostModel(linear=1.0, quadratic=ModelSection().attention_share),
@@ -98,4 +99,4 @@ def test_ours_is_within_its_bars(index: SampleIndex, nodes: int, size: int) -> N
 def test_unequal_counts_beat_equal_ones(index: SampleIndex, size: int) -> None:
     unequal = Balance(policy="presort_global", counts="unequal")
     row = measured(index, 128, size, "quantile", unequal, 10)
-    assert row.imbalance_tokens <= UNEQUAL[size] - MARGIN
+    assert row.imbalance_tokens - 1 <= UNEQUAL_SHARE * (UNEQUAL[size] - 1)

@@ -15,6 +15,7 @@ import torch
 
 from mlperf_bert.bench.loader_contenders import OURS, Batches, Contender, make_contenders
 from mlperf_bert.bench.loader_data import open_or_make_set
+from mlperf_bert.errors import ConfigError
 
 BATCHES_BEFORE = 20  # taken before the clock starts: by then threads and workers are at work
 COLD_BATCHES = 32  # few, as a cold file does not stay cold for long
@@ -37,9 +38,14 @@ class Settings:
 def compare(set_dir: Path, settings: Settings, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure, and return the JSON object of `bench loader`; `report` gets lines of progress.
 
-    The set is made in `set_dir` where none is; DataError where that fails.
+    The set is made in `set_dir` where none is; DataError where that fails, ConfigError for batches
+    larger than the set.
     """
     index = open_or_make_set(set_dir, num_bytes=settings.set_bytes, seed=settings.seed)
+    largest, num_samples = max(settings.batch_sizes), index.manifest.num_samples
+    if largest > num_samples:
+        remedy = f"set it to {num_samples} at most: the set has no more samples"
+        raise ConfigError("--batches", f"is {largest}", remedy)
     shards = [set_dir / "shards" / entry.file for entry in index.manifest.shards]
     contenders, dali_reason = make_contenders()
     rows = []
@@ -65,7 +71,7 @@ def compare(set_dir: Path, settings: Settings, report: Callable[[str], None]) ->
         "rows": rows,
         "dali_reason": dali_reason,
         "set_bytes": sum(path.stat().st_size for path in shards),
-        "num_samples": index.manifest.num_samples,
+        "num_samples": num_samples,
         "mean_length": float(index.lengths.mean()),
         "rounds": settings.rounds,
         "seconds": settings.seconds,

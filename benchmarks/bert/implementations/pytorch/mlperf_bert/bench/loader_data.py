@@ -5,6 +5,7 @@ here is its arrays one after the other, which is all that its sidecar speaks of.
 """
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def open_or_make_set(set_dir: Path, *, num_bytes: int, seed: int) -> LengthIndex
 
     Raises DataError when what is there cannot be read, or a file cannot be written.
     """
-    if not (set_dir / "index" / "dataset.json").exists():
+    if not os.path.exists(set_dir / "index" / "dataset.json"):
         _make_set(set_dir, num_bytes=num_bytes, seed=seed)
     return LengthIndex.open(set_dir)
 

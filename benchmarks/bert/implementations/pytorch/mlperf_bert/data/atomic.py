@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlperf_bert.errors import DataError
@@ -14,7 +14,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
     Raises DataError when the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _beside(path)
     try:
         yield temporary
         # Without the flush a power cut could leave a complete name over incomplete contents.
@@ -22,16 +22,26 @@ def replaced_file(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        reason = error.strerror or "cannot be written"
-        raise DataError(str(path), reason, "check the directory and its free space") from error
+        raise _not_written(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be written, it may not be removed either
+            temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path, contents: bytes) -> None:
     """Write or replace `path` in one step. Raises DataError when it cannot be written."""
     with replaced_file(path) as temporary:
         temporary.write_bytes(contents)
+
+
+def check_writable(path: Path) -> None:
+    """Try whether `write_file` could write `path`, which stays as it is. Raises DataError."""
+    temporary = _beside(path)
+    try:
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise _not_written(path, error) from error
 
 
 def make_directory(path: Path) -> None:
@@ -55,3 +65,12 @@ def remove_temporaries(directory: Path, names: Collection[str]) -> None:
     for path in directory.glob(".*.tmp"):
         if is_temporary(path.name, names):
             path.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _not_written(path: Path, error: OSError) -> DataError:
+    reason = error.strerror or "cannot be written"
+    return DataError(str(path), reason, "check the directory and its free space")

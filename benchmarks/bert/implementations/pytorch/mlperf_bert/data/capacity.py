@@ -5,7 +5,7 @@ capacity. Capacities come from step plans, which cost no sample to be read.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal, Self
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+from mlperf_bert.data.step_plan import StepPlan
 
-MOST_EXACT_STEPS = 500
+CapacityBasis = Literal["exact", "bound"]
+
 RISK = 0.01  # that a bound is too low for one step or more of the run
 LADDER_CAPACITIES = 12
 LADDER_STEP = 0.02  # of the next larger capacity
@@ -32,19 +33,7 @@ class CapacityPlan:
     tokens: int
     sequences: int
     masked: int
-    basis: Literal["exact", "bound"]
-
-    @classmethod
-    def of_planner(cls, planner: StepPlanner, num_steps: int) -> Self:
-        """Capacities for steps 1 .. `num_steps`: exact up to 500 of them, else a bound.
-
-        The bound plans 500 steps, evenly spread over the run.
-        """
-        planned = min(num_steps, MOST_EXACT_STEPS)
-        sizes = ForwardSizes()
-        for step in np.linspace(1, num_steps, planned).astype(int).tolist():
-            sizes.add(planner.plan(step))
-        return cls.of_sizes(sizes, num_steps)
+    basis: CapacityBasis
 
     @classmethod
     def of_sizes(cls, sizes: "ForwardSizes", num_steps: int) -> Self:
@@ -54,15 +43,15 @@ class CapacityPlan:
         tokens, sequences, masked = (
             int(size.max()) if exact else _bound(size.max(axis=1), num_steps) for size in of_steps
         )
-        basis: Literal["exact", "bound"] = "exact" if exact else "bound"
+        basis: CapacityBasis = "exact" if exact else "bound"
         return cls(tokens=tokens, sequences=sequences, masked=masked, basis=basis)
 
-    def fits(self, plan: StepPlan) -> bool:
-        """Whether every forward of a step stays within; the same answer on all ranks."""
-        return bool(
-            (plan.num_tokens <= self.tokens).all()
-            and (plan.counts <= self.sequences).all()
-            and (plan.num_masked <= self.masked).all()
+    def within(self, *, longest: int, most_masked: int) -> Self:
+        """The same, but no more than its sequences can have: tokens and masked positions of one."""
+        return replace(
+            self,
+            tokens=min(self.tokens, self.sequences * longest),
+            masked=min(self.masked, self.sequences * most_masked),
         )
 
 
@@ -91,13 +80,11 @@ class CapacityLadder:
             )
         )
 
-    def choose(self, num_tokens: int, num_masked: int) -> CapacityPlan | None:
-        """The smallest that holds so much; None where none does."""
-        number = int(self._numbers(np.array(num_tokens), np.array(num_masked)))
-        return self.capacities[number] if number < len(self.capacities) else None
-
     def token_waste(self, sizes: "ForwardSizes") -> float:
-        """Mean chosen capacity over mean tokens, less 1; what none holds runs without padding."""
+        """Mean capacity over mean tokens, less 1, where each forward takes the smallest it can.
+
+        What none holds runs without padding.
+        """
         numbers = self._numbers(sizes.tokens, sizes.masked)
         room = np.array([capacity.tokens for capacity in self.capacities])
         chosen = room[np.minimum(numbers, len(room) - 1)]
@@ -136,11 +123,6 @@ class ForwardSizes:
     def masked(self) -> Int64Array:
         """Masked positions of every forward."""
         return np.stack([of_step[2] for of_step in self._of_steps])
-
-
-def steps_outside(capacity: CapacityPlan, planner: StepPlanner, num_steps: int) -> int:
-    """How many of steps 1 .. `num_steps` have a forward that does not fit."""
-    return sum(not capacity.fits(planner.plan(step)) for step in range(1, num_steps + 1))
 
 
 def waste(capacity: int, sizes: Int64Array) -> float:

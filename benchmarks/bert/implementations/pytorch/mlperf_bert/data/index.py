@@ -7,6 +7,7 @@ The manifest holds a digest of every other file of the set and, as its last key,
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -101,7 +102,7 @@ class Manifest:
         """Parse `set_dir/index/dataset.json`. Raises DataError naming the file and the key."""
         path = set_dir / "index" / "dataset.json"
         missing = f"is missing, so {set_dir} is not a prepared set"
-        remedy = REMEDY if path.exists() else MISSING_REMEDY
+        remedy = REMEDY if os.path.exists(path) else MISSING_REMEDY
         record = read_record(path, missing=missing, remedy=remedy)
         record.check_version(INDEX_FORMAT_VERSION)
         vocab_size = record.integer("vocab_size", low=6, high=2**31 - 1)

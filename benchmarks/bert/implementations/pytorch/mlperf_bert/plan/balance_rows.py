@@ -13,7 +13,13 @@ import numpy as np
 from mlperf_bert.config import BalanceModel, BalancePolicy, CountsPerRank, Deal, SamplerName
 from mlperf_bert.config_checks import MOST_OF_UNEQUAL_COUNTS
 from mlperf_bert.data.balance import Balance, CostModel
-from mlperf_bert.data.capacity import CapacityLadder, CapacityPlan, ForwardSizes, waste
+from mlperf_bert.data.capacity import (
+    CapacityBasis,
+    CapacityLadder,
+    CapacityPlan,
+    ForwardSizes,
+    waste,
+)
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.sampler import Sampler, default_quantiles
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
@@ -26,12 +32,16 @@ EXCHANGE = ("exchange_global", "exchange_local")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is to be measured: the ranks, their batches, the draws, and what a sequence costs."""
+    """What is to be measured: the ranks, their batches, the draws, and what a sequence costs.
+
+    Of a run of `steps`, as many as `draws` are planned, evenly spread.
+    """
 
     nodes: int
     gpus_per_node: int
     local_batch_size: int
     draws: int
+    steps: int
     seed: int
     balance_model: BalanceModel
     cost: CostModel
@@ -52,9 +62,10 @@ class Question:
 class BalanceRow:
     """One sampler with one policy, measured over the draws (docs/glossary.md has the words).
 
-    Imbalances are means over the draws. `idle_fraction` is that of the balance model. Wastes are
-    of the capacity that holds every forward of all draws; `capacity_waste_ladder` of the smallest
-    of twelve capacities that holds the forward. Bytes are what a rank of the first group gets from
+    Imbalances are means over the draws. `idle_fraction` is that of the balance model. Capacities
+    are for a forward of the run: "exact" where the draws are all of its steps, else a "bound" from
+    them. Wastes are of these; `capacity_waste_ladder` of the smallest of twelve capacities that
+    holds the forward. Bytes are what a rank of the first group gets from
     others in a step, mean over draws, as `exchange_*` sends packets of real tokens;
     `padded_bytes_per_rank` is what the published packets of padded rows would take. `planning_ms`
     is the median on one core. Keys without a meaning for the row are None.
@@ -72,6 +83,10 @@ class BalanceRow:
     imbalance_tokens_error: float
     imbalance_cost: float
     idle_fraction: float
+    capacity_tokens: int
+    capacity_sequences: int
+    capacity_masked: int
+    capacity_basis: CapacityBasis
     capacity_waste: float
     capacity_waste_masked: float
     capacity_waste_ladder: float
@@ -165,7 +180,7 @@ def measure_row(
         cost=question.cost,
     )
     sizes, of_steps = ForwardSizes(), []
-    for step in range(1, question.draws + 1):
+    for step in np.linspace(1, question.steps, question.draws).astype(int).tolist():
         started = time.perf_counter()
         plan = planner.plan(step)
         planning_ms = 1e3 * (time.perf_counter() - started)
@@ -174,7 +189,9 @@ def measure_row(
         sizes.add(plan)
         advance()
     by_tokens, by_cost, exchanged_bytes, times_ms = np.array(of_steps).T
-    capacity = CapacityPlan.of_sizes(sizes, question.draws)
+    capacity = CapacityPlan.of_sizes(sizes, question.steps).within(
+        longest=index.max_length, most_masked=int(index.masked_counts.max())
+    )
     balanced = by_cost if question.balance_model == "cost" else by_tokens
     quantiles = question.quantiles
     if quantiles == "auto":
@@ -192,6 +209,10 @@ def measure_row(
         imbalance_tokens_error=float(by_tokens.std(ddof=1) / question.draws**0.5),
         imbalance_cost=float(by_cost.mean()),
         idle_fraction=float(1 - (1 / balanced).mean()),
+        capacity_tokens=capacity.tokens,
+        capacity_sequences=capacity.sequences,
+        capacity_masked=capacity.masked,
+        capacity_basis=capacity.basis,
         capacity_waste=waste(capacity.tokens, sizes.tokens),
         capacity_waste_masked=waste(capacity.masked, sizes.masked),
         capacity_waste_ladder=CapacityLadder.below(capacity).token_waste(sizes),
@@ -214,10 +235,11 @@ def _exchanged_bytes(
 
 def _padded_bytes(index: SampleIndex, question: Question, policy: BalancePolicy) -> int:
     """The published packets: four padded rows and a label of 16 bits a sample, from every rank."""
-    if policy not in EXCHANGE:
+    group = _group_size(question, policy)
+    if policy not in EXCHANGE or group == 1:
         return 0
     sample = 2 * (4 * index.max_length + 1)
-    return _group_size(question, policy) * question.local_batch_size * sample
+    return group * question.local_batch_size * sample
 
 
 def _group_size(question: Question, policy: BalancePolicy) -> int:

@@ -7,12 +7,14 @@ from mlperf_bert.plan.sample_index import SampleIndex
 
 _COLUMNS = (
     *(("sampler", "<"), ("policy", "<"), ("imbalance", ">"), ("in cost", ">"), ("idle", ">")),
-    *(("waste", ">"), ("masked", ">"), ("ladder", ">"), ("exchanged", ">"), ("planning", ">")),
+    *(("capacity", ">"), ("waste", ">"), ("masked", ">"), ("ladder", ">")),
+    *(("exchanged", ">"), ("planning", ">")),
 )
 _LEGEND = (
     "imbalance: tokens of the slowest rank over the ranks' mean, mean over draws +- standard error",
     "in cost: the same of cost_a * L + cost_b * L^2; idle: time a rank waits for the slowest",
-    "waste: room beyond the mean of one capacity for all draws, of tokens and masked positions;",
+    "capacity: tokens/sequences/masked positions that hold a forward in a run of {run};",
+    "waste: room of it beyond the mean forward, of tokens and of masked positions;",
     "ladder: of tokens, where each forward takes the smallest of 12 capacities 2 % apart",
     "exchanged: bytes a rank gets from others in a step; planning: median of a step on one core",
 )
@@ -41,7 +43,7 @@ def in_words(
             "",
             *table,
             "",
-            *_LEGEND,
+            *(line.format(run=_run_in_words(question, rows)) for line in _LEGEND),
             *_padded_in_words(rows),
             *(f"left out: {each.sampler} ({each.reason})" for each in left_out),
         ]
@@ -56,12 +58,18 @@ def _cells(row: BalanceRow) -> list[str]:
         f"{row.imbalance_tokens:.4f} +- {row.imbalance_tokens_error:.4f}",
         f"{row.imbalance_cost:.4f}",
         f"{row.idle_fraction:.2%}",
+        f"{row.capacity_tokens}/{row.capacity_sequences}/{row.capacity_masked}",
         f"{row.capacity_waste:.2%}",
         f"{row.capacity_waste_masked:.2%}",
         f"{row.capacity_waste_ladder:.2%}",
         f"{exchanged / 1e6:.3f} MB" if exchanged else "0",
         f"{row.planning_ms:.2f} ms",
     ]
+
+
+def _run_in_words(question: Question, rows: Sequence[BalanceRow]) -> str:
+    basis = {"exact": "all drawn", "bound": "a bound from the draws"}[rows[0].capacity_basis]
+    return f"{question.steps:,} steps ({basis})"
 
 
 def _quantiles_in_words(rows: Sequence[BalanceRow]) -> list[str]:

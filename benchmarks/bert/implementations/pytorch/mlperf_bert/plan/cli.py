@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mlperf_bert.plan.sample_index import SampleIndex
 
 MAX_PREDICTIONS = 76
+MOST_STEPS = 2**31 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=text if default is None else f"{text} (default {default})",
         )
     _add_lengths(balance)
+    balance.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="of the run that capacities are for (default: the draws, which are spread over it)",
+    )
     balance.add_argument(
         "--balance-model",
         choices=("tokens", "cost"),
@@ -105,7 +113,9 @@ def _balance(args: argparse.Namespace) -> int:
     from mlperf_bert.plan.balance_text import in_words
     from mlperf_bert.plan.progress import PlannedSteps
 
-    question, picture = _question(args), _picture(args)
+    question = _question(args)
+    _check_quantiles(question)
+    picture = _picture(args)
     index = _index(args)
     if question.global_batch_size > len(index.lengths):
         problem = f"makes a global batch of {question.global_batch_size:,}"
@@ -115,20 +125,21 @@ def _balance(args: argparse.Namespace) -> int:
     total = len(samplers) * len(policies(question)) * question.draws
     with PlannedSteps(total) as progress:
         rows = list(measure(index, question, samplers, progress.advance))
+    answer = {"schema_version": 1, **asdict(question)} | {
+        "source": index.source,
+        "samples": len(index.lengths),
+        "mean_length": index.mean_length,
+        "left_out": [asdict(each) for each in left_out],
+        "picture": None if picture is None else str(picture),
+        "rows": [asdict(row) for row in rows],
+    }
+    # Before the picture: where that fails, the measured rows are not lost.
+    print(
+        json.dumps(answer) if args.json else in_words(index, question, rows, left_out), flush=True
+    )
     if picture:
         write_file(picture, balance_picture(question, rows))
-    if args.json:
-        answer = {"schema_version": 1, **asdict(question)} | {
-            "source": index.source,
-            "samples": len(index.lengths),
-            "mean_length": index.mean_length,
-            "left_out": [asdict(each) for each in left_out],
-            "picture": None if picture is None else str(picture),
-            "rows": [asdict(row) for row in rows],
-        }
-        print(json.dumps(answer))
-    else:
-        print(in_words(index, question, rows, left_out))
+    if not args.json:
         print(f"picture: {picture}" if picture else "no picture was asked for")
     return 0
 
@@ -144,6 +155,10 @@ def _question(args: argparse.Namespace) -> "Question":
         if value < limit:
             option = "--" + name.replace("_", "-")
             raise ConfigError(option, f"is {value}", f"set it to {limit} at least")
+    steps = args.draws if args.steps is None else args.steps
+    if not args.draws <= steps <= MOST_STEPS:
+        remedy = f"set it within {args.draws} (--draws) .. {MOST_STEPS}"
+        raise ConfigError("--steps", f"is {steps}", remedy)
     share = ModelSection().attention_share
     cost_b = args.cost_a * share if args.cost_b is None else args.cost_b
     if not 0 < args.cost_a < float("inf"):
@@ -155,11 +170,20 @@ def _question(args: argparse.Namespace) -> "Question":
         gpus_per_node=args.gpus_per_node,
         local_batch_size=args.local_batch_size,
         draws=args.draws,
+        steps=steps,
         seed=args.seed,
         balance_model=args.balance_model,
         cost=CostModel(linear=args.cost_a, quadratic=cost_b),
         quantiles=args.quantiles,
     )
+
+
+def _check_quantiles(question: "Question") -> None:
+    """Asked for by number, they must serve the batch. Raises ConfigError."""
+    number, batch = question.quantiles, question.global_batch_size
+    if number != "auto" and (number < 1 or batch % number):
+        problem = f"{number} does not divide the global batch of {batch:,}"
+        raise ConfigError("--quantiles", problem, "give a divisor of it, or 'auto'")
 
 
 def _index(args: argparse.Namespace) -> "SampleIndex":
@@ -182,16 +206,31 @@ def _index(args: argparse.Namespace) -> "SampleIndex":
 
 
 def _picture(args: argparse.Namespace) -> Path | None:
-    """Where the picture goes; its directory must exist before minutes are spent on measuring."""
+    """Where the picture goes, tried before minutes are spent on measuring.
+
+    Raises ConfigError for a path that cannot be a picture's, DataError for one not to be written.
+    """
+    from mlperf_bert.data.atomic import check_writable
+
     if args.no_plot:
         return None
     name = f"balance_{args.nodes}x{args.gpus_per_node}x{args.local_batch_size}.png"
     path: Path = args.out or Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        problem = "is a directory" if path.is_dir() else "lies in a directory that does not exist"
-        raise ConfigError("--out", f"{path} {problem}", "name a PNG file in one that does")
+    remedy = "name a .png file in a directory that exists"
+    if os.path.isdir(path):
+        raise ConfigError("--out", f"{path} is a directory", remedy)
+    if not os.path.isdir(path.parent):
+        raise ConfigError("--out", f"{path} lies in a directory that does not exist", remedy)
+    if path.suffix != ".png":
+        raise ConfigError("--out", f"{path} does not end in .png", remedy)
+    if args.histogram and os.path.realpath(path) == os.path.realpath(args.histogram):
+        raise ConfigError("--out", f"{path} is the file of --histogram", remedy)
+    check_writable(path)
     return path
 
 
 def _quantiles(text: str) -> str | int:
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}, give 'auto' or a number") from None

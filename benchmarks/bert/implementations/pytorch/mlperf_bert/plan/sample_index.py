@@ -1,5 +1,6 @@
 """The length index that is planned over: of a prepared set, or made up from a length histogram."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.config import ModelSection
-from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex
 from mlperf_bert.data.length_histogram import LengthHistogram
 from mlperf_bert.errors import DataError
 
@@ -31,8 +32,10 @@ class SampleIndex:
     @classmethod
     def of_set(cls, directory: Path) -> Self:
         """The index of a prepared set, or of `train/` in its parent. Raises DataError."""
+        if not os.path.isdir(directory):
+            raise DataError(str(directory), "is not a directory", MISSING_REMEDY)
         train = directory / "train"
-        set_dir = train if train.is_dir() else directory
+        set_dir = train if os.path.isdir(train) else directory
         index = LengthIndex.open(set_dir)
         return cls(
             source=str(set_dir),
