@@ -4,6 +4,7 @@ Per step everything stays on the device; one small all-reduce and one host read 
 """
 
 import json
+import math
 import resource
 import sys
 import time
@@ -149,7 +150,12 @@ class MetricsFile:
     def write(self, record: dict[str, Any]) -> None:
         """Append one record."""
         if self._file:
-            self._file.write(json.dumps(record) + "\n")
+            # JSON knows no NaN: null, as of a loss that is no number.
+            finite = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in record.items()
+            }
+            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
             self._file.flush()
 
     def close(self) -> None:
