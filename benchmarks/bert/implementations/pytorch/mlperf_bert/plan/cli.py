@@ -47,21 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of the run that capacities are for (default: the draws, which are spread over it)",
     )
-    balance.add_argument(
-        "--balance-model",
-        choices=("tokens", "cost"),
-        default="tokens",
-        help="what the policies make even (default tokens)",
-    )
-    balance.add_argument(
-        "--cost-a", type=float, default=1.0, metavar="A", help="cost of a token (default 1)"
-    )
-    balance.add_argument(
-        "--cost-b",
-        type=float,
-        metavar="B",
-        help="cost of a token attended by a token (default: by BERT-large's multiply-adds)",
-    )
+    _add_cost(balance)
     balance.add_argument(
         "--quantiles",
         type=_quantiles,
@@ -98,6 +84,24 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help=f"masked positions of a sample at most, not with --data (default {MAX_PREDICTIONS})",
+    )
+
+
+def _add_cost(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--balance-model",
+        choices=("tokens", "cost"),
+        default="tokens",
+        help="what the policies make even (default tokens)",
+    )
+    parser.add_argument(
+        "--cost-a", type=float, default=1.0, metavar="A", help="cost of a token (default 1)"
+    )
+    parser.add_argument(
+        "--cost-b",
+        type=float,
+        metavar="B",
+        help="cost of a token attended by a token (default: by BERT-large's multiply-adds)",
     )
 
 
