@@ -5,7 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,4 +150,18 @@ def run_shell(command: str, directory: Path, timeout: float) -> subprocess.Compl
         text=True,
         timeout=timeout,
         check=False,
+    )
+
+
+def start_job(
+    script: Path, environ: Mapping[str, str], *arguments: object
+) -> subprocess.Popen[str]:
+    """Start a rank of a test's own script with one thread; what it prints is one text."""
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, arguments)],
+        env={**os.environ, **threads, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )

@@ -1,9 +1,7 @@
 """Clip policies on two and four real ranks: formulas in float64, plain DDP, spoilt gradients."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from test_ranks import free_port
 
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
+from support import start_job
 
 # Relative to the largest element of a gradient: fp32 sums of four ranks and a factor.
 TOLERANCE = 1e-6
@@ -27,16 +26,8 @@ def start_rank(rank: int, ranks: int, port: str, *arguments: object) -> subproce
     environ = {
         **{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)},
         **{"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        **{"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
     }
-    job = Path(__file__).with_name("clip_job.py")
-    return subprocess.Popen(
-        [sys.executable, str(job), *map(str, arguments)],
-        env=os.environ | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return start_job(Path(__file__).with_name("clip_job.py"), environ, *arguments)
 
 
 @pytest.fixture(scope="module", params=[2, 4])

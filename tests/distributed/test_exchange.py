@@ -1,15 +1,15 @@
 """Exchange policies on four real ranks, two "nodes" of two: batches, losses and errors."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exchange_job import POLICIES, STEPS
 from test_ranks import free_port, losses
+
+from support import start_job
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
@@ -24,17 +24,8 @@ def start_rank(rank: int, port: str, *arguments: object) -> subprocess.Popen[str
         "GROUP_RANK": str(rank // 2),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
     }
-    job = Path(__file__).with_name("exchange_job.py")
-    return subprocess.Popen(
-        [sys.executable, str(job), *map(str, arguments)],
-        env=os.environ | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return start_job(Path(__file__).with_name("exchange_job.py"), environ, *arguments)
 
 
 @pytest.fixture(scope="module")
