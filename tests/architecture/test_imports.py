@@ -15,7 +15,8 @@ LEVELS = (
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
-    | {"open_data"},
+    | {"open_data", "optimizer_state"},
+    {"build_step"},
     {"build"},
     {"train", "bench", "reader_process", "stage_data"},
     {"__main__"},
@@ -28,6 +29,8 @@ SAME_LEVEL = {
     ("evaluate", "step"),
     ("metrics", "step"),
     ("warm_up", "step"),
+    ("checkpoint", "optimizer_state"),
+    ("distributed", "optim.flat_buffers"),
 }
 OFFLINE = {"prepare", "plan"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"}
@@ -48,6 +51,7 @@ NUMPY_ONLY = {
     "data/strata.py",
     "data/token_packets.py",
     "distributed/bucket_plan.py",
+    "optim/flat_layout.py",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

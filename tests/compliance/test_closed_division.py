@@ -23,7 +23,7 @@ from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.mlperf_log import RESERVED_WORDS
-from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.registry import make_optimizer_alone
 from support import run_cli, run_process
 
 RULESETS = ["3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
@@ -136,8 +136,8 @@ def deepen(shallow: Path, target: Path, data: Path) -> None:
         ours, theirs = f"{first}.{kind}", f"{last}.{kind}"
         tensors[ours], tensors[theirs] = tensors[theirs], tensors[ours]
     model.load_state_dict(tensors)
-    optimizer = make_optimizer(model, config.optim)
-    save_checkpoint(target, model, optimizer, config, state, read_rank_info(), device)
+    optimizer = make_optimizer_alone(config.optim, model)
+    save_checkpoint(target, optimizer, config, state, read_rank_info(), device)
 
 
 def _moved(name: str, added: int) -> str:

@@ -24,6 +24,7 @@ from mlperf_bert.distributed.clip_hook import ClipState, clip_hook
 from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
+from mlperf_bert.distributed.wire import plain_wire
 from mlperf_bert.run_directory import RunDirectory
 from mlperf_bert.train import train
 
@@ -117,7 +118,7 @@ def bucket_names(rank: int) -> list[list[str]]:
 def clipped(clip: ClipSection, rank: int, scale: float, **options: Any) -> dict[str, Any]:
     """Gradients and outcome of the second update, on rebuilt buckets, and what was sent then."""
     ddp = wrapped(**options)
-    clipping = make_clipping(clip, ddp, forwards=FORWARDS)
+    clipping = make_clipping(clip, ddp, plain_wire(torch.device("cpu")), forwards=FORWARDS)
     for _ in range(2):
         sent: list[Tensor] = []
         ddp.zero_grad()
@@ -126,8 +127,9 @@ def clipped(clip: ClipSection, rank: int, scale: float, **options: Any) -> dict[
                 with clipping.forward(is_last=forward == FORWARDS - 1):
                     loss_of(ddp, rank, forward, scale).backward()
         outcome = clipping.finish()
+    factor = outcome.gradient_factor
     return {
-        "gradients": named_gradients(ddp),
+        "gradients": {name: factor * each for name, each in named_gradients(ddp).items()},
         "sent": sent,
         "grad_norm": float(outcome.grad_norm),
         "clipped_fraction": float(outcome.clipped_fraction),
@@ -212,10 +214,9 @@ def run(
         spoil(parts.model, name, case.parallel.grad_accum_steps)
     with parts.reporter, closing(parts.metrics_file), closing(parts.log):
         outcome = train(parts)
-    first_state = next(iter(parts.optimizer.state.values()))
     return {
         "steps": outcome.steps,
-        "updates": int(first_state["step"]),
+        "updates": int(parts.optimizer.scalar_state()["updates"]),
         "weights": copy.deepcopy(parts.model.state_dict()),
     }
 

@@ -12,7 +12,7 @@ from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.registry import make_optimizer_alone
 from support import TINY_CONFIG
 
 CPU = torch.device("cpu")
@@ -30,13 +30,14 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def saved(config: RunConfig, tmp_path: Path) -> tuple[Path, BertForPretraining]:
     model = BertForPretraining(config.model, CPU, seed=1)
-    optimizer = make_optimizer(model, config.optim)
+    optimizer = make_optimizer_alone(config.optim, model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    rate = torch.tensor(1e-3, dtype=torch.float64)
+    optimizer.step(rate, gradient_factor=torch.ones(()), skip=torch.zeros(()))
     directory = tmp_path / "checkpoints"
     directory.mkdir()
-    save_checkpoint(directory, model, optimizer, config, STATE, ONE_RANK, CPU)
+    save_checkpoint(directory, optimizer, config, STATE, ONE_RANK, CPU)
     return directory, model
 
 
@@ -117,7 +118,7 @@ def test_a_place_that_cannot_be_written_is_named(
     _, model = saved
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    optimizer = make_optimizer(model, config.optim)
+    optimizer = make_optimizer_alone(config.optim, model)
     with pytest.raises(CheckpointError, match="cannot be written"):
-        save_checkpoint(blocked, model, optimizer, config, STATE, ONE_RANK, CPU)
+        save_checkpoint(blocked, optimizer, config, STATE, ONE_RANK, CPU)
     assert blocked.read_text() == "not a directory"

@@ -10,7 +10,7 @@ from torch import nn
 
 from mlperf_bert.config import OptimSection
 from mlperf_bert.optim.param_groups import param_groups
-from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.registry import make_optimizer_alone
 
 BETA_1, BETA_2, EPSILON, DECAY = 0.86, 0.975, 1e-6, 0.01
 RATES = [0.004, 0.01, 0.02, 0.013, 0.005, 0.001]
@@ -68,14 +68,12 @@ def _by_optimizer(name: str, dtype: torch.dtype) -> _Layer:
     layer = _start(dtype)
     constants = {"beta_1": BETA_1, "beta_2": BETA_2, "epsilon": EPSILON, "weight_decay": DECAY}
     section = OptimSection(name=name, learning_rate=RATES[0], **constants)
-    optimizer = make_optimizer(layer, section)
+    optimizer = make_optimizer_alone(section, layer)
     for step, rate in enumerate(RATES, start=1):
         for parameter in layer.parameters():
             shape = np.empty(parameter.shape)
             parameter.grad = torch.from_numpy(_gradients(shape, step)).to(dtype)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
+        optimizer.step(torch.tensor(rate, dtype=torch.float64), torch.ones(()), torch.zeros(()))
     return layer
 
 

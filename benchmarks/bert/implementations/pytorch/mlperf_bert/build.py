@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint import load_weights
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.balance import Balance, CostModel
@@ -27,8 +26,6 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.data.token_packets import token_dtype
-from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb
-from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.reader_roles import MpiProcess
@@ -40,8 +37,7 @@ from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.open_data import open_data
-from mlperf_bert.optim.registry import make_optimizer
-from mlperf_bert.optim.schedule import learning_rate
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.progress import Reporter
 from mlperf_bert.run_directory import RunDirectory
 from mlperf_bert.seeds import choose_seed, derive_seed
@@ -59,7 +55,7 @@ class Parts:
     directory: RunDirectory
     vocabulary_sha256: str
     model: BertForPretraining
-    optimizer: torch.optim.Optimizer
+    optimizer: FlatOptimizer
     step: EagerStep
     loader: Loader
     evaluator: Evaluator
@@ -108,7 +104,7 @@ def build(
             on_every_rank(info, lambda: load_weights(model, init_checkpoint, vocabulary_sha256))
         log.weights_initialization(map(tensorflow_name, model.state_dict()))
         torch.manual_seed(derive_seed(seed, "dropout", info.rank))
-        optimizer = make_optimizer(model, config.optim)
+        optimizer, step = build_step(model, config, info, device)
         return Parts(
             config=config,
             seed=seed,
@@ -118,7 +114,7 @@ def build(
             vocabulary_sha256=vocabulary_sha256,
             model=model,
             optimizer=optimizer,
-            step=_make_step(model, optimizer, config, info),
+            step=step,
             loader=loader,
             evaluator=make_evaluator(config, data.held_out, data.held_out_reader, info, device),
             metrics=Metrics(config, info.world_size, device),
@@ -231,7 +227,8 @@ def _source_with_others(
 
     Every rank must call it at the same time.
     """
-    check_nodes(config.data.balance, info, config.parallel.ranks_per_node)
+    by_node = config.data.balance == "exchange_local"
+    check_nodes("data.balance", by_node, info, config.parallel.ranks_per_node)
     if process is not None:
         source = MpiSource(Pair(process.world, process.role.partner), info.rank)
         on_every_rank(info, lambda: source.set_up(seed))
@@ -260,31 +257,3 @@ def _common_seed(config: RunConfig, info: RankInfo, device: torch.device) -> int
     if info.world_size > 1:
         dist.broadcast(seed, src=0)
     return int(seed.item())  # host sync, once, before the clock starts
-
-
-def _make_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, info: RankInfo
-) -> EagerStep:
-    parallel_model = _data_parallel(model, config, info)
-    return EagerStep(
-        parallel_model,
-        optimizer,
-        lambda step: learning_rate(step, config.schedule, config.optim.learning_rate),
-        make_clipping(
-            config.clip,
-            parallel_model,
-            forwards=config.parallel.grad_accum_steps,
-            bucket_cap_mb=config.parallel.bucket_cap_mb,
-        ),
-        config.model.precision,
-    )
-
-
-def _data_parallel(model: nn.Module, config: RunConfig, info: RankInfo) -> nn.Module:
-    if info.world_size == 1:
-        return model
-    return DistributedDataParallel(
-        model,
-        bucket_cap_mb=ddp_bucket_cap_mb(config.parallel.bucket_cap_mb),
-        gradient_as_bucket_view=True,
-    )

@@ -7,6 +7,7 @@ rng/rank_00000.safetensors}` beside `LATEST`. Parameter names are Hugging Face's
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.session import on_rank_zero
+from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
 from mlperf_bert.errors import CheckpointError
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optimizer_state import read_shards, write_shard
 
 FORMAT_VERSION = 1
 
@@ -40,8 +43,7 @@ class CheckpointState:
 
 def save_checkpoint(
     directory: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: FlatOptimizer,
     config: RunConfig,
     state: CheckpointState,
     info: RankInfo,
@@ -49,40 +51,56 @@ def save_checkpoint(
 ) -> Path:
     """Write one checkpoint below `directory` and return its path. Called by every rank.
 
-    Rank 0 writes (weights and optimizer state are replicated), beside first, then renames. Raises
-    CheckpointError on every rank where that fails.
+    The first rank that holds a shard of the optimizer's state writes that, rank 0 all else, beside
+    first, then it renames: `directory` must be one for all of them. Raises CheckpointError on every
+    rank where that fails.
     """
     final = directory / f"step_{state.step:08d}"
+    partial = final.with_name(f".{final.name}.partial")
     random_states = _gather_random_states(info.world_size, device)
+    weights = optimizer.exact_weights()
+
+    def write_shard_file() -> None:
+        if info.rank < optimizer.num_shards:
+            write_shard(optimizer, partial / "optimizer" / f"rank_{info.rank:05d}.safetensors")
+
+    on_rank_zero(info, _writing(final, lambda: _make_folders(partial)))
+    on_every_rank(info, _writing(final, write_shard_file))
+    on_rank_zero(
+        info, _writing(final, lambda: _write(final, partial, weights, config, state, random_states))
+    )
+    return final
+
+
+def _writing(final: Path, action: Callable[[], None]) -> Callable[[], None]:
+    """`action`, with what can go wrong on a disk told as a CheckpointError."""
 
     def write() -> None:
         try:
-            _write(final, model, optimizer, config, state, random_states)
+            action()
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 str(final), f"cannot be written ({error})", "check the disk's free space"
             ) from None
 
-    on_rank_zero(info, write)
-    return final
+    return write
+
+
+def _make_folders(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    for folder in ("optimizer", "rng"):
+        (partial / folder).mkdir(parents=True)
 
 
 def _write(
     final: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    partial: Path,
+    weights: dict[str, Tensor],
     config: RunConfig,
     state: CheckpointState,
     random_states: list[dict[str, Tensor]],
 ) -> None:
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    for folder in ("optimizer", "rng"):
-        (partial / folder).mkdir(parents=True)
-    save_file(_contiguous(model.state_dict()), partial / "model.safetensors")
-    save_file(
-        _optimizer_tensors(model, optimizer), partial / "optimizer" / "rank_00000.safetensors"
-    )
+    save_file(weights, partial / "model.safetensors")
     for rank, random_state in enumerate(random_states):
         save_file(random_state, partial / "rng" / f"rank_{rank:05d}.safetensors")
     _write_json(partial / "state.json", {"world_size": len(random_states), **asdict(state)})
@@ -92,6 +110,24 @@ def _write(
     write_file(final.with_name("LATEST"), f"{final.name}\n".encode())
 
 
+def load_checkpoint(
+    optimizer: FlatOptimizer, directory: Path, vocabulary_sha256: str
+) -> CheckpointState:
+    """Fill an optimizer and its model from a checkpoint of any number of ranks.
+
+    Every rank must call it at the same time. Raises CheckpointError as `load_weights`.
+    """
+    directory = _resolve(directory)
+    tensors, state = _read(directory, vocabulary_sha256)
+    _check_names_and_shapes(directory, tensors, optimizer.shapes)
+    manifest = _read_json(directory / "manifest.json")
+    names = [name for name in manifest["files"] if name.startswith("optimizer/")]
+    _verify_files(directory, manifest, names)
+    read_shards(optimizer, [directory / name for name in names])
+    optimizer.set_weights(tensors)
+    return state
+
+
 def load_weights(model: nn.Module, directory: Path, vocabulary_sha256: str) -> CheckpointState:
     """Fill `model` with the weights of a checkpoint directory, or of one that holds `LATEST`.
 
@@ -99,20 +135,26 @@ def load_weights(model: nn.Module, directory: Path, vocabulary_sha256: str) -> C
     vocabulary.
     """
     directory = _resolve(directory)
+    tensors, state = _read(directory, vocabulary_sha256)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _check_names_and_shapes(directory, tensors, shapes)
+    model.load_state_dict(tensors)
+    return state
+
+
+def _read(directory: Path, vocabulary_sha256: str) -> tuple[dict[str, Tensor], CheckpointState]:
+    """Weights and state, their files' digests verified, as those of the optimizer's state are."""
     manifest = _read_json(directory / "manifest.json")
-    _verify_files(directory, manifest)
+    _verify_files(directory, manifest, ("model.safetensors", "state.json"))
     state = _parse_state(directory)
     if state.vocabulary_sha256 != vocabulary_sha256:
         raise CheckpointError(
             str(directory), "was trained with another vocabulary", "use the data it was made from"
         )
     try:
-        tensors = load_file(directory / "model.safetensors")
+        return load_file(directory / "model.safetensors"), state
     except (OSError, SafetensorError) as error:
         raise CheckpointError(str(directory), f"unreadable ({error})", "use another") from None
-    _check_names_and_shapes(directory, tensors, model.state_dict())
-    model.load_state_dict(tensors)
-    return state
 
 
 def read_config(directory: Path) -> RunConfig:
@@ -138,19 +180,6 @@ def _gather_random_states(world_size: int, device: torch.device) -> list[dict[st
         dist.all_gather(parts, tensor.to(through))
         gathered[name] = [part.cpu() for part in parts]
     return [{name: parts[r] for name, parts in gathered.items()} for r in range(world_size)]
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Optimizer state as `<parameter name>.<slot>`."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for slot, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{slot}"] = torch.as_tensor(value).clone()
-    return _contiguous(tensors)
 
 
 def _manifest(folder: Path, config: RunConfig, state: CheckpointState) -> dict[str, Any]:
@@ -187,13 +216,13 @@ def _resolve(directory: Path) -> Path:
     return directory / name
 
 
-def _verify_files(directory: Path, manifest: dict[str, Any]) -> None:
+def _verify_files(directory: Path, manifest: dict[str, Any], names: Iterable[str]) -> None:
     files = manifest.get("files")
     if manifest.get("version") != FORMAT_VERSION or not isinstance(files, dict):
         raise CheckpointError(
             str(directory / "manifest.json"), "is not of this format", "use another checkpoint"
         )
-    for name in ("model.safetensors", "state.json"):
+    for name in names:
         entry = files.get(name)
         path = directory / name
         if not (isinstance(entry, dict) and path.is_file()):
@@ -219,18 +248,18 @@ def _parse_state(directory: Path) -> CheckpointState:
 
 
 def _check_names_and_shapes(
-    directory: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]
+    directory: Path, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
 ) -> None:
     for name in sorted(found.keys() ^ wanted.keys()):
         side = "missing" if name in wanted else "not part of the model"
         raise CheckpointError(
             str(directory), f"{name} is {side}", "use the config it was made with"
         )
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
+    for name, shape in wanted.items():
+        if tuple(found[name].shape) != shape:
             raise CheckpointError(
                 str(directory),
-                f"{name} is {list(found[name].shape)}, the model's is {list(tensor.shape)}",
+                f"{name} is {list(found[name].shape)}, the model's is {list(shape)}",
                 "use the config it was made with",
             )
 

@@ -19,6 +19,9 @@ Deal = Literal["snake", "one_direction"]
 CountsPerRank = Literal["equal", "unequal"]
 BalanceModel = Literal["tokens", "cost"]
 LossNormalization = Literal["global", "per_rank"]
+Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16"]
+DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
+AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
@@ -39,7 +42,11 @@ class RunSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection:
-    """Shape, precision and attention policy of the encoder. Defaults are BERT-large."""
+    """Shape, precision and attention policy of the encoder. Defaults are BERT-large.
+
+    In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
+    `bf16_autocast` keeps the weights fp32.
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 1024
@@ -53,7 +60,7 @@ class ModelSection:
     layer_norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
     attention: AttentionName = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
 
     @property
     def head_size(self) -> int:
@@ -103,6 +110,8 @@ class ParallelSection:
     """Ranks, and how a global batch is cut into forward passes.
 
     `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
+    `data_parallel` says who averages gradients: torch's DistributedDataParallel, or a reducer of
+    ours, with the optimizer's state whole on every rank or cut over the ranks of a node or all.
     """
 
     nodes: int = 1
@@ -111,6 +120,8 @@ class ParallelSection:
     grad_accum_steps: int = 1
     bucket_cap_mb: float = 25.0
     share_gpu: Literal["refuse", "allow"] = "refuse"
+    data_parallel: DataParallel = "ddp"
+    allreduce_dtype: AllreduceDtype = "as_gradients"
 
     @property
     def world_size(self) -> int:
@@ -125,7 +136,10 @@ class ParallelSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimSection:
-    """Update rule and its constants; `loss_normalization` says whose mean the loss is."""
+    """Update rule and its constants; `loss_normalization` says whose mean the loss is.
+
+    The loss scale matters to precision `fp16` alone.
+    """
 
     name: Literal["adamw", "lamb"]
     learning_rate: float
@@ -134,6 +148,8 @@ class OptimSection:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     loss_normalization: LossNormalization = "global"
+    initial_loss_scale: float = 2.0**16
+    loss_scale_growth_steps: int = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,6 +32,8 @@ def check_ranges(config: "RunConfig") -> None:
         "parallel.grad_accum_steps": config.parallel.grad_accum_steps,
         "parallel.bucket_cap_mb": config.parallel.bucket_cap_mb,
         "optim.epsilon": config.optim.epsilon,
+        "optim.initial_loss_scale": config.optim.initial_loss_scale,
+        "optim.loss_scale_growth_steps": config.optim.loss_scale_growth_steps,
         "schedule.decay_steps": config.schedule.decay_steps,
         "clip.max_norm": config.clip.max_norm,
         "clip.bucket_count": config.clip.bucket_count,
@@ -139,6 +141,9 @@ def _check_clip(config: "RunConfig") -> None:
     if clip.bucket_limit == "equal_share" and clip.policy != "bucket_before_allreduce":
         problem = f"'equal_share' with clip.policy {clip.policy!r}"
         raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
+    if clip.accumulation == "each_forward" and config.parallel.allreduce_dtype != "as_gradients":
+        problem = f"{config.parallel.allreduce_dtype!r} with clip.accumulation 'each_forward'"
+        raise ConfigError("parallel.allreduce_dtype", problem, "use 'as_gradients'")
 
 
 def check_closed_rules(config: "RunConfig") -> None:

@@ -5,13 +5,13 @@ masked token is predicted from the same numbers on any number of ranks.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mlperf_bert.config import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
@@ -52,7 +52,7 @@ class Evaluator:
         rank: int,
         world_size: int,
         device: torch.device,
-        precision: Literal["fp32", "bf16"],
+        precision: Precision,
     ) -> None:
         self._index = index
         self._gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
@@ -60,7 +60,7 @@ class Evaluator:
         self._rank = rank
         self._world_size = world_size
         self._device = device
-        self._precision: Literal["fp32", "bf16"] = precision
+        self._precision: Precision = precision
         self._batches: list[UnpaddedBatch] = []
 
     @property

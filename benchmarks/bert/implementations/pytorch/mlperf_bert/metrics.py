@@ -101,7 +101,7 @@ class Metrics:
             "samples": samples,
             "loss": loss_of_updates / updates if updates else loss / count,
             "mlm_accuracy": mlm_accuracy,
-            "learning_rate": self._last.learning_rate,
+            "learning_rate": self._last.learning_rate.item(),  # host sync, as those below
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
             **_balance(plans, self._config.data.balance_model),

@@ -1,65 +1,68 @@
 """One optimizer update: forward and backward per micro-batch, clip, schedule, update. No host sync.
 
-The model's weights stay fp32; under `bf16` the forward runs in autocast.
+The learning rate, the loss scale, the count of updates and the decision to skip one live in tensors
+on the device.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from mlperf_bert.config import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import PretrainingLogits, loss_sums, pretraining_loss
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step leaves behind, still on the device."""
+    """What a step leaves behind, still on the device; all 0-d."""
 
     loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
     clip: ClipOutcome
-    learning_rate: float
+    learning_rate: Tensor
 
 
 class EagerStep:
-    """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called."""
+    """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called.
+
+    `learning_rates` [steps + 1] float64, on the model's device: of each step from 1; element 0 is
+    not used.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        learning_rate: Callable[[int], float],
+        optimizer: FlatOptimizer,
+        learning_rates: Tensor,
         clip: Clipping,
-        precision: Literal["fp32", "bf16"],
+        precision: Precision,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._learning_rate = learning_rate
+        self._learning_rates = learning_rates
+        self._step = torch.zeros((1,), dtype=torch.int64, device=learning_rates.device)
         self._clip = clip
-        self._precision = precision
+        self._precision: Precision = precision
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
         """Update once, as step number `step` counted from 1.
 
-        Where a gradient is not finite, no rank updates: an optimizer that reads `found_inf` leaves
-        weights, moments and the count behind their bias correction as they are. The schedule goes
-        by the step's number, which advances.
+        Where a gradient is not finite, no rank updates: weights, moments and the count behind their
+        bias correction stay as they are. The schedule goes by the step's number, which advances.
         """
+        self._step.fill_(step)
         self._optimizer.zero_grad()
         losses = [
             self._backward(batch, is_last=index == len(micro_batches) - 1)
             for index, batch in enumerate(micro_batches)
         ]
         outcome = self._clip.finish()
-        learning_rate = self._learning_rate(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.found_inf = outcome.skip  # type: ignore[attr-defined]  # torch's own way
-        self._optimizer.step()
+        learning_rate = self._learning_rates.index_select(0, self._step).squeeze()
+        self._optimizer.step(learning_rate, outcome.gradient_factor, outcome.skip)
         return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
@@ -68,15 +71,13 @@ class EagerStep:
             loss = pretraining_loss(
                 loss_sums(forward(self._model, batch, self._precision), batch), batch
             )
-            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.loss_scale.of(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 
-def forward(
-    model: nn.Module, batch: UnpaddedBatch, precision: Literal["fp32", "bf16"]
-) -> PretrainingLogits:
-    """The model's logits, computed in the configured precision."""
+def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> PretrainingLogits:
+    """The model's logits: in the dtype of its weights, or under autocast where `precision` is."""
     device = batch.input_ids.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16_autocast"):
         logits: PretrainingLogits = model(batch)
     return logits

@@ -126,7 +126,6 @@ def _save(outcome: Outcome, parts: Parts) -> None:
     )
     path = save_checkpoint(
         parts.directory.checkpoints,
-        parts.model,
         parts.optimizer,
         parts.config,
         state,

@@ -5,16 +5,17 @@ communicators are set up at first use. A few steps on made-up batches before the
 that out of the timed region without reading a sample, and make step 1 like every other step.
 """
 
-import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step import EagerStep
 
 
@@ -22,7 +23,7 @@ def warm_up(
     config: RunConfig,
     step: EagerStep,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: FlatOptimizer,
     device: torch.device,
 ) -> None:
     """Run `run.warm_up_steps` steps, then restore weights, optimizer and random streams."""
@@ -50,26 +51,31 @@ def synthetic_batch(config: RunConfig) -> UnpaddedBatch:
     return make_batch(samples, mlm_denominator=count * masked, nsp_denominator=count)
 
 
-def _snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> dict[str, Any]:
+def _snapshot(model: nn.Module, optimizer: FlatOptimizer, device: torch.device) -> dict[str, Any]:
     return {
-        "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "optimizer": copy.deepcopy(optimizer.state_dict()),
+        "model": _copies(model.state_dict()),
+        "flat": _copies(optimizer.flat_state()),
+        "scalar": _copies(optimizer.scalar_state()),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
 
 
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def _restore(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    saved: dict[str, Any],
+    model: nn.Module, optimizer: FlatOptimizer, device: torch.device, saved: dict[str, Any]
 ) -> None:
     optimizer.zero_grad()
     model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
+    for state, copies in (
+        (optimizer.flat_state(), saved["flat"]),
+        (optimizer.scalar_state(), saved["scalar"]),
+    ):
+        for name, tensor in state.items():
+            tensor.copy_(copies[name])
     torch.set_rng_state(saved["cpu_rng"])
     if saved["cuda_rng"] is not None:
         torch.cuda.set_rng_state(saved["cuda_rng"], device)

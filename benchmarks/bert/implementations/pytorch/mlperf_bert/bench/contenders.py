@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlperf_bert.bench.peer import PaddedStep, padded_inputs
 from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
@@ -18,8 +18,10 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.distributed.clipping import make_clipping
+from mlperf_bert.distributed.wire import plain_wire
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.param_groups import param_groups
+from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step import EagerStep
 
@@ -73,14 +75,16 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
 
 def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str, Contender]:
     """Whole steps and encoders (forward and backward), by the name of what is timed."""
+    device = next(ours.parameters()).device
+    optimizer = make_optimizer_alone(OPTIM, ours)
     our_step = EagerStep(
         ours,
-        make_optimizer(ours, OPTIM),
-        lambda step: OPTIM.learning_rate,
-        make_clipping(CLIP, ours),
+        optimizer,
+        torch.tensor([0.0, OPTIM.learning_rate], dtype=torch.float64, device=device),
+        make_clipping(CLIP, ours, plain_wire(device)),
         ours.config.precision,
     )
-    padded_step = PaddedStep(peer, make_optimizer(peer, OPTIM), CLIP.max_norm)
+    padded_step = PaddedStep(peer, _usual_adamw(peer), CLIP.max_norm)
     return {
         "ours": lambda number: our_step(1, (data.batches[number],)).loss,
         "padded": lambda number: padded_step(data.padded[number]),
@@ -88,6 +92,19 @@ def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str
         "ours_encoder": _our_encoder(ours, data),
         "padded_encoder": _padded_encoder(peer, data),
     }
+
+
+def _usual_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        [
+            {"params": group["params"], "weight_decay": group["weight_decay"]}
+            for group in param_groups(model, OPTIM.weight_decay)
+        ],
+        lr=OPTIM.learning_rate,
+        betas=(OPTIM.beta_1, OPTIM.beta_2),
+        eps=OPTIM.epsilon,
+        fused=True,
+    )
 
 
 def fastest_attention(peer: Any, step: Contender, names: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ order in which their gradients became ready are put into a bucket until it holds
 A gradient is never split, and a bucket is sent when its last gradient is ready.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MIB = 2**20
@@ -57,6 +57,20 @@ def plan_buckets(
     if waiting:
         buckets.append(_bucket(waiting, element_bytes))
     return buckets
+
+
+def plan_in_reverse(
+    numel_by_name: Mapping[str, int], element_bytes: int, cap_mb: float
+) -> list[Bucket]:
+    """`plan_buckets` where nothing is known but the order of the parameters.
+
+    Gradients are taken to become ready in the reverse order, all at the end.
+    """
+    ready = [
+        ReadyGradient(name=name, numel=numel_by_name[name], ready_at=1.0)
+        for name in reversed(list(numel_by_name))
+    ]
+    return plan_buckets(ready, element_bytes, cap_mb)
 
 
 def ddp_bucket_cap_mb(cap_mb: float) -> float | None:

@@ -28,6 +28,9 @@ from torch import Tensor
 from mlperf_bert.config import ClipSection
 
 
+_ROW = 1024
+
+
 def clip_together(gradients: Sequence[Tensor], max_norm: float, world_size: int) -> Tensor:
     """Multiply by `limit_factor(norm, max_norm) / world_size` in place; return the norm.
 
@@ -37,6 +40,11 @@ def clip_together(gradients: Sequence[Tensor], max_norm: float, world_size: int)
     norm = gradient_norm(gradients)
     torch._foreach_mul_(list(gradients), limit_factor(norm, max_norm) / world_size)
     return norm
+
+
+def clips_before(clip: ClipSection) -> bool:
+    """Whether the policy clips what a rank sends, not what it received."""
+    return clip.policy in ("whole_before_allreduce", "bucket_before_allreduce")
 
 
 def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
@@ -59,9 +67,21 @@ def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The L2 norm over all tensors together, 0-d, on their device; fp32 for 16-bit gradients."""
-    tensors = list(gradients)
-    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
-    return combine_norms(torch._foreach_norm(tensors, 2, dtype))
+    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+    if gradients[0].device.type == "cpu":
+        return combine_norms([_norm_on_cpu(each, dtype) for each in gradients])
+    return combine_norms(torch._foreach_norm(list(gradients), 2, dtype))
+
+
+def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    # In one sweep, fp32 loses digits on a CPU: 2e-4 of the norm at 8 million elements, 5e-3 at 67
+    # million. The norm of rows' norms is within 2e-7, in the same time.
+    flat = gradient.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([rows, rest.view(1)]))
+    return norm
 
 
 def combine_norms(norms: Sequence[Tensor]) -> Tensor:

@@ -110,7 +110,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: 
         raise ConfigError(
             "model.attention",
             f"'varlen' got {q.dtype}",
-            "run the model under bf16 autocast (model.precision = 'bf16') or use 'grouped'",
+            "set model.precision to 'bf16' or use 'grouped'",
         )
     context: Tensor = _VarlenAttention.apply(
         q, k, v, layout.cu_seqlens, layout.max_seqlen, dropout_p

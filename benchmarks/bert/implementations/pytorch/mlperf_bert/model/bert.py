@@ -3,6 +3,8 @@
 Shape letters: B sequences, T tokens, D hidden, V vocabulary (padded), P masked positions.
 """
 
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,15 @@ from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.embeddings import Embeddings
 from mlperf_bert.model.heads import Pooler, PretrainingHeads, PretrainingLogits
 from mlperf_bert.model.layers import Encoder
+
+COMPUTED_IN = MappingProxyType(
+    {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "bf16_autocast": torch.bfloat16,
+        "fp16": torch.float16,
+    }
+)
 
 
 class BertBody(nn.Module):
@@ -40,7 +51,7 @@ class BertForPretraining(nn.Module):
 
     Args:
         config: shape, dropout and attention policy. `precision` only chooses the policy here: the
-            weights are float32, and autocast is applied from outside.
+            weights are float32, and rounded, or run under autocast, from outside.
         device: where the weights are made; on "meta" they stay unset.
         seed: of the initial weights, which do not depend on the device.
 
@@ -50,7 +61,7 @@ class BertForPretraining(nn.Module):
 
     def __init__(self, config: ModelSection, device: torch.device, *, seed: int = 0) -> None:
         super().__init__()
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        dtype = COMPUTED_IN[config.precision]
         attend = choose_attention(config.attention, device, dtype, config.head_size)
         self.config = config
         # skip_init's way: modules made on "meta" draw nothing from the global generator.

@@ -1,14 +1,13 @@
-"""AdamW: the readable update of one tensor, and an optimizer that runs torch's fused kernel.
+"""AdamW: the readable update of one tensor, and the optimizer.
 
 Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101),
 algorithm 2, with bias correction and epsilon outside the square root.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
-import torch
 from torch import Tensor
+
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.flat_shard import StepScalars
 
 
 def adamw_update(
@@ -38,28 +37,11 @@ def adamw_update(
     param.sub_(lr * mean / (variance.sqrt() + epsilon))
 
 
-class AdamW(torch.optim.AdamW):
-    """`adamw_update` over all parameters in one fused kernel, on CPU and CUDA.
+class AdamW(FlatOptimizer):
+    """`adamw_update` of all tensors together, on flat buffers."""
 
-    The state of a parameter is `step` (0-d float32), `exp_avg` and `exp_avg_sq`. Set
-    `param_groups[i]["lr"]` before a step to follow a schedule.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        beta_1: float,
-        beta_2: float,
-        epsilon: float,
-        weight_decay: float,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=(beta_1, beta_2),
-            eps=epsilon,
-            weight_decay=weight_decay,
-            fused=True,
-        )
+    def update(self, scalars: StepScalars) -> None:
+        """A bucket's weights travel while the next bucket is updated."""
+        for part, whole, piece in self.parts:
+            self.kernels.adamw(part, self.constants, scalars)
+            self.others.publish(whole, piece)

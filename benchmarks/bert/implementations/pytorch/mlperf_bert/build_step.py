@@ -1,0 +1,114 @@
+"""A config's model becomes flat buffers, an optimizer and a step, on one rank or many."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb, plan_in_reverse
+from mlperf_bert.distributed.clipping import Clipping, make_clipping
+from mlperf_bert.distributed.flat_reducer import FlatReducer
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.node_group import check_nodes
+from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
+from mlperf_bert.distributed.wire import make_wire
+from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
+from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
+from mlperf_bert.optim.loss_scale import LossScale, no_loss_scale
+from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.schedule import learning_rate
+from mlperf_bert.step import EagerStep
+
+WEIGHTS_OF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_step(
+    model: nn.Module, config: RunConfig, info: RankInfo, device: torch.device
+) -> tuple[FlatOptimizer, EagerStep]:
+    """The optimizer of this rank's part of the state, and the step that drives it.
+
+    `model` has its initial weights, on `device`; it is left as it is but for where its weights and
+    gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
+    """
+    parallel = config.parallel
+    by_node = parallel.data_parallel == "shard_node"
+    check_nodes("parallel.data_parallel", by_node, info, parallel.ranks_per_node)
+    layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
+    initial = flat_weights(model, layout)
+    dtype = WEIGHTS_OF.get(config.model.precision, initial.dtype)
+    buffers = FlatBuffers(model, layout, initial.to(dtype))
+    loss_scale = _loss_scale(config, device)
+    parallel_model, clipping, gradients, others = _reduction(
+        model, buffers, config, info, loss_scale, device
+    )
+    optimizer = make_optimizer(config.optim, buffers, initial, gradients, others, loss_scale)
+    step = EagerStep(
+        parallel_model,
+        optimizer,
+        _learning_rates(config, device),
+        clipping,
+        config.model.precision,
+    )
+    return optimizer, step
+
+
+def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    dtype = WEIGHTS_OF.get(config.model.precision, next(iter(trained.values())).dtype)
+    buckets = plan_in_reverse(
+        {name: each.numel() for name, each in trained.items()},
+        dtype.itemsize,
+        config.parallel.bucket_cap_mb,
+    )
+    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    return plan_layout(shapes, [bucket.names for bucket in buckets], num_shards)
+
+
+def _reduction(
+    model: nn.Module,
+    buffers: FlatBuffers,
+    config: RunConfig,
+    info: RankInfo,
+    loss_scale: LossScale,
+    device: torch.device,
+) -> tuple[nn.Module, Clipping, Tensor, OtherShards]:
+    """Who averages the gradients, where they arrive, and who holds the other shards."""
+    parallel = config.parallel
+    wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
+    if info.world_size > 1 and parallel.data_parallel != "ddp":
+        group = ShardGroup(info, buffers.layout.num_shards, device)
+        reducer = FlatReducer(
+            buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
+        )
+        return model, reducer, reducer.shard_gradients, group
+    if info.world_size > 1:
+        model = DistributedDataParallel(
+            model,
+            bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
+            gradient_as_bucket_view=True,
+        )
+    clipping = make_clipping(
+        config.clip,
+        model,
+        wire,
+        forwards=parallel.grad_accum_steps,
+        bucket_cap_mb=parallel.bucket_cap_mb,
+    )
+    return model, clipping, buffers.gradients, NoOtherShards()
+
+
+def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
+    if config.model.precision != "fp16":
+        return no_loss_scale(device)
+    return LossScale(config.optim.initial_loss_scale, config.optim.loss_scale_growth_steps, device)
+
+
+def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
+    """Of every step from 1 that the run may take, warm-up included."""
+    last = max(config.run.max_steps, config.run.warm_up_steps)
+    rates = [
+        learning_rate(step, config.schedule, config.optim.learning_rate)
+        for step in range(1, last + 1)
+    ]
+    return torch.tensor([0.0, *rates], dtype=torch.float64, device=device)

@@ -1,0 +1,119 @@
+"""Sends flat gradients bucket by bucket while backward runs, clipped by the config's policy.
+
+What DistributedDataParallel does, and two things that it cannot: a bucket may be reduce-scattered,
+so that each rank receives its own shard alone, and gradients stay where backward wrote them, in one
+flat buffer. Buckets are cut in the reverse order of the parameters and never rebuilt.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from mlperf_bert.config import ClipSection
+from mlperf_bert.distributed.clip_hook import Bucket, ClipOutcome, ClipState
+from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm
+from mlperf_bert.distributed.clipping import outcome_after
+from mlperf_bert.distributed.shard_group import ShardGroup
+from mlperf_bert.distributed.wire import Wire
+from mlperf_bert.optim.flat_buffers import FlatBuffers
+
+
+class FlatReducer:
+    """A `Clipping` (clipping.py) that also reduces.
+
+    After `finish`, `shard_gradients` [layout.shard_numel] holds this rank's shard of the averaged
+    gradient, in the wire's dtype; the outcome's factor is still to be applied. It is the buffers'
+    own gradient where there is one shard and the wire's dtype is theirs.
+    """
+
+    def __init__(
+        self,
+        buffers: FlatBuffers,
+        clip: ClipSection,
+        group: ShardGroup,
+        wire: Wire,
+        world_size: int,
+        forwards: int,
+    ) -> None:
+        self._clip = clip
+        self._wire = wire
+        self._group = group
+        self._state = ClipState(clip, buffers.parameters, world_size, forwards=forwards, wire=wire)
+        self._each_forward = clip.accumulation == "each_forward"
+        self._sends = True
+        self.shard_gradients = _shard_gradients(buffers, wire)
+        self._buckets = self._make_buckets(buffers)
+        self._begin_backward()
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._on_gradient_of(number)
+                )
+
+    @contextlib.contextmanager
+    def forward(self, *, is_last: bool) -> Iterator[None]:
+        """Gradients add up in the flat buffer; those of the last backward are sent with it."""
+        self._sends = is_last or self._each_forward
+        self._state.begin_forward(is_last=is_last)
+        self._begin_backward()
+        yield
+        if self._sends:
+            self._send_while(lambda number: True)  # those with a parameter that had no part in it
+
+    def finish(self) -> ClipOutcome:
+        """Wait for the gradients, and say what clipping found or is still to do."""
+        self._group.wait_for_reduced()
+        if clips_before(self._clip):
+            return self._state.finish()
+        square = gradient_norm([self.shard_gradients]).square()
+        self._group.add_up(square)
+        return outcome_after(self._clip, square.sqrt(), self._wire.scale)
+
+    def _make_buckets(self, buffers: FlatBuffers) -> list[Bucket]:
+        layout = buffers.layout
+        return [
+            Bucket(
+                contents=[buffers.gradients[bucket.start : bucket.stop]],
+                parameters=buffers.parameters_of(bucket),
+                gradients=[
+                    buffers.gradients[each.start : each.stop].view(each.shape)
+                    for each in bucket.tensors
+                ],
+                reduced=self.shard_gradients[layout.piece_in_shard(bucket)],
+            )
+            for bucket in layout.buckets
+        ]
+
+    def _begin_backward(self) -> None:
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._next = 0
+
+    def _on_gradient_of(self, number: int) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
+            self._missing[number] -= 1
+            if self._sends:
+                self._send_while(lambda bucket: self._missing[bucket] == 0)
+
+        return on_gradient
+
+    def _send_while(self, is_ready: Callable[[int], bool]) -> None:
+        """Send the next buckets: in the same order on every rank, whatever came first here."""
+        while self._next < len(self._buckets) and is_ready(self._next):
+            bucket = self._buckets[self._next]
+            self._next += 1
+            ends_forward = self._next == len(self._buckets)
+            for ready, sent in self._state.take(bucket, ends_forward=ends_forward):
+                self._group.reduce(sent, ready.reduced)
+
+
+def _shard_gradients(buffers: FlatBuffers, wire: Wire) -> Tensor:
+    if buffers.layout.num_shards == 1 and wire.dtype is None:
+        return buffers.gradients
+    return torch.zeros(
+        buffers.layout.shard_numel,
+        dtype=wire.dtype or buffers.gradients.dtype,
+        device=buffers.gradients.device,
+    )

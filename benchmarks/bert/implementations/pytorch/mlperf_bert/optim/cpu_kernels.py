@@ -1,0 +1,221 @@
+"""One AdamW or LAMB update of a flat shard on a CPU: torch's fused kernel, and compiled loops.
+
+The mathematics is that of `adamw_update` and `lamb_update`; here the bias corrections are put into
+the constants, and a thread takes a range of blocks.
+"""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlperf_bert.compiled import compiled_arithmetic
+from mlperf_bert.optim.flat_shard import BLOCK, Constants, FlatShard, StepScalars
+
+Floats = NDArray[Any]  # of the masters' dtype
+
+BLOCKS_OF_A_THREAD = 256  # at least: a quarter of a million elements take longer than its start
+
+
+def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+    """One step of `adamw_update` on every element of a shard, in place.
+
+    Where `scalars.skip` is 1.0, nothing is written. Gradients may come back multiplied by
+    `scalars.gradient_factor`.
+    """
+    if scalars.skip.item() == 1.0:
+        return
+    gradients = shard.gradients.to(shard.masters.dtype)
+    if (factor := scalars.gradient_factor.item()) != 1.0:
+        gradients.mul_(factor)
+    correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
+    # lr * (m / c1) / (sqrt(v / c2) + eps) is that without corrections, of another lr and eps, and
+    # torch leaves the corrections away after infinitely many steps.
+    forever = torch.tensor(math.inf)
+    sizes, decays = _runs_of_decay(shard)
+    buffers = (shard.masters, gradients, shard.exp_avg, shard.exp_avg_sq)
+    runs = list(zip(*(buffer.split_with_sizes(sizes) for buffer in buffers), strict=True))
+    for decay in set(decays):
+        chosen = [views for views, of_run in zip(runs, decays, strict=True) if of_run == decay]
+        masters, grads, exp_avgs, exp_avg_sqs = (list(views) for views in zip(*chosen, strict=True))
+        torch._fused_adamw_(
+            masters,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            [forever] * len(chosen),
+            lr=scalars.learning_rate.item() * root_2 / correction_1,
+            beta1=constants.beta_1,
+            beta2=constants.beta_2,
+            weight_decay=decay * correction_1 / root_2,
+            eps=constants.epsilon * root_2,
+            amsgrad=False,
+            maximize=False,
+        )
+    if shard.weights is not None:
+        shard.weights.copy_(shard.masters)
+
+
+def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
+    """The first half of `lamb_update`: new moments, in place, and what the norms are made of.
+
+    Returns:
+        [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2 and
+        of update**2. Where `scalars.skip` is 1.0 they are zero, and nothing is written.
+    """
+    num_tensors = len(shard.weight_decay)
+    if scalars.skip.item() == 1.0:
+        return torch.zeros((num_tensors, 2), dtype=torch.float64)
+    tensors = shard.tensor_of_block.numpy()
+    number = _dtype(shard).type
+    squares = np.empty((2, len(tensors)))
+    _in_threads(
+        _moments_and_squares,
+        len(tensors),
+        _blocks(shard.masters),
+        _blocks(shard.gradients.to(shard.masters.dtype)),
+        _blocks(shard.exp_avg),
+        _blocks(shard.exp_avg_sq),
+        number(scalars.gradient_factor.item()),
+        *(number(value) for value in (constants.beta_1, 1 - constants.beta_1)),
+        *(number(value) for value in (constants.beta_2, 1 - constants.beta_2)),
+        *_of_update(shard, constants, scalars),
+        squares,
+    )
+    # In the order of the blocks, whoever computed them.
+    sums = [np.bincount(tensors, of_blocks, num_tensors) for of_blocks in squares]
+    return torch.from_numpy(np.stack(sums, axis=1))
+
+
+def lamb_apply(
+    shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
+) -> None:
+    """The second half of `lamb_update`, from the moments of the first: new masters and weights.
+
+    Where `scalars.skip` is 1.0, nothing is written.
+
+    Args:
+        ratios: [tensors] float32 or float64, what each tensor's update is multiplied by.
+    """
+    if scalars.skip.item() == 1.0:
+        return
+    tensors = shard.tensor_of_block.numpy()
+    rates = scalars.learning_rate.item() * ratios.double().numpy()
+    _in_threads(
+        _apply,
+        len(tensors),
+        _blocks(shard.masters),
+        _blocks(shard.exp_avg),
+        _blocks(shard.exp_avg_sq),
+        *_of_update(shard, constants, scalars),
+        rates[tensors].astype(_dtype(shard)),
+    )
+    if shard.weights is not None:
+        shard.weights.copy_(shard.masters)
+
+
+def _runs_of_decay(shard: FlatShard) -> tuple[list[int], list[float]]:
+    """Elements and weight decay of each run of neighbouring blocks that have the same."""
+    decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]
+    starts = np.flatnonzero(np.diff(decays, prepend=math.nan))
+    sizes = np.diff(starts, append=len(decays)) * BLOCK
+    return sizes.tolist(), decays[starts].tolist()
+
+
+def _of_update(shard: FlatShard, constants: Constants, scalars: StepScalars) -> tuple[Any, ...]:
+    """What the update needs beside moments and masters, in their dtype; decays by block."""
+    dtype = _dtype(shard)
+    corrections = (scalars.correction_1.item(), scalars.correction_2.item())
+    decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]
+    return (
+        *(dtype.type(1 / correction) for correction in corrections),
+        dtype.type(constants.epsilon),
+        decays.astype(dtype),
+    )
+
+
+def _blocks(buffer: Tensor) -> Floats:
+    return buffer.view(-1, BLOCK).numpy()
+
+
+def _dtype(shard: FlatShard) -> np.dtype[Any]:
+    return shard.masters.numpy().dtype
+
+
+def _in_threads(kernel: Callable[..., None], num_blocks: int, *arguments: Any) -> None:
+    """`kernel(first, last, *arguments)` on ranges of blocks that are all blocks together."""
+    threads = max(1, min(torch.get_num_threads(), num_blocks // BLOCKS_OF_A_THREAD))
+    edges = [num_blocks * thread // threads for thread in range(threads + 1)]
+    if threads == 1:
+        kernel(0, num_blocks, *arguments)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        ranges = [pool.submit(kernel, *both, *arguments) for both in pairwise(edges)]
+    for each in ranges:
+        each.result()
+
+
+@compiled_arithmetic
+def _moments_and_squares(
+    first: int,
+    last: int,
+    masters: Floats,
+    gradients: Floats,
+    exp_avg: Floats,
+    exp_avg_sq: Floats,
+    factor: float,
+    beta_1: float,
+    rest_1: float,
+    beta_2: float,
+    rest_2: float,
+    inverse_1: float,
+    inverse_2: float,
+    epsilon: float,
+    decays: Floats,
+    squares: Floats,
+) -> None:
+    for block in range(first, last):
+        values, grads = masters[block], gradients[block]
+        means, variances = exp_avg[block], exp_avg_sq[block]
+        decay = decays[block]
+        of_values = of_updates = 0.0
+        for i in range(len(values)):
+            gradient = grads[i] * factor
+            mean = beta_1 * means[i] + rest_1 * gradient
+            variance = beta_2 * variances[i] + rest_2 * (gradient * gradient)
+            means[i] = mean
+            variances[i] = variance
+            update = mean * inverse_1 / (np.sqrt(variance * inverse_2) + epsilon)
+            update += decay * values[i]
+            of_values += np.float64(values[i]) * np.float64(values[i])
+            of_updates += np.float64(update) * np.float64(update)
+        squares[0, block] = of_values
+        squares[1, block] = of_updates
+
+
+@compiled_arithmetic
+def _apply(
+    first: int,
+    last: int,
+    masters: Floats,
+    exp_avg: Floats,
+    exp_avg_sq: Floats,
+    inverse_1: float,
+    inverse_2: float,
+    epsilon: float,
+    decays: Floats,
+    rates: Floats,
+) -> None:
+    for block in range(first, last):
+        values, means, variances = masters[block], exp_avg[block], exp_avg_sq[block]
+        decay, rate = decays[block], rates[block]
+        for i in range(len(values)):
+            update = means[i] * inverse_1 / (np.sqrt(variances[i] * inverse_2) + epsilon)
+            values[i] -= rate * (update + decay * values[i])

@@ -1,0 +1,233 @@
+"""What AdamW and LAMB on flat buffers have in common: the state that a rank owns, and its update.
+
+Where the buffers are one shard, a rank updates everything and there is nobody to ask. Where they
+are more (ZeRO stage 1, arXiv 1910.02054), it holds masters and moments of its own pieces alone,
+updates those, and the pieces of all are brought together again, a bucket at a time.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mlperf_bert.optim.flat_buffers import FlatBuffers
+from mlperf_bert.optim.flat_layout import FlatLayout, FlatTensor, Segment
+from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
+from mlperf_bert.optim.loss_scale import LossScale
+from mlperf_bert.optim.param_groups import is_exempt
+
+
+class OtherShards(Protocol):
+    """The ranks that hold the other pieces."""
+
+    @property
+    def index(self) -> int:
+        """Which shard this rank owns."""
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the shards, in place, the same on each."""
+
+    def publish(self, whole: Tensor, piece: Tensor) -> None:
+        """Begin to fill `whole` with every shard's `piece`, in the order of the shards."""
+
+    def wait(self) -> None:
+        """Return when all that was begun is there (on a GPU: for work queued from here on)."""
+
+
+class NoOtherShards:
+    """One rank owns everything."""
+
+    index = 0
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Nothing to add."""
+
+    def publish(self, whole: Tensor, piece: Tensor) -> None:
+        """The piece is the whole."""
+
+    def wait(self) -> None:
+        """Nothing was begun."""
+
+
+class Kernels(Protocol):
+    """Updates of a shard: cpu_kernels.py or triton_kernels.py."""
+
+    def adamw(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+        """One AdamW update."""
+
+    def lamb_norms(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
+        """Moments, and [tensors, 2] float64: squared norms of weights and updates here."""
+
+    def lamb_apply(
+        self, shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
+    ) -> None:
+        """Weights, each tensor's update times its ratio [tensors]."""
+
+
+class FlatOptimizer:
+    """What both have in common; a rule is a subclass with `update`.
+
+    Args:
+        buffers: the model's.
+        initial: [layout.numel], the weights before they were rounded to the buffers' dtype; the
+            buffers' own where nothing was.
+        gradients: [layout.shard_numel], where this shard's reduced gradients arrive.
+        others: who holds the other shards.
+    """
+
+    def __init__(
+        self,
+        buffers: FlatBuffers,
+        initial: Tensor,
+        gradients: Tensor,
+        others: OtherShards,
+        loss_scale: LossScale,
+        constants: Constants,
+        weight_decay: float,
+    ) -> None:
+        self.loss_scale = loss_scale
+        self._buffers = buffers
+        self.others = others
+        self.constants = constants
+        self._updates = torch.zeros((), dtype=torch.float64, device=initial.device)
+        self.shard = _make_shard(buffers, initial, gradients, others.index, weight_decay)
+        self.kernels = _kernels_for(initial.device)
+        self.parts = list(self._cut(buffers.layout))
+
+    def zero_grad(self) -> None:
+        """Begin an update."""
+        self._buffers.zero_gradients()
+
+    @torch.no_grad()
+    def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
+        """One update; the host waits for nothing.
+
+        Args:
+            learning_rate: 0-d float64.
+            gradient_factor: 0-d float32, multiplies every gradient first.
+            skip: 0-d float32; where it is 1.0, weights, moments and count stay as they are.
+        """
+        self._buffers.collect()
+        self._updates += 1 - skip
+        number = self._updates.clamp(min=1)  # 0 where the first step is skipped
+        self.update(
+            StepScalars(
+                learning_rate=learning_rate,
+                correction_1=1 - self.constants.beta_1**number,
+                correction_2=1 - self.constants.beta_2**number,
+                gradient_factor=gradient_factor,
+                skip=skip,
+            )
+        )
+        self.others.wait()
+        self.loss_scale.update(skip)
+
+    @property
+    def num_shards(self) -> int:
+        """In how many parts the state is cut."""
+        return self._buffers.layout.num_shards
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, by name."""
+        return {tensor.name: tensor.shape for tensor in self._buffers.layout.tensors}
+
+    def segments(self) -> Iterator[Segment]:
+        """The parts of parameters that this rank's shard holds, and where."""
+        return self._buffers.layout.segments(self.others.index)
+
+    def flat_state(self) -> dict[str, Tensor]:
+        """This rank's shard of the moments, live: [shard_numel] each."""
+        return {"exp_avg": self.shard.exp_avg, "exp_avg_sq": self.shard.exp_avg_sq}
+
+    def scalar_state(self) -> dict[str, Tensor]:
+        """What there is once for all weights, live, 0-d each, the same on every rank."""
+        return {"updates": self._updates, **self.loss_scale.state_dict()}
+
+    def exact_weights(self) -> dict[str, Tensor]:
+        """Every parameter before it was rounded to the model's dtype, on the CPU.
+
+        Every rank must call it at the same time.
+        """
+        exact = {}
+        for bucket, (part, whole, _) in zip(self._buckets_of_parts(), self.parts, strict=True):
+            gathered = part.masters
+            if part.masters.numel() < whole.numel():
+                gathered = torch.empty_like(whole, dtype=part.masters.dtype)
+                self.others.publish(gathered, part.masters)
+                self.others.wait()
+            for tensor in bucket:
+                first = tensor.start - bucket[0].start
+                values = gathered[first : first + tensor.numel].view(tensor.shape)
+                exact[tensor.name] = values.cpu().clone()
+        return exact
+
+    def set_weights(self, exact: Mapping[str, Tensor]) -> None:
+        """Take over weights of every parameter; the model's are rounded from them.
+
+        Every rank must call it at the same time.
+        """
+        for segment in self.segments():
+            values = exact[segment.tensor.name].reshape(-1)
+            self.shard.masters[segment.in_shard].copy_(values[segment.first : segment.last])
+        for part, whole, piece in self.parts:
+            if part.weights is not None:
+                part.weights.copy_(part.masters)
+            self.others.publish(whole, piece)
+        self.others.wait()
+
+    def update(self, scalars: StepScalars) -> None:
+        """Update and publish the shard: what a subclass is for."""
+        raise NotImplementedError
+
+    def _cut(self, layout: FlatLayout) -> Iterator[tuple[FlatShard, Tensor, Tensor]]:
+        """What to update at a time, with the whole buffer's and this shard's slice of weights."""
+        if layout.num_shards == 1:
+            yield self.shard, self._buffers.weights, self._buffers.weights
+            return
+        for bucket in layout.buckets:
+            own = layout.piece_in_shard(bucket)
+            part = self.shard.part(own.start, own.stop)
+            sent = part.masters if part.weights is None else part.weights
+            yield part, self._buffers.weights[bucket.start : bucket.stop], sent
+
+    def _buckets_of_parts(self) -> list[tuple[FlatTensor, ...]]:
+        layout = self._buffers.layout
+        if layout.num_shards == 1:
+            return [layout.tensors]
+        return [bucket.tensors for bucket in layout.buckets]
+
+
+def _make_shard(
+    buffers: FlatBuffers, initial: Tensor, gradients: Tensor, index: int, weight_decay: float
+) -> FlatShard:
+    layout, device = buffers.layout, initial.device
+    exempt = torch.tensor([is_exempt(tensor.name) for tensor in layout.tensors], device=device)
+    is_rounded = buffers.weights.dtype != initial.dtype
+    if layout.num_shards == 1:
+        masters = initial
+        weights = buffers.weights if is_rounded else None
+    else:
+        masters = torch.cat([initial[layout.piece(each, index)] for each in layout.buckets])
+        weights = masters.to(buffers.weights.dtype) if is_rounded else None
+    return FlatShard(
+        masters=masters,
+        gradients=gradients,
+        weights=weights,
+        exp_avg=torch.zeros_like(masters),
+        exp_avg_sq=torch.zeros_like(masters),
+        tensor_of_block=torch.from_numpy(layout.tensor_of_block(index)).to(device),
+        weight_decay=(~exempt).double() * weight_decay,
+        adapted=~exempt,
+    )
+
+
+def _kernels_for(device: torch.device) -> Kernels:
+    if device.type == "cuda":
+        from mlperf_bert.optim import triton_kernels  # builds without CUDA have no triton
+
+        return triton_kernels
+    from mlperf_bert.optim import cpu_kernels
+
+    return cpu_kernels

@@ -1,0 +1,268 @@
+"""One AdamW or LAMB update of a flat shard on a GPU: Triton kernels, one program per block.
+
+The mathematics is that of `adamw_update` and `lamb_update`. Scalars are read on the device and
+every result has a fixed shape, so a step with these kernels can be captured. Nothing depends on
+the order in which programs run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlperf_bert.optim.flat_shard import BLOCK, Constants, FlatShard, StepScalars
+
+
+def _kernel(function: Callable[..., None]) -> Any:
+    return triton.jit(function)
+
+
+def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+    """One step of `adamw_update` on every element of a shard, in place.
+
+    Where `scalars.skip` is 1.0, nothing is written.
+    """
+    _adamw[(len(shard.tensor_of_block),)](
+        shard.masters,
+        shard.gradients,
+        shard.masters if shard.weights is None else shard.weights,
+        shard.exp_avg,
+        shard.exp_avg_sq,
+        shard.tensor_of_block,
+        shard.weight_decay,
+        scalars.learning_rate,
+        scalars.correction_1,
+        scalars.correction_2,
+        scalars.gradient_factor,
+        scalars.skip,
+        constants.beta_1,
+        constants.beta_2,
+        constants.epsilon,
+        shard.weights is not None,
+        BLOCK,
+    )
+
+
+def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
+    """The first half of `lamb_update`: new moments, in place, and what the norms are made of.
+
+    Returns:
+        [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2 and
+        of update**2. Where `scalars.skip` is 1.0 they are zero, and nothing is written.
+    """
+    num_blocks, num_tensors = len(shard.tensor_of_block), len(shard.weight_decay)
+    device = shard.masters.device
+    # Of each tensor its first block here and the one behind its last: both 0 where it has none.
+    spans = torch.zeros((num_tensors, 2), dtype=torch.int32, device=device)
+    squares_of_blocks = shard.masters.new_empty((num_blocks, 2))
+    squares = torch.empty((num_tensors, 2), dtype=torch.float64, device=device)
+    _moments_and_squares[(num_blocks,)](
+        shard.masters,
+        shard.gradients,
+        shard.exp_avg,
+        shard.exp_avg_sq,
+        shard.tensor_of_block,
+        shard.weight_decay,
+        scalars.correction_1,
+        scalars.correction_2,
+        scalars.gradient_factor,
+        scalars.skip,
+        spans,
+        squares_of_blocks,
+        constants.beta_1,
+        constants.beta_2,
+        constants.epsilon,
+        BLOCK,
+    )
+    _sum_squares[(num_tensors,)](spans, squares_of_blocks, squares, BLOCK)
+    return squares
+
+
+def lamb_apply(
+    shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
+) -> None:
+    """The second half of `lamb_update`, from the moments of the first: new masters and weights.
+
+    Where `scalars.skip` is 1.0, nothing is written.
+
+    Args:
+        ratios: [tensors] float32 or float64, what each tensor's update is multiplied by.
+    """
+    _apply[(len(shard.tensor_of_block),)](
+        shard.masters,
+        shard.masters if shard.weights is None else shard.weights,
+        shard.exp_avg,
+        shard.exp_avg_sq,
+        shard.tensor_of_block,
+        shard.weight_decay,
+        ratios,
+        scalars.learning_rate,
+        scalars.correction_1,
+        scalars.correction_2,
+        scalars.skip,
+        constants.epsilon,
+        shard.weights is not None,
+        BLOCK,
+    )
+
+
+@_kernel
+def _adamw(
+    masters: tl.tensor,
+    gradients: tl.tensor,
+    weights: tl.tensor,
+    exp_avg: tl.tensor,
+    exp_avg_sq: tl.tensor,
+    tensor_of_block: tl.tensor,
+    weight_decay: tl.tensor,
+    learning_rate: tl.tensor,
+    correction_1: tl.tensor,
+    correction_2: tl.tensor,
+    gradient_factor: tl.tensor,
+    skip: tl.tensor,
+    beta_1: tl.constexpr,
+    beta_2: tl.constexpr,
+    epsilon: tl.constexpr,
+    has_weights: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    if tl.load(skip) != 1.0:
+        number = tl.program_id(0).to(tl.int64)
+        at = number * block + tl.arange(0, block)
+        values = tl.load(masters + at)
+        mean, variance = _moments(
+            gradients, exp_avg, exp_avg_sq, gradient_factor, at, values.dtype, beta_1, beta_2
+        )
+        tl.store(exp_avg + at, mean)
+        tl.store(exp_avg_sq + at, variance)
+        rate = tl.load(learning_rate)
+        decay = tl.load(weight_decay + tl.load(tensor_of_block + number))
+        update = _bias_corrected(mean, variance, correction_1, correction_2, epsilon)
+        values = values * (1 - rate * decay).to(values.dtype) - rate.to(values.dtype) * update
+        tl.store(masters + at, values)
+        if has_weights:
+            tl.store(weights + at, values.to(weights.dtype.element_ty))
+
+
+@_kernel
+def _moments_and_squares(
+    masters: tl.tensor,
+    gradients: tl.tensor,
+    exp_avg: tl.tensor,
+    exp_avg_sq: tl.tensor,
+    tensor_of_block: tl.tensor,
+    weight_decay: tl.tensor,
+    correction_1: tl.tensor,
+    correction_2: tl.tensor,
+    gradient_factor: tl.tensor,
+    skip: tl.tensor,
+    spans: tl.tensor,
+    squares: tl.tensor,
+    beta_1: tl.constexpr,
+    beta_2: tl.constexpr,
+    epsilon: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    if tl.load(skip) != 1.0:
+        number = tl.program_id(0).to(tl.int64)
+        at = number * block + tl.arange(0, block)
+        values = tl.load(masters + at)
+        mean, variance = _moments(
+            gradients, exp_avg, exp_avg_sq, gradient_factor, at, values.dtype, beta_1, beta_2
+        )
+        tl.store(exp_avg + at, mean)
+        tl.store(exp_avg_sq + at, variance)
+        tensor = tl.load(tensor_of_block + number)
+        update = _bias_corrected(mean, variance, correction_1, correction_2, epsilon)
+        update += tl.load(weight_decay + tensor).to(values.dtype) * values
+        tl.store(squares + 2 * number, tl.sum(values * values))
+        tl.store(squares + 2 * number + 1, tl.sum(update * update))
+        # Only the first and the last block of a tensor write, each a place of its own.
+        last = tl.num_programs(0) - 1
+        before = tl.load(tensor_of_block + number - 1, mask=number > 0, other=-1)
+        behind = tl.load(tensor_of_block + number + 1, mask=number < last, other=-1)
+        tl.store(spans + 2 * tensor, number.to(tl.int32), mask=before != tensor)
+        tl.store(spans + 2 * tensor + 1, number.to(tl.int32) + 1, mask=behind != tensor)
+
+
+@_kernel
+def _sum_squares(
+    spans: tl.tensor, squares: tl.tensor, sums: tl.tensor, block: tl.constexpr
+) -> None:
+    tensor = tl.program_id(0)
+    first, stop = tl.load(spans + 2 * tensor), tl.load(spans + 2 * tensor + 1)
+    of_values = tl.zeros((block,), tl.float64)
+    of_updates = tl.zeros((block,), tl.float64)
+    while first < stop:  # not `range`: with numpy 2.4, older interpreters cannot take these bounds
+        at = first + tl.arange(0, block)
+        of_values += tl.load(squares + 2 * at, mask=at < stop, other=0.0).to(tl.float64)
+        of_updates += tl.load(squares + 2 * at + 1, mask=at < stop, other=0.0).to(tl.float64)
+        first += block
+    tl.store(sums + 2 * tensor, tl.sum(of_values))
+    tl.store(sums + 2 * tensor + 1, tl.sum(of_updates))
+
+
+@_kernel
+def _apply(
+    masters: tl.tensor,
+    weights: tl.tensor,
+    exp_avg: tl.tensor,
+    exp_avg_sq: tl.tensor,
+    tensor_of_block: tl.tensor,
+    weight_decay: tl.tensor,
+    ratios: tl.tensor,
+    learning_rate: tl.tensor,
+    correction_1: tl.tensor,
+    correction_2: tl.tensor,
+    skip: tl.tensor,
+    epsilon: tl.constexpr,
+    has_weights: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    if tl.load(skip) != 1.0:
+        number = tl.program_id(0).to(tl.int64)
+        at = number * block + tl.arange(0, block)
+        values = tl.load(masters + at)
+        tensor = tl.load(tensor_of_block + number)
+        mean, variance = tl.load(exp_avg + at), tl.load(exp_avg_sq + at)
+        update = _bias_corrected(mean, variance, correction_1, correction_2, epsilon)
+        update += tl.load(weight_decay + tensor).to(values.dtype) * values
+        rate = tl.load(learning_rate) * tl.load(ratios + tensor)
+        values -= rate.to(values.dtype) * update
+        tl.store(masters + at, values)
+        if has_weights:
+            tl.store(weights + at, values.to(weights.dtype.element_ty))
+
+
+@_kernel
+def _moments(
+    gradients: tl.tensor,
+    exp_avg: tl.tensor,
+    exp_avg_sq: tl.tensor,
+    gradient_factor: tl.tensor,
+    at: tl.tensor,
+    dtype: tl.constexpr,
+    beta_1: tl.constexpr,
+    beta_2: tl.constexpr,
+) -> Any:
+    gradient = tl.load(gradients + at).to(dtype) * tl.load(gradient_factor).to(dtype)
+    mean = beta_1 * tl.load(exp_avg + at) + (1 - beta_1) * gradient
+    variance = beta_2 * tl.load(exp_avg_sq + at) + (1 - beta_2) * gradient * gradient
+    return mean, variance
+
+
+@_kernel
+def _bias_corrected(
+    mean: tl.tensor,
+    variance: tl.tensor,
+    correction_1: tl.tensor,
+    correction_2: tl.tensor,
+    epsilon: tl.constexpr,
+) -> Any:
+    # One over a correction is taken in float64: it is small in the first steps.
+    inverse_1 = (1 / tl.load(correction_1)).to(mean.dtype)
+    inverse_2 = (1 / tl.load(correction_2)).to(mean.dtype)
+    return mean * inverse_1 / (tl.sqrt(variance * inverse_2) + epsilon)

@@ -1,0 +1,67 @@
+"""Optimizer state in a checkpoint: a safetensors file for each shard, readable by other shards.
+
+A file holds `<parameter>.<slot>` for the part of each parameter that its rank owns: in the
+parameter's shape where that is all of it, else flat. `ranges` in its metadata gives the part, as
+[first, last) of the flattened parameter. A name without a slot is a scalar, equal in all files.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.optim.flat_layout import Segment
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+
+
+def write_shard(optimizer: FlatOptimizer, path: Path) -> None:
+    """Write this rank's shard."""
+    tensors = {name: value.cpu() for name, value in optimizer.scalar_state().items()}
+    ranges = {}
+    for segment in optimizer.segments():
+        ranges[segment.tensor.name] = [segment.first, segment.last]
+        for slot, flat in optimizer.flat_state().items():
+            part = flat[segment.in_shard].cpu().clone()
+            shape = segment.tensor.shape if segment.is_whole else part.shape
+            tensors[f"{segment.tensor.name}.{slot}"] = part.view(shape)
+    save_file(tensors, path, metadata={"ranges": json.dumps(ranges)})
+
+
+def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
+    """Fill this rank's shard from the files of all shards, however many they were.
+
+    Raises CheckpointError where a file is damaged or the parts do not make up this state.
+    """
+    wanted = {segment.tensor.name: segment for segment in optimizer.segments()}
+    missing = {name: segment.last - segment.first for name, segment in wanted.items()}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                ranges = json.loads(file.metadata()["ranges"])
+                for name in ranges.keys() & wanted.keys():
+                    missing[name] -= _copy_part(file, optimizer, wanted[name], *ranges[name])
+                for name, value in optimizer.scalar_state().items():
+                    value.copy_(file.get_tensor(name))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(str(path), f"unreadable ({error})", "use another") from None
+    for name, elements in missing.items():
+        if elements:
+            where = str(paths[0].parent) if paths else "optimizer"
+            problem = f"lacks {elements:,} elements of {name}"
+            raise CheckpointError(where, problem, "use the config it was made with")
+
+
+def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int, last: int) -> int:
+    """Copy what a file's part [first, last) has of the wanted one; how many elements."""
+    begin, end = max(first, wanted.first), min(last, wanted.last)
+    if begin >= end:
+        return 0
+    for slot, flat in optimizer.flat_state().items():
+        part = file.get_tensor(f"{wanted.tensor.name}.{slot}").view(-1)
+        start = wanted.start + begin - wanted.first
+        flat[start : start + end - begin].copy_(part[begin - first : end - first])
+    return end - begin

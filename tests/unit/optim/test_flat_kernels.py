@@ -1,0 +1,83 @@
+"""Update kernels of flat buffers: compiled ones on the CPU, Triton's interpreted and compiled."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_cases import (
+    CHECKS,
+    CONSTANTS,
+    DTYPES,
+    RULES,
+    WEIGHT_DECAY,
+    assert_equal,
+    make_case,
+    make_scalars,
+    ratios_of,
+    set_gradients,
+)
+from mlperf_bert.optim import cpu_kernels
+from mlperf_bert.optim.cpu_kernels import BLOCKS_OF_A_THREAD
+from mlperf_bert.optim.flat_shard import BLOCK
+from support import run_process
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Lets a test set torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("check", CHECKS)
+def test_cpu_kernels(check: object, rule: str, dtypes: str) -> None:
+    check(cpu_kernels, rule, dtypes, "cpu")
+
+
+@pytest.mark.usefixtures("threads")
+def test_lamb_does_not_depend_on_the_number_of_threads() -> None:
+    numel = {1: 2 * BLOCKS_OF_A_THREAD * BLOCK, 0: 5, 2: BLOCKS_OF_A_THREAD * BLOCK}
+    found = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        case = make_case("fp32", "cpu", numel)
+        set_gradients(case, 1)
+        scalars = make_scalars(1, "cpu")
+        squares = cpu_kernels.lamb_norms(case.shard, CONSTANTS, scalars)
+        cpu_kernels.lamb_apply(case.shard, CONSTANTS, scalars, ratios_of(case.shard, squares))
+        found.append((case.shard, squares))
+    one_thread, of_one_thread = found[0]
+    for shard, squares in found[1:]:
+        assert torch.equal(squares, of_one_thread)
+        assert_equal(shard, one_thread)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shards_of_a_large_tensor_add_up(ranks: int) -> None:
+    case = make_case("fp64", "cpu", {1: 40 * BLOCK - 7, 2: 24 * BLOCK})
+    set_gradients(case, 1)
+    scalars = make_scalars(1, "cpu")
+    size = len(case.shard.masters) // ranks
+    copy = make_case("fp64", "cpu", {1: 40 * BLOCK - 7, 2: 24 * BLOCK})
+    set_gradients(copy, 1)
+    shards = [copy.shard.part(rank * size, (rank + 1) * size) for rank in range(ranks)]
+    summed = sum(cpu_kernels.lamb_norms(shard, CONSTANTS, scalars) for shard in shards)
+    whole = cpu_kernels.lamb_norms(case.shard, CONSTANTS, scalars)
+    torch.testing.assert_close(summed, whole, rtol=1e-12, atol=0.0)
+    assert (whole[[0, *range(3, len(WEIGHT_DECAY))]] == 0).all()  # tensors that are not here
+
+
+@pytest.mark.parametrize("how", ["interpret", "compile"])
+def test_triton_kernels(how: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: its kernels are not run here")
+    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = run_process(sys.executable, Path(__file__).with_name("triton_job.py"), how, **environ)
+    assert done.returncode == 0, done.stderr
