@@ -54,8 +54,7 @@ def synthetic_batch(config: RunConfig) -> UnpaddedBatch:
 def _snapshot(model: nn.Module, optimizer: FlatOptimizer, device: torch.device) -> dict[str, Any]:
     return {
         "model": _copies(model.state_dict()),
-        "flat": _copies(optimizer.flat_state()),
-        "scalar": _copies(optimizer.scalar_state()),
+        "optimizer": _copies(optimizer.changed_by_step()),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
@@ -70,12 +69,8 @@ def _restore(
 ) -> None:
     optimizer.zero_grad()
     model.load_state_dict(saved["model"])
-    for state, copies in (
-        (optimizer.flat_state(), saved["flat"]),
-        (optimizer.scalar_state(), saved["scalar"]),
-    ):
-        for name, tensor in state.items():
-            tensor.copy_(copies[name])
+    for name, tensor in optimizer.changed_by_step().items():
+        tensor.copy_(saved["optimizer"][name])
     torch.set_rng_state(saved["cpu_rng"])
     if saved["cuda_rng"] is not None:
         torch.cuda.set_rng_state(saved["cuda_rng"], device)

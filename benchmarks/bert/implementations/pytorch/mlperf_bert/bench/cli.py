@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from mlperf_bert.bench import cost_cli, loader_cli
+from mlperf_bert.bench import cost_cli, loader_cli, optimizer_cli
 from mlperf_bert.bench.options import HEAD_SIZE, add_attention, add_numbers, model_of
 
 
@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     loader_cli.add_arguments(
         measurements.add_parser("loader", help="our loader against nvidia-dali's and torch's")
+    )
+    optimizer_cli.add_arguments(
+        measurements.add_parser("optimizer", help="our update against a loop and torch's")
     )
 
 

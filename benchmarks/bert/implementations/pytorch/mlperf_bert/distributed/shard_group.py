@@ -15,6 +15,10 @@ from torch._C._distributed_c10d import Work
 from mlperf_bert.config import DataParallel
 from mlperf_bert.distributed.launch import RankInfo
 
+# torch 2.13 renamed both.
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
     """In how many parts the optimizer's state is cut."""
@@ -76,9 +80,7 @@ class ShardGroup:
     def publish(self, whole: Tensor, piece: Tensor) -> None:
         """Begin to fill `whole` with every shard's `piece`, in the order of the shards."""
         if self._shards is not None:
-            work: Work = dist.all_gather_into_tensor(
-                whole, piece, group=self._shards, async_op=True
-            )
+            work: Work = _ALL_GATHER(whole, piece, group=self._shards, async_op=True)
             self._gathering.append(work)
 
     def wait(self) -> None:
@@ -90,7 +92,7 @@ class ShardGroup:
             if self._replicas is not None:
                 self._reducing.append(_all_reduce(piece, self._replicas))
             return
-        work: Work = dist.reduce_scatter_tensor(piece, whole, group=self._shards, async_op=True)
+        work: Work = _REDUCE_SCATTER(piece, whole, group=self._shards, async_op=True)
         if self._stream is None or self._replicas is None:
             self._reducing.append(work)
             # gloo would hold up the host here: these wait until backward is done.

@@ -145,6 +145,10 @@ class FlatOptimizer:
         """What there is once for all weights, live, 0-d each, the same on every rank."""
         return {"updates": self._updates, **self.loss_scale.state_dict()}
 
+    def changed_by_step(self) -> dict[str, Tensor]:
+        """All tensors of this rank that a step changes beside the model's own weights, live."""
+        return {"masters": self.shard.masters, **self.flat_state(), **self.scalar_state()}
+
     def exact_weights(self) -> dict[str, Tensor]:
         """Every parameter before it was rounded to the model's dtype, on the CPU.
 

@@ -1,0 +1,226 @@
+"""`bench optimizer`: our update of a whole model against a loop over its tensors, and torch's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.bench.timing import Contender, InterleavedTimes
+from mlperf_bert.config import ModelSection, OptimSection
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.adamw import adamw_update
+from mlperf_bert.optim.lamb import lamb_update
+from mlperf_bert.optim.param_groups import is_exempt, param_groups
+from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.seeds import derive_seed
+
+RULES = (
+    OptimSection(name="lamb", learning_rate=1e-3),
+    OptimSection(name="adamw", learning_rate=1e-3),
+)
+REFERENCE = "per-tensor loop"
+GRADIENT_SIZE = 1e-3  # standard deviation
+LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; single ones move by about the rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What is measured, and for how long: no step begins after `seconds` but the first."""
+
+    model: ModelSection
+    threads: int
+    steps: int
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updater:
+    """A contender, and the weights that it updates, in the model's order."""
+
+    run: Contender
+    weights: list[Tensor]
+
+
+def compare(
+    settings: Settings, device: torch.device, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure, and return the JSON object of `bench optimizer`; `report` gets lines of progress.
+
+    Raises ConfigError where a contender's weights are not the reference's.
+    """
+    torch.set_num_threads(settings.threads)
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, int] = {}
+    for rule in RULES:
+        model = BertForPretraining(
+            settings.model, device, seed=derive_seed(settings.seed, "weights")
+        )
+        facts["parameters"] = sum(each.numel() for each in model.parameters())
+        facts["tensors"] = len(list(model.parameters()))
+        updaters, new_gradients = make_updaters(model, rule, settings.seed)
+        times = _measure(rule, updaters, new_gradients, settings, report)
+        differences = check_same_weights(rule, updaters)
+        facts["steps"] = times.num_steps
+        for name in updaters:
+            rows.append(
+                {
+                    "rule": rule.name,
+                    "updater": name,
+                    "ms": 1e3 * times.seconds_per_batch(name),
+                    "ratio": times.seconds_per_batch(REFERENCE) / times.seconds_per_batch(name),
+                    "ratio_range": times.range_of_ratios(REFERENCE, name),
+                    "largest_difference": differences[name],
+                }
+            )
+    return {
+        "schema_version": 1,
+        "rows": rows,
+        **facts,
+        "layers": settings.model.num_layers,
+        "hidden": settings.model.hidden_size,
+        "vocabulary": settings.model.vocab_size,
+        "largest_difference_allowed": LARGEST_DIFFERENCE,
+        "device": device.type,
+        "threads": settings.threads,
+        "seed": settings.seed,
+        "torch": torch.__version__,
+    }
+
+
+def make_updaters(
+    model: BertForPretraining, rule: OptimSection, seed: int
+) -> tuple[dict[str, Updater], Contender]:
+    """Each with weights and state of its own, by name; and what draws the next gradients of all."""
+    ours = make_optimizer_alone(rule, model)  # from here on, gradients are where it wants them
+    named = dict(model.named_parameters())
+    gradients = [each.grad for each in named.values() if each.grad is not None]
+    generator = torch.Generator(gradients[0].device).manual_seed(derive_seed(seed, "gradients"))
+
+    def new_gradients(number: int) -> Tensor:
+        for gradient in gradients:
+            gradient.normal_(std=GRADIENT_SIZE, generator=generator)
+        return gradients[0].view(-1)[0]
+
+    updaters = {REFERENCE: _loop(rule, named)}
+    if rule.name == "adamw":
+        for how in ("foreach", "fused"):
+            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, model, how)
+    device = gradients[0].device
+    rate = torch.tensor(rule.learning_rate, dtype=torch.float64, device=device)
+    one, zero = torch.ones((), device=device), torch.zeros((), device=device)
+
+    def our_update(number: int) -> Tensor:
+        ours.step(rate, one, zero)
+        return weights[0].view(-1)[0]
+
+    weights = [each.detach() for each in named.values()]
+    updaters["flat buffers"] = Updater(our_update, weights)
+    return updaters, new_gradients
+
+
+def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
+    """How far each one's weights are from the reference's at most.
+
+    Raises ConfigError above LARGEST_DIFFERENCE: times of different updates mean nothing.
+    """
+    reference = updaters[REFERENCE].weights
+    differences = {}
+    for name, updater in updaters.items():
+        pairs = zip(updater.weights, reference, strict=True)
+        difference = max(float((one - other).abs().max()) for one, other in pairs)
+        if not difference <= LARGEST_DIFFERENCE:
+            raise ConfigError(
+                "bench optimizer",
+                f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's",
+                "nothing is compared; use a version of torch that the tests pass with",
+            )
+        differences[name] = difference
+    return differences
+
+
+def _measure(
+    rule: OptimSection,
+    updaters: dict[str, Updater],
+    new_gradients: Contender,
+    settings: Settings,
+    report: Callable[[str], None],
+) -> InterleavedTimes:
+    contenders = {
+        "new gradients": new_gradients,
+        **{name: updater.run for name, updater in updaters.items()},
+    }
+    for run in contenders.values():  # warm-up
+        run(0).item()
+    times = InterleavedTimes(contenders, num_batches=1)
+    times.measure(
+        num_steps=settings.steps,
+        seconds=settings.seconds,
+        report=lambda line: report(f"{rule.name}, {line}"),
+    )
+    return times
+
+
+def _loop(rule: OptimSection, named: dict[str, nn.Parameter]) -> Updater:
+    """The readable update of one tensor after the other."""
+    weights = [each.detach().clone() for each in named.values()]
+    moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
+    updates = [_readable_update(rule, name) for name in named]
+    numbers = count(1)
+
+    @torch.no_grad()
+    def run(number: int) -> Tensor:
+        step = next(numbers)
+        for update, weight, parameter, (exp_avg, exp_avg_sq) in zip(
+            updates, weights, named.values(), moments, strict=True
+        ):
+            update(weight, parameter.grad, exp_avg, exp_avg_sq, step)
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights)
+
+
+def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
+    """The update of the tensor of this name."""
+    update = partial(
+        lamb_update if rule.name == "lamb" else adamw_update,
+        lr=rule.learning_rate,
+        beta_1=rule.beta_1,
+        beta_2=rule.beta_2,
+        epsilon=rule.epsilon,
+        weight_decay=0.0 if is_exempt(name) else rule.weight_decay,
+    )
+    return partial(update, layer_adaptation=not is_exempt(name)) if rule.name == "lamb" else update
+
+
+def _torch_adamw(rule: OptimSection, model: nn.Module, how: str) -> Updater:
+    """torch's, in one of its ways to do all tensors together."""
+    copies = {}
+    for parameter in model.parameters():
+        copies[parameter] = nn.Parameter(parameter.detach().clone())
+        copies[parameter].grad = parameter.grad
+    optimizer = torch.optim.AdamW(
+        [
+            {
+                "params": [copies[parameter] for parameter in group["params"]],
+                "weight_decay": group["weight_decay"],
+            }
+            for group in param_groups(model, rule.weight_decay)
+        ],
+        lr=rule.learning_rate,
+        betas=(rule.beta_1, rule.beta_2),
+        eps=rule.epsilon,
+        **{how: True},
+    )
+    weights = [copy.detach() for copy in copies.values()]
+
+    def run(number: int) -> Tensor:
+        optimizer.step()
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights)
