@@ -186,6 +186,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session
     from mlperf_bert.open_data import open_index
+    from mlperf_bert.step import weights_dtype
 
     config = read_config(args.checkpoint)
     # The policy changes no result, and the one it was trained with may not run here.
@@ -198,6 +199,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         reader = SampleReader(eval_dir, index.manifest)
         model = make_model(config, 0, device)
         state = load_weights(model, args.checkpoint, index.manifest.vocabulary_sha256)
+        model.to(weights_dtype(config.model.precision))
         accuracy = make_evaluator(config, index, reader, info, device)(model)
         result = {
             "schema_version": 1,

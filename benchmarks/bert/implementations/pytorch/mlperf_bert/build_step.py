@@ -18,9 +18,7 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, Other
 from mlperf_bert.optim.loss_scale import LossScale, no_loss_scale
 from mlperf_bert.optim.registry import make_optimizer
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.step import EagerStep
-
-WEIGHTS_OF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from mlperf_bert.step import EagerStep, weights_dtype
 
 
 def build_step(
@@ -36,7 +34,7 @@ def build_step(
     check_nodes("parallel.data_parallel", by_node, info, parallel.ranks_per_node)
     layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
     initial = flat_weights(model, layout)
-    dtype = WEIGHTS_OF.get(config.model.precision, initial.dtype)
+    dtype = weights_dtype(config.model.precision, initial.dtype)
     buffers = FlatBuffers(model, layout, initial.to(dtype))
     loss_scale = _loss_scale(config, device)
     parallel_model, clipping, gradients, others = _reduction(
@@ -55,7 +53,7 @@ def build_step(
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    dtype = WEIGHTS_OF.get(config.model.precision, next(iter(trained.values())).dtype)
+    dtype = weights_dtype(config.model.precision, next(iter(trained.values())).dtype)
     buckets = plan_in_reverse(
         {name: each.numel() for name, each in trained.items()},
         dtype.itemsize,

@@ -75,6 +75,12 @@ class EagerStep:
         return loss.detach()
 
 
+def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
+    """What the model's weights and gradients are in: `otherwise` where a precision rounds none."""
+    rounded = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return rounded.get(precision, otherwise)
+
+
 def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> PretrainingLogits:
     """The model's logits: in the dtype of its weights, or under autocast where `precision` is."""
     device = batch.input_ids.device.type

@@ -23,7 +23,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step import forward
+from mlperf_bert.step import forward, weights_dtype
 
 Float64Array = NDArray[np.float64]
 
@@ -66,6 +66,7 @@ def measure_cost(
     torch.set_num_threads(settings.threads)
     torch.manual_seed(derive_seed(settings.seed, "dropout"))
     model = BertForPretraining(settings.model, device, seed=derive_seed(settings.seed, "weights"))
+    model.to(weights_dtype(settings.model.precision))
     shapes = batch_shapes(settings.tokens, settings.max_length)
     contenders = {
         f"{count} x {length}": _contender(model, _batch(count, length, settings).to(device))

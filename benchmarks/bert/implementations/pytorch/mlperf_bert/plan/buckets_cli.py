@@ -25,7 +25,7 @@ def add_buckets(parser: argparse.ArgumentParser) -> None:
         help="when a bucket is full (default: parallel.bucket_cap_mb)",
     )
     parser.add_argument(
-        "--dtype", choices=ELEMENT_BYTES, help="of the gradients (default: model.precision)"
+        "--dtype", choices=ELEMENT_BYTES, help="of the gradients (default: the config's)"
     )
     parser.add_argument(
         "--qkv",
@@ -50,7 +50,8 @@ def answer_buckets(args: argparse.Namespace) -> int:
     if args.out is not None and (args.out.is_dir() or not args.out.parent.is_dir()):
         problem = f"{args.out} is a directory, or lies in one that does not exist"
         raise ConfigError("--out", problem, "name a PNG file in a directory that does")
-    dtype, cap_mb = args.dtype or config.model.precision, config.parallel.bucket_cap_mb
+    precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
+    dtype = args.dtype or (precision if precision in ELEMENT_BYTES else "fp32")  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
     gradients = backward_order(config.model, args.qkv, num_tokens, num_masked)
     buckets = plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb)
