@@ -27,4 +27,5 @@ for precision in fp32 bf16; do
     part "cost_$precision.txt" "$PYTHON" -m mlperf_bert bench cost --layers 24 --hidden 1024 \
         --precision "$precision" --device cuda --seconds 60
 done
+part optimizer.txt "$PYTHON" -m mlperf_bert bench optimizer --layers 24 --hidden 1024 --device cuda
 exit "$failed"
