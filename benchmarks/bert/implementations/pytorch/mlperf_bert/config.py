@@ -22,6 +22,7 @@ LossNormalization = Literal["global", "per_rank"]
 Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16"]
 DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
 AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
+OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
@@ -138,10 +139,12 @@ class ParallelSection:
 class OptimSection:
     """Update rule and its constants; `loss_normalization` says whose mean the loss is.
 
-    The loss scale matters to precision `fp16` alone.
+    The loss scale matters to precision `fp16` alone. `implementation = "apex"` has NVIDIA apex's
+    kernels make the updates.
     """
 
     name: Literal["adamw", "lamb"]
+    implementation: OptimImplementation = "ours"
     learning_rate: float
     beta_1: float = 0.9
     beta_2: float = 0.999

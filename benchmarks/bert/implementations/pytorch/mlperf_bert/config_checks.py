@@ -98,6 +98,7 @@ def check_shapes(config: "RunConfig") -> None:
     _check_quantiles(config)
     _check_counts_per_rank(config)
     _check_clip(config)
+    _check_apex(config)
     warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
     if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
         raise ConfigError(
@@ -144,6 +145,20 @@ def _check_clip(config: "RunConfig") -> None:
     if clip.accumulation == "each_forward" and config.parallel.allreduce_dtype != "as_gradients":
         problem = f"{config.parallel.allreduce_dtype!r} with clip.accumulation 'each_forward'"
         raise ConfigError("parallel.allreduce_dtype", problem, "use 'as_gradients'")
+
+
+def _check_apex(config: "RunConfig") -> None:
+    if config.optim.implementation != "apex":
+        return
+    needs = (
+        ("run.device", config.run.device, ("cuda",)),
+        ("model.precision", config.model.precision, ("fp32", "bf16_autocast")),
+        ("parallel.data_parallel", config.parallel.data_parallel, ("ddp",)),
+    )
+    for field, value, allowed in needs:
+        if value not in allowed:
+            remedy = f"set {field} to {' or '.join(map(repr, allowed))}, or use 'ours'"
+            raise ConfigError("optim.implementation", f"'apex' with {field} {value!r}", remedy)
 
 
 def check_closed_rules(config: "RunConfig") -> None:

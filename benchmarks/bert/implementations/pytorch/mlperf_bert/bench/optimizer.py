@@ -133,7 +133,8 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
     differences = {}
     for name, updater in updaters.items():
         pairs = zip(updater.weights, reference, strict=True)
-        difference = max(float((one - other).abs().max()) for one, other in pairs)
+        # torch's maximum of a NaN is NaN.
+        difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
         if not difference <= LARGEST_DIFFERENCE:
             raise ConfigError(
                 "bench optimizer",

@@ -36,21 +36,25 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
         gradients.mul_(factor)
     correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
     # lr * (m / c1) / (sqrt(v / c2) + eps) is that without corrections, of another lr and eps, and
-    # torch leaves the corrections away after infinitely many steps.
+    # torch leaves the corrections out after infinitely many steps.
     forever = torch.tensor(math.inf)
     sizes, decays = _runs_of_decay(shard)
-    buffers = (shard.masters, gradients, shard.exp_avg, shard.exp_avg_sq)
-    runs = list(zip(*(buffer.split_with_sizes(sizes) for buffer in buffers), strict=True))
+    buffers = [
+        buffer.split_with_sizes(sizes)
+        for buffer in (shard.masters, gradients, shard.exp_avg, shard.exp_avg_sq)
+    ]
     for decay in set(decays):
-        chosen = [views for views, of_run in zip(runs, decays, strict=True) if of_run == decay]
-        masters, grads, exp_avgs, exp_avg_sqs = (list(views) for views in zip(*chosen, strict=True))
+        masters, grads, exp_avgs, exp_avg_sqs = (
+            [run for run, of_run in zip(runs, decays, strict=True) if of_run == decay]
+            for runs in buffers
+        )
         torch._fused_adamw_(
             masters,
             grads,
             exp_avgs,
             exp_avg_sqs,
             [],
-            [forever] * len(chosen),
+            [forever] * len(masters),
             lr=scalars.learning_rate.item() * root_2 / correction_1,
             beta1=constants.beta_1,
             beta2=constants.beta_2,
@@ -84,8 +88,8 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
         _blocks(shard.exp_avg),
         _blocks(shard.exp_avg_sq),
         number(scalars.gradient_factor.item()),
-        *(number(value) for value in (constants.beta_1, 1 - constants.beta_1)),
-        *(number(value) for value in (constants.beta_2, 1 - constants.beta_2)),
+        *map(number, (constants.beta_1, 1 - constants.beta_1)),
+        *map(number, (constants.beta_2, 1 - constants.beta_2)),
         *_of_update(shard, constants, scalars),
         squares,
     )
@@ -132,11 +136,10 @@ def _runs_of_decay(shard: FlatShard) -> tuple[list[int], list[float]]:
 def _of_update(shard: FlatShard, constants: Constants, scalars: StepScalars) -> tuple[Any, ...]:
     """What the update needs beside moments and masters, in their dtype; decays by block."""
     dtype = _dtype(shard)
-    corrections = (scalars.correction_1.item(), scalars.correction_2.item())
+    inverses = (1 / scalars.correction_1.item(), 1 / scalars.correction_2.item())
     decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]
     return (
-        *(dtype.type(1 / correction) for correction in corrections),
-        dtype.type(constants.epsilon),
+        *map(dtype.type, (*inverses, constants.epsilon)),
         decays.astype(dtype),
     )
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from mlperf_bert.config import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import AdamW
+from mlperf_bert.optim.apex_optimizer import ApexAdamW, ApexLAMB
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
 from mlperf_bert.optim.flat_layout import plan_layout
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
@@ -21,6 +22,7 @@ OPTIMIZERS = MappingProxyType(
         "lamb": LAMB,
     }
 )
+BY_APEX = MappingProxyType({"adamw": ApexAdamW, "lamb": ApexLAMB})
 
 
 def make_optimizer_alone(config: OptimSection, model: nn.Module) -> FlatOptimizer:
@@ -45,12 +47,13 @@ def make_optimizer(
 ) -> FlatOptimizer:
     """The optimizer of `config.name`; the other arguments are `FlatOptimizer`'s.
 
-    Raises ConfigError for a name that is not registered.
+    Raises ConfigError for a name that is not registered, and where apex is wanted and missing.
     """
-    if config.name not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
+    rules = BY_APEX if config.implementation == "apex" else OPTIMIZERS
+    if config.name not in rules:
+        known = ", ".join(rules)
         raise ConfigError("optim.name", f"no optimizer {config.name!r}", f"use one of {known}")
     constants = Constants(beta_1=config.beta_1, beta_2=config.beta_2, epsilon=config.epsilon)
-    return OPTIMIZERS[config.name](
+    return rules[config.name](
         buffers, initial, gradients, others, loss_scale, constants, config.weight_decay
     )

@@ -1,0 +1,140 @@
+"""NVIDIA apex's fused AdamW and LAMB over the flat buffers, as optimizers of ours.
+
+Tested against apex's documented interface; not run with real apex, which comes with NVIDIA's
+container images and needs a GPU. Of its two LAMBs this is `FusedMixedPrecisionLamb`: `FusedLAMB`
+takes learning rate and step number from the host and cannot skip a step without it.
+"""
+
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.optim.flat_buffers import FlatBuffers, views
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, OtherShards
+from mlperf_bert.optim.flat_shard import Constants, StepScalars
+from mlperf_bert.optim.loss_scale import LossScale
+from mlperf_bert.optim.param_groups import is_exempt
+
+
+class ApexOptimizer(FlatOptimizer):
+    """What both have in common: apex's optimizers work on views of one float32 shard.
+
+    There is one for the decayed tensors and one for the exempt. They are given weights, gradients
+    and moments, and before every step the learning rate and the count of updates: apex keeps no
+    state of its own, so checkpoints and the warm-up need nothing more. A step overwrites the
+    gradients.
+
+    Raises ConfigError where apex is not installed or refuses.
+    """
+
+    def __init__(
+        self,
+        buffers: FlatBuffers,
+        initial: Tensor,
+        gradients: Tensor,
+        others: OtherShards,
+        loss_scale: LossScale,
+        constants: Constants,
+        weight_decay: float,
+    ) -> None:
+        super().__init__(buffers, initial, gradients, others, loss_scale, constants, weight_decay)
+        names = [tensor.name for tensor in buffers.layout.tensors]
+        flats = (self.shard.masters, self.shard.gradients, *self.flat_state().values())
+        decayed: dict[nn.Parameter, dict[str, Tensor]] = {}
+        exempt: dict[nn.Parameter, dict[str, Tensor]] = {}
+        columns = (views(flat, buffers.layout) for flat in flats)
+        for name, weight, gradient, *moments in zip(names, *columns, strict=True):
+            parameter = nn.Parameter(weight)
+            parameter.grad = gradient
+            state = dict(zip(self.flat_state(), moments, strict=True))
+            (exempt if is_exempt(name) else decayed)[parameter] = state
+        self._fused = []
+        for states, decay in ((decayed, weight_decay), (exempt, 0.0)):
+            if states:
+                fused = self.make_fused(list(states), decay, adapted=states is decayed)
+                fused.state.update(states)
+                self._fused.append(fused)
+
+    def update(self, scalars: StepScalars) -> None:
+        """Apex's kernels read everything on the device."""
+        scaler = _Scaler(scalars)
+        for fused in self._fused:
+            fused._dummy_overflow_buf.zero_()  # its last step's skip, which would hold the count
+            group = fused.param_groups[0]
+            group["lr"] = scalars.learning_rate.float()
+            group["step"] = (self._updates - 1).int().reshape(1)  # apex adds 1 unless it skips
+            fused.step(grad_scaler=scaler)
+
+    def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
+        """Apex's optimizer of `parameters`; `adapted` says whether LAMB scales their updates."""
+        raise NotImplementedError
+
+
+class ApexAdamW(ApexOptimizer):
+    """`adamw_update` by apex's FusedAdam."""
+
+    def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
+        """AdamW adapts nothing."""
+        return _make("FusedAdam", parameters, self.constants, decay, capturable=True)
+
+
+class ApexLAMB(ApexOptimizer):
+    """`lamb_update` by apex's FusedMixedPrecisionLamb.
+
+    Where the gradients' norm overflows float32, apex makes no update, which yet counts as one.
+    """
+
+    def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
+        """Without `use_nvlamb` apex adapts what has weight decay: not the same where it is 0."""
+        return _make(
+            "FusedMixedPrecisionLamb",
+            parameters,
+            self.constants,
+            decay,
+            grad_averaging=True,
+            max_grad_norm=math.inf,  # clipping is done elsewhere; 0 would clip everything
+            use_nvlamb=adapted,
+        )
+
+
+class _Scaler:
+    """What apex asks of a `torch.amp.GradScaler`."""
+
+    def __init__(self, scalars: StepScalars) -> None:
+        self._scalars = scalars
+
+    def _check_inf_per_device(self, _optimizer: Any) -> dict[torch.device, Tensor]:
+        """1.0 where the step is to be skipped."""
+        return {self._scalars.skip.device: self._scalars.skip}
+
+    def _get_scale_async(self) -> Tensor:
+        """Apex divides gradients by it."""
+        return self._scalars.gradient_factor.reciprocal()
+
+
+def _make(
+    name: str, parameters: list[nn.Parameter], constants: Constants, decay: float, **more: object
+) -> Any:
+    remedy = "use 'ours', or an image that has apex"
+    try:
+        fused = getattr(importlib.import_module("apex.optimizers"), name)
+    except (ImportError, AttributeError) as error:
+        problem = f"'apex' and apex is not installed ({error})"
+        raise ConfigError("optim.implementation", problem, remedy) from None
+    try:
+        return fused(
+            parameters,
+            betas=(constants.beta_1, constants.beta_2),
+            eps=constants.epsilon,
+            weight_decay=decay,
+            bias_correction=True,
+            adam_w_mode=True,
+            **more,
+        )
+    except RuntimeError as error:  # as where apex was built without its CUDA extensions
+        problem = f"'apex' and apex refuses ({' '.join(str(error).split())})"
+        raise ConfigError("optim.implementation", problem, remedy) from None

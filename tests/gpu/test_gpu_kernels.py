@@ -1,0 +1,57 @@
+"""Update kernels on a GPU: equal to the readable updates, repeatable, and part of a CUDA graph."""
+
+import pytest
+import torch
+
+from kernel_cases import (
+    CHECKS,
+    DTYPES,
+    RULES,
+    assert_equal,
+    make_case,
+    make_scalars,
+    set_gradients,
+    update,
+)
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: Triton kernels are not run on one here"
+)
+DEVICE = "cuda"
+SCALARS = ("learning_rate", "correction_1", "correction_2", "gradient_factor", "skip")
+
+
+@pytest.fixture
+def kernels() -> object:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from mlperf_bert.optim import triton_kernels
+
+    return triton_kernels
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("check", CHECKS)
+def test_kernels(kernels: object, check: object, rule: str, dtypes: str) -> None:
+    check(kernels, rule, dtypes, DEVICE)
+
+
+@pytest.mark.parametrize("dtypes", ["fp32", "bf16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_captured_update_follows_its_scalars(kernels: object, rule: str, dtypes: str) -> None:
+    eager, captured = make_case(dtypes, DEVICE), make_case(dtypes, DEVICE)
+    static = make_scalars(1, DEVICE, skip=1.0)
+    update(kernels, rule, captured.shard, static)  # compiles, and changes nothing
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update(kernels, rule, captured.shard, static)
+    for step, skip in ((1, 0.0), (2, 1.0), (3, 0.0)):
+        scalars = make_scalars(step, DEVICE, skip)
+        for name in SCALARS:
+            getattr(static, name).copy_(getattr(scalars, name))
+        for case in (eager, captured):
+            set_gradients(case, step)
+        update(kernels, rule, eager.shard, scalars)
+        graph.replay()
+        assert_equal(captured.shard, eager.shard)
