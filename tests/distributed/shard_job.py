@@ -44,9 +44,11 @@ SAVED_AT, LAST = 4, 8
 VOCABULARY = "ab"
 SPOILT_BY = {3: float("nan"), 4: float("inf"), 6: 1e30}  # by step; the last: its square overflows
 SPOILT_STEPS = max(SPOILT_BY) + 2
+# Where a bucket is one small tensor, most shards own nothing of it but padding.
+TWO_FORWARDS_OF_SMALL_BUCKETS = ("parallel.grad_accum_steps=2", "parallel.bucket_cap_mb=0.0001")
 SMALL = (
     *("model.num_layers=1", "data.max_seq_length=16", "parallel.bucket_cap_mb=0.01"),
-    *("run.max_steps=100", "schedule.decay_steps=100", "optim.learning_rate=1e-3"),
+    *("run.max_steps=100", "schedule.decay_steps=100"),
     *("clip.max_norm=2.0", f"parallel.local_batch_size={SEQUENCES}"),
 )
 
@@ -63,9 +65,9 @@ class Run:
 
     def micro_batches(self, step: int) -> tuple[UnpaddedBatch, ...]:
         """This rank's share of an update's."""
-        share = MICRO_BATCHES // self.info.world_size
+        share = self.config.parallel.grad_accum_steps
         mine = range(self.info.rank * share, (self.info.rank + 1) * share)
-        return tuple(micro_batch(step, number, self.info.world_size) for number in mine)
+        return tuple(micro_batch(step, number, share) for number in mine)
 
     def steps(self, first: int, last: int) -> dict[str, Tensor]:
         """Take them; of each, the update's loss, what was clipped here, and what was skipped."""
@@ -108,8 +110,8 @@ def start(
     return Run(case, info, model, *build_step(model, case, info, CPU))
 
 
-def micro_batch(step: int, number: int, world_size: int) -> UnpaddedBatch:
-    """Random words in sequences of several lengths, the same for every number of ranks."""
+def micro_batch(step: int, number: int, forwards: int) -> UnpaddedBatch:
+    """Random words in sequences of several lengths; `forwards` are those of a rank and update."""
     random = np.random.default_rng([step, number])
     lengths = random.integers(4, 12, SEQUENCES)
     places = [np.sort(random.permutation(length)[:MASKED]) for length in lengths]
@@ -118,11 +120,11 @@ def micro_batch(step: int, number: int, world_size: int) -> UnpaddedBatch:
         lengths=lengths,
         segment_b_start=lengths // 2,
         masked_positions=np.concatenate(places),
-        masked_ids=random.integers(0, 69, MASKED * SEQUENCES),
+        masked_ids=random.integers(0, 8, MASKED * SEQUENCES),  # fewer words: there is what to learn
         masked_counts=np.full(SEQUENCES, MASKED),
         next_sentence_label=random.integers(0, 2, SEQUENCES),
     )
-    sequences = MICRO_BATCHES * SEQUENCES / world_size
+    sequences = forwards * SEQUENCES  # of the mean over ranks, as the step plan has it
     return make_batch(samples, mlm_denominator=MASKED * sequences, nsp_denominator=sequences)
 
 
@@ -211,7 +213,7 @@ def go_on(run: Run) -> dict[str, Any]:
 
 def load_and_go_on(run: Run, directory: Path) -> dict[str, Any]:
     """With a checkpoint in place of the run's own beginning."""
-    state = load_checkpoint(run.optimizer, directory, VOCABULARY)
+    state = load_checkpoint(run.optimizer, directory, VOCABULARY, run.info)
     assert state.step == SAVED_AT
     found = {
         "saved": run.optimizer.exact_weights(),
@@ -237,7 +239,7 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
                 run = start(config, info, (parallel, f"optim.name={rule}"), dtype)
                 seen[f"{mode} {rule} {name}"] = trained(run, STEPS)
         seen[f"{mode} state"] = state_elements(run.optimizer)
-        seen[f"{mode} buckets"] = len(run.optimizer.parts)
+        seen[f"{mode} parts"] = len(run.optimizer.parts)
         if mode == "ddp":
             continue
         for name, options in (("buckets", (BUCKETS,)), ("forwards", (BUCKETS, EACH_FORWARD))):
@@ -248,7 +250,8 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
             run = start(config, info, (parallel, clip))
             seen[f"{mode} {policy} events"] = order_of_events(run)
             for accumulation in accumulations(policy):
-                run = start(config, info, (parallel, clip, accumulation))
+                options = (parallel, clip, accumulation, *TWO_FORWARDS_OF_SMALL_BUCKETS)
+                run = start(config, info, options)
                 if info.rank == info.world_size - 1:
                     spoil(run)
                 seen[f"{mode} {policy} {accumulation} spoilt"] = trained(run, SPOILT_STEPS)

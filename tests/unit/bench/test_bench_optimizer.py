@@ -38,13 +38,14 @@ def test_json_has_a_row_for_each_updater(capsys: pytest.CaptureFixture[str]) -> 
     assert bench(*TINY, "--device", "cpu", "--json") == 0
     printed = capsys.readouterr()
     result: dict[str, Any] = json.loads(printed.out)
-    assert result["schema_version"] == 1 and result["steps"] == 2
+    assert result["schema_version"] == 1
     model = BertForPretraining(MODEL, torch.device("meta"), seed=0)
     assert result["parameters"] == sum(each.numel() for each in model.parameters())
     rows = {(row["rule"], row["updater"]): row for row in result["rows"]}
     assert list(rows) == [(rule, name) for rule, names in UPDATERS.items() for name in names]
     for (rule, _), row in rows.items():
         assert row["ratio"] == pytest.approx(rows[rule, REFERENCE]["ms"] / row["ms"])
+        assert row["steps"] == 2
         assert 0 <= row["largest_difference"] <= result["largest_difference_allowed"]
     assert "adamw, step 2/2" in printed.err
 

@@ -70,6 +70,7 @@ def _by_optimizer(name: str, dtype: torch.dtype) -> _Layer:
     section = OptimSection(name=name, learning_rate=RATES[0], **constants)
     optimizer = make_optimizer_alone(section, layer)
     for step, rate in enumerate(RATES, start=1):
+        optimizer.zero_grad()
         for parameter in layer.parameters():
             shape = np.empty(parameter.shape)
             parameter.grad = torch.from_numpy(_gradients(shape, step)).to(dtype)

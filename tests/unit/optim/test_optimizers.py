@@ -52,6 +52,7 @@ def _train(name: str) -> nn.Module:
     model = _toy()
     optimizer = make_optimizer_alone(_config(name), model)
     for step, rate in enumerate(RATES, start=1):
+        optimizer.zero_grad()
         _set_grads(model, step)
         _step(optimizer, rate)
     return model

@@ -1,7 +1,9 @@
 """What test_flat_kernels.py runs by itself: `triton_job.py interpret|compile`, without a GPU.
 
 The first runs the kernels in Triton's interpreter, which has to be chosen before triton is
-imported. It takes any Python, so the second compiles them for a GPU, and runs nothing.
+imported. The second compiles them for a GPU and runs nothing, because the interpreter takes Python
+that the compiler refuses. And it cuts floats off where bfloat16 should be rounded, so rounding is
+compared in fp16 alone.
 """
 
 import sys
@@ -17,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kernel_cases import CHECKS, DTYPES, RULES, check_rounding, make_case, make_scalars, update
+from kernel_cases import CHECKS, DTYPES, RULES, check_updates, make_case, make_scalars, update
 from mlperf_bert.optim import triton_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -32,10 +34,9 @@ TYPES = {
 
 def interpret() -> None:
     for check, rule, dtypes in product(CHECKS, RULES, DTYPES):
-        if check is check_rounding and dtypes == "bf16":
-            continue  # the interpreter cuts off instead
-        print(check.__name__, rule, dtypes, flush=True)
-        check(triton_kernels, rule, dtypes, "cpu")
+        if check is check_updates or dtypes in ("fp32", "fp16"):  # it is slow
+            print(check.__name__, rule, dtypes, flush=True)
+            check(triton_kernels, rule, dtypes, "cpu")
 
 
 def compile_all() -> None:

@@ -111,19 +111,25 @@ def _write(
 
 
 def load_checkpoint(
-    optimizer: FlatOptimizer, directory: Path, vocabulary_sha256: str
+    optimizer: FlatOptimizer, directory: Path, vocabulary_sha256: str, info: RankInfo
 ) -> CheckpointState:
     """Fill an optimizer and its model from a checkpoint of any number of ranks.
 
-    Every rank must call it at the same time. Raises CheckpointError as `load_weights`.
+    Every rank must call it at the same time. Raises CheckpointError as `load_weights`, on every
+    rank.
     """
-    directory = _resolve(directory)
-    tensors, state = _read(directory, vocabulary_sha256)
-    _check_names_and_shapes(directory, tensors, optimizer.shapes)
-    manifest = _read_json(directory / "manifest.json")
-    names = [name for name in manifest["files"] if name.startswith("optimizer/")]
-    _verify_files(directory, manifest, names)
-    read_shards(optimizer, [directory / name for name in names])
+
+    def read() -> tuple[dict[str, Tensor], CheckpointState]:
+        found = _resolve(directory)
+        tensors, state = _read(found, vocabulary_sha256)
+        _check_names_and_shapes(found, tensors, optimizer.shapes)
+        manifest = _read_json(found / "manifest.json")
+        names = [name for name in manifest["files"] if name.startswith("optimizer/")]
+        _verify_files(found, manifest, names)
+        read_shards(optimizer, [found / name for name in names])
+        return tensors, state
+
+    tensors, state = on_every_rank(info, read)
     optimizer.set_weights(tensors)
     return state
 

@@ -17,6 +17,17 @@ from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import Segment
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
+# What reading a file raises that is damaged, or is not of this format.
+_UNREADABLE = (
+    OSError,
+    SafetensorError,
+    AttributeError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 def write_shard(optimizer: FlatOptimizer, path: Path) -> None:
     """Write this rank's shard."""
@@ -34,7 +45,8 @@ def write_shard(optimizer: FlatOptimizer, path: Path) -> None:
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
     """Fill this rank's shard from the files of all shards, however many they were.
 
-    Raises CheckpointError where a file is damaged or the parts do not make up this state.
+    Where they have no loss scale, this optimizer's stays. Raises CheckpointError where a file is
+    damaged or the parts do not make up this state.
     """
     wanted = {segment.tensor.name: segment for segment in optimizer.segments()}
     missing = {name: segment.last - segment.first for name, segment in wanted.items()}
@@ -44,9 +56,10 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
                 ranges = json.loads(file.metadata()["ranges"])
                 for name in ranges.keys() & wanted.keys():
                     missing[name] -= _copy_part(file, optimizer, wanted[name], *ranges[name])
-                for name, value in optimizer.scalar_state().items():
-                    value.copy_(file.get_tensor(name))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+                scalars = optimizer.scalar_state()
+                for name in scalars.keys() & {"updates", *file.keys()}:
+                    scalars[name].copy_(file.get_tensor(name))
+        except _UNREADABLE as error:
             raise CheckpointError(str(path), f"unreadable ({error})", "use another") from None
     for name, elements in missing.items():
         if elements:

@@ -55,33 +55,13 @@ def compare(
     Raises ConfigError where a contender's weights are not the reference's.
     """
     torch.set_num_threads(settings.threads)
-    rows: list[dict[str, Any]] = []
-    facts: dict[str, int] = {}
-    for rule in RULES:
-        model = BertForPretraining(
-            settings.model, device, seed=derive_seed(settings.seed, "weights")
-        )
-        facts["parameters"] = sum(each.numel() for each in model.parameters())
-        facts["tensors"] = len(list(model.parameters()))
-        updaters, new_gradients = make_updaters(model, rule, settings.seed)
-        times = _measure(rule, updaters, new_gradients, settings, report)
-        differences = check_same_weights(rule, updaters)
-        facts["steps"] = times.num_steps
-        for name in updaters:
-            rows.append(
-                {
-                    "rule": rule.name,
-                    "updater": name,
-                    "ms": 1e3 * times.seconds_per_batch(name),
-                    "ratio": times.seconds_per_batch(REFERENCE) / times.seconds_per_batch(name),
-                    "ratio_range": times.range_of_ratios(REFERENCE, name),
-                    "largest_difference": differences[name],
-                }
-            )
+    rows = [row for rule in RULES for row in _compare_rule(rule, settings, device, report)]
+    parameters = list(BertForPretraining(settings.model, torch.device("meta"), seed=0).parameters())
     return {
         "schema_version": 1,
         "rows": rows,
-        **facts,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "tensors": len(parameters),
         "layers": settings.model.num_layers,
         "hidden": settings.model.hidden_size,
         "vocabulary": settings.model.vocab_size,
@@ -145,13 +125,16 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
     return differences
 
 
-def _measure(
+def _compare_rule(
     rule: OptimSection,
-    updaters: dict[str, Updater],
-    new_gradients: Contender,
     settings: Settings,
+    device: torch.device,
     report: Callable[[str], None],
-) -> InterleavedTimes:
+) -> list[dict[str, Any]]:
+    """A row for each updater."""
+    seed = derive_seed(settings.seed, "weights")
+    model = BertForPretraining(settings.model, device, seed=seed)
+    updaters, new_gradients = make_updaters(model, rule, settings.seed)
     contenders = {
         "new gradients": new_gradients,
         **{name: updater.run for name, updater in updaters.items()},
@@ -164,7 +147,19 @@ def _measure(
         seconds=settings.seconds,
         report=lambda line: report(f"{rule.name}, {line}"),
     )
-    return times
+    differences = check_same_weights(rule, updaters)
+    return [
+        {
+            "rule": rule.name,
+            "updater": name,
+            "ms": 1e3 * times.seconds_per_batch(name),
+            "ratio": times.seconds_per_batch(REFERENCE) / times.seconds_per_batch(name),
+            "ratio_range": times.range_of_ratios(REFERENCE, name),
+            "largest_difference": differences[name],
+            "steps": times.num_steps,
+        }
+        for name in updaters
+    ]
 
 
 def _loop(rule: OptimSection, named: dict[str, nn.Parameter]) -> Updater:

@@ -57,15 +57,16 @@ def _in_words(result: dict[str, Any]) -> str:
         f"{result['layers']} layers, hidden {result['hidden']}, {result['vocabulary']} words: "
         f"{result['parameters']:,} parameters in {result['tensors']} tensors, fp32 on "
         f"{result['device']}, {result['threads']} threads",
-        f"one update, median of {result['steps']}; ratio: updates while the loop over tensors does "
-        "one (lowest, median, highest of single ones); difference: of any weight from the loop's "
-        f"at the end, at most {result['largest_difference_allowed']:g}",
-        f"{'rule':6} {'updater':32} {'ms':>8} {'ratio':>6} {'':>16} {'difference':>10}",
+        f"one update, median of {result['rows'][0]['steps']}; ratio: updates while the loop over "
+        "tensors does one; difference: of any",
+        "weight from the loop's at the end, at most "
+        f"{result['largest_difference_allowed']:g}; single ones: lowest, median, highest ratio",
+        f"{'rule':6} {'updater':32} {'ms':>8} {'ratio':>6}  {'single ones':18} {'difference':>10}",
     ]
     for row in result["rows"]:
         singles = ", ".join(f"{ratio:.2f}" for ratio in row["ratio_range"])
         lines.append(
             f"{row['rule']:6} {row['updater']:32} {row['ms']:8.1f} {row['ratio']:6.2f} "
-            f"({singles}) {row['largest_difference']:10.1e}"
+            f" {singles:18} {row['largest_difference']:10.1e}"
         )
     return "\n".join(lines)

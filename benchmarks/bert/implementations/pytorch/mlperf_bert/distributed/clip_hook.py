@@ -97,6 +97,7 @@ class ClipState:
         self._forward_norms: list[Tensor] = []
         self._clipped: list[Tensor] = []
         self._reduced: list[Tensor] = []
+        self._poison: Tensor | float = 0.0  # NaN once a forward put aside had no finite norm
 
     def begin_forward(self, *, is_last: bool) -> None:
         """Under "each_forward", say before each forward whether it is the update's last.
@@ -147,7 +148,10 @@ class ClipState:
         whole = self._clip.policy == "whole_before_allreduce"
         sent: list[Tensor] = []
         for together in [buckets] if whole else [[bucket] for bucket in buckets]:
-            factor = self._factor(together)
+            # What is put aside has no padding, which may be all that a rank receives of a bucket.
+            factor = self._factor(together) + self._poison
+            if not self._is_last_forward:
+                self._poison = 0 * factor
             for bucket in together:
                 sent.append(self._multiply(bucket, factor))
         if ends_forward and self._norms:

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from mlperf_bert.config import ClipSection
 
-
 _ROW = 1024
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -47,7 +48,8 @@ def make_clipping(
         _register_hook(ddp, clip, wire, forwards)
         return ClipAfter(clip, model, wire.scale)
     if ddp is None:
-        return ClipOnOneRank(clip, model, wire, forwards, bucket_cap_mb)
+        unsent = replace(wire, dtype=None)
+        return ClipOnOneRank(clip, model, unsent, forwards, bucket_cap_mb)
     return ClipBefore(clip, ddp, _register_hook(ddp, clip, wire, forwards))
 
 

@@ -1,13 +1,14 @@
 """Sends flat gradients bucket by bucket while backward runs, clipped by the config's policy.
 
 What DistributedDataParallel does, and two things that it cannot: a bucket may be reduce-scattered,
-so that each rank receives its own shard alone, and gradients stay where backward wrote them, in one
-flat buffer. Buckets are cut in the reverse order of the parameters and never rebuilt.
+so that each rank receives its own shard alone, and the reduced gradients need no copy: they are in
+the flat buffer that the optimizer reads. Buckets are cut in the reverse order of the parameters and
+never rebuilt.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -45,13 +46,14 @@ class FlatReducer:
         self._each_forward = clip.accumulation == "each_forward"
         self._sends = True
         self.shard_gradients = _shard_gradients(buffers, wire)
+        self._buffers = buffers
         self._buckets = self._make_buckets(buffers)
         self._begin_backward()
-        for number, bucket in enumerate(self._buckets):
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._on_gradient_of(number)
-                )
+        bucket_of = [b for b, bucket in enumerate(self._buckets) for _ in bucket.parameters]
+        for number, parameter in enumerate(buffers.parameters):
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._on_gradient(number, bucket_of[number])
+            )
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
@@ -61,7 +63,8 @@ class FlatReducer:
         self._begin_backward()
         yield
         if self._sends:
-            self._send_while(lambda number: True)  # those with a parameter that had no part in it
+            self._buffers.collect()  # zeros for parameters that had no part in the update
+            self._send_while(lambda bucket: True)
 
     def finish(self) -> ClipOutcome:
         """Wait for the gradients, and say what clipping found or is still to do."""
@@ -73,29 +76,27 @@ class FlatReducer:
         return outcome_after(self._clip, square.sqrt(), self._wire.scale)
 
     def _make_buckets(self, buffers: FlatBuffers) -> list[Bucket]:
-        layout = buffers.layout
+        parameters, gradients = iter(buffers.parameters), iter(buffers.gradient_views)
         return [
             Bucket(
                 contents=[buffers.gradients[bucket.start : bucket.stop]],
-                parameters=buffers.parameters_of(bucket),
-                gradients=[
-                    buffers.gradients[each.start : each.stop].view(each.shape)
-                    for each in bucket.tensors
-                ],
-                reduced=self.shard_gradients[layout.piece_in_shard(bucket)],
+                parameters=list(islice(parameters, len(bucket.tensors))),
+                gradients=list(islice(gradients, len(bucket.tensors))),
+                reduced=self.shard_gradients[buffers.layout.piece_in_shard(bucket)],
             )
-            for bucket in layout.buckets
+            for bucket in buffers.layout.buckets
         ]
 
     def _begin_backward(self) -> None:
         self._missing = [len(bucket.parameters) for bucket in self._buckets]
         self._next = 0
 
-    def _on_gradient_of(self, number: int) -> Callable[[Tensor], None]:
+    def _on_gradient(self, number: int, bucket: int) -> Callable[[Tensor], None]:
         def on_gradient(parameter: Tensor) -> None:
-            self._missing[number] -= 1
+            self._buffers.take(number)
+            self._missing[bucket] -= 1
             if self._sends:
-                self._send_while(lambda bucket: self._missing[bucket] == 0)
+                self._send_while(lambda ready: self._missing[ready] == 0)
 
         return on_gradient
 

@@ -20,7 +20,7 @@ from mlperf_bert.optim.flat_shard import BLOCK, Constants, FlatShard, StepScalar
 
 Floats = NDArray[Any]  # of the masters' dtype
 
-BLOCKS_OF_A_THREAD = 256  # at least: a quarter of a million elements take longer than its start
+BLOCKS_OF_A_THREAD = 1024  # at least: a million elements take far longer than its start
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.optim.flat_layout import FlatBucket, FlatLayout
+from mlperf_bert.optim.flat_layout import FlatLayout
 
 
 class FlatBuffers:
     """Weights and gradients of a model, both [layout.numel] and of the dtype of `weights`.
 
-    `parameter.data` and `parameter.grad` become views, so a backward adds to `gradients`. Where
-    something keeps a gradient elsewhere (DistributedDataParallel has buckets of its own), `collect`
-    fetches it.
+    Parameters are views of `weights`. A backward leaves its gradients where autograd made them,
+    which costs nothing; `take` or `collect` then moves them into `gradients`, once an update where
+    there is one backward: less traffic than zeroing the buffer and adding to it.
     """
 
     def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
@@ -19,33 +19,48 @@ class FlatBuffers:
         self.parameters = _trained(model, layout)
         self.weights = weights
         self.gradients = torch.zeros_like(weights)
-        self._own_gradients = views(self.gradients, layout)
+        self.gradient_views = views(self.gradients, layout)
         for parameter, view in zip(self.parameters, views(weights, layout), strict=True):
             parameter.data = view
-        for parameter, own in zip(self.parameters, self._own_gradients, strict=True):
-            parameter.grad = own
+        # They stay zero, but where a bucket was multiplied by NaN because its norm was not finite.
+        self._gaps = [self.gradients[gap] for gap in layout.gaps]
+        self.begin_update()
 
-    def parameters_of(self, bucket: FlatBucket) -> list[nn.Parameter]:
-        """The parameters of one bucket, in its order."""
-        first = self.layout.tensors.index(bucket.tensors[0])
-        return self.parameters[first : first + len(bucket.tensors)]
+    def begin_update(self) -> None:
+        """Forget all gradients."""
+        if self._gaps:
+            torch._foreach_zero_(self._gaps)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._awaited = set(range(len(self.parameters)))
 
-    def zero_gradients(self) -> None:
-        """Begin an update."""
-        self.gradients.zero_()
-        for parameter, own in zip(self.parameters, self._own_gradients, strict=True):
-            if not _is(parameter.grad, own):
-                parameter.grad = None  # DistributedDataParallel's: its next backward writes all
+    def take(self, number: int) -> None:
+        """Move the gradient of one parameter into `gradients`, or add it if there is one already.
+
+        `number`: its place in `layout.tensors`.
+        """
+        parameter, own = self.parameters[number], self.gradient_views[number]
+        if parameter.grad is None:
+            return
+        if number in self._awaited:
+            self._awaited.remove(number)
+            own.copy_(parameter.grad)
+        else:
+            own.add_(parameter.grad)
+        parameter.grad = None
 
     def collect(self) -> None:
-        """Copy into `gradients` those that are kept elsewhere."""
-        elsewhere = [
-            (own, parameter.grad)
-            for parameter, own in zip(self.parameters, self._own_gradients, strict=True)
-            if parameter.grad is not None and not _is(parameter.grad, own)
-        ]
-        if elsewhere:
-            torch._foreach_copy_([own for own, _ in elsewhere], [there for _, there in elsewhere])
+        """Copy those gradients of the update that were not taken; zeros where there is none."""
+        found = [number for number in self._awaited if self.parameters[number].grad is not None]
+        for number in self._awaited.difference(found):
+            self.gradient_views[number].zero_()
+        if found:
+            gradients = [self.parameters[number].grad for number in found]
+            torch._foreach_copy_(
+                [self.gradient_views[number] for number in found],
+                [gradient for gradient in gradients if gradient is not None],
+            )
+        self._awaited.clear()
 
 
 def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
@@ -66,7 +81,3 @@ def views(flat: Tensor, layout: FlatLayout) -> list[Tensor]:
 def _trained(model: nn.Module, layout: FlatLayout) -> list[nn.Parameter]:
     named = dict(model.named_parameters())
     return [named[tensor.name] for tensor in layout.tensors]
-
-
-def _is(gradient: Tensor | None, own: Tensor) -> bool:
-    return gradient is not None and gradient.data_ptr() == own.data_ptr()

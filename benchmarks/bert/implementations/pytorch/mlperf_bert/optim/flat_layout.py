@@ -92,6 +92,13 @@ class FlatLayout:
         """All tensors in the order of the buffer."""
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
+    @property
+    def gaps(self) -> tuple[slice, ...]:
+        """The padding of a whole buffer."""
+        starts = [*(tensor.start for tensor in self.tensors), self.numel]
+        pairs = zip(self.tensors, starts[1:], strict=True)
+        return tuple(slice(each.stop, after) for each, after in pairs if each.stop < after)
+
     def piece(self, bucket: FlatBucket, shard: int) -> slice:
         """The elements of the whole buffer that shard `shard` owns of a bucket."""
         size = (bucket.stop - bucket.start) // self.num_shards

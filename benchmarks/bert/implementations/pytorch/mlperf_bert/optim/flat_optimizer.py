@@ -97,7 +97,7 @@ class FlatOptimizer:
 
     def zero_grad(self) -> None:
         """Begin an update."""
-        self._buffers.zero_gradients()
+        self._buffers.begin_update()
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
@@ -147,7 +147,10 @@ class FlatOptimizer:
 
     def changed_by_step(self) -> dict[str, Tensor]:
         """All tensors of this rank that a step changes beside the model's own weights, live."""
-        return {"masters": self.shard.masters, **self.flat_state(), **self.scalar_state()}
+        # A skipped step publishes rounded weights again: they must not be another step's.
+        rounded = {} if self.shard.weights is None else {"weights": self.shard.weights}
+        moments_and_scalars = {**self.flat_state(), **self.scalar_state()}
+        return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
 
     def exact_weights(self) -> dict[str, Tensor]:
         """Every parameter before it was rounded to the model's dtype, on the CPU.

@@ -33,7 +33,9 @@ class LossScale:
             )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors themselves."""
+        """The tensors themselves; none where the loss is not scaled."""
+        if self._growth_steps is None:
+            return {}
         return {"loss_scale": self.scale, "steps_since_loss_scale_changed": self._since_change}
 
 
