@@ -33,6 +33,7 @@ bench: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 2 --hidden 128
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 4 --hidden 256
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --layers 12 --hidden 768 --batch 8 --seconds 900
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16 --no-plot
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench loader
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python tools/bench_readers.py

@@ -42,10 +42,8 @@ EACH_FORWARD = "clip.accumulation=each_forward"
 BUCKET_STEPS = 10  # those of runs that clip bucket by bucket
 SAVED_AT, LAST = 4, 8
 VOCABULARY = "ab"
-SPOILT_BY = {3: float("nan"), 4: float("inf"), 6: 1e30}  # by step; the last: its square overflows
-SPOILT_STEPS = max(SPOILT_BY) + 2
-# Where a bucket is one small tensor, most shards own nothing of it but padding.
-TWO_FORWARDS_OF_SMALL_BUCKETS = ("parallel.grad_accum_steps=2", "parallel.bucket_cap_mb=0.0001")
+SPOILT_BY = {2: float("nan"), 3: float("inf"), 5: 1e30}  # by step; the last: its square overflows
+SPOILT_STEPS = max(SPOILT_BY) + 1
 SMALL = (
     *("model.num_layers=1", "data.max_seq_length=16", "parallel.bucket_cap_mb=0.01"),
     *("run.max_steps=100", "schedule.decay_steps=100"),
@@ -145,8 +143,9 @@ def state_elements(optimizer: FlatOptimizer) -> int:
     return sum(tensor.numel() for tensor in owned)
 
 
-def spoil(run: Run) -> None:
-    """Make one tensor's gradient bad in SPOILT_BY's steps, in the first forward of each."""
+def spoilt(config: Path, info: RankInfo, overrides: Sequence[str]) -> dict[str, Any]:
+    """A run in which the last rank's gradient is bad: one tensor's, in a step's first forward."""
+    run = start(config, info, overrides)
     calls = 0
 
     def hook(gradient: Tensor) -> Tensor:
@@ -156,7 +155,9 @@ def spoil(run: Run) -> None:
         bad = SPOILT_BY.get(step + 1) if forward == 0 else None
         return gradient if bad is None else torch.full_like(gradient, bad)
 
-    dict(run.model.named_parameters())["bert.pooler.dense.bias"].register_hook(hook)
+    if info.rank == info.world_size - 1:
+        dict(run.model.named_parameters())["bert.pooler.dense.bias"].register_hook(hook)
+    return trained(run, SPOILT_STEPS)
 
 
 def warmed_up_and_skipped(config: Path, info: RankInfo, overrides: Sequence[str]) -> dict[str, Any]:
@@ -240,37 +241,43 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
                 seen[f"{mode} {rule} {name}"] = trained(run, STEPS)
         seen[f"{mode} state"] = state_elements(run.optimizer)
         seen[f"{mode} parts"] = len(run.optimizer.parts)
-        if mode == "ddp":
-            continue
+    for mode in modes(info):
+        parallel = f"parallel.data_parallel={mode}"
         for name, options in (("buckets", (BUCKETS,)), ("forwards", (BUCKETS, EACH_FORWARD))):
             run = start(config, info, (parallel, *options), torch.float64)
             seen[f"{mode} {name}"] = trained(run, BUCKET_STEPS)
-        for policy in POLICIES:
-            clip = f"clip.policy={policy}"
-            run = start(config, info, (parallel, clip))
-            seen[f"{mode} {policy} events"] = order_of_events(run)
-            for accumulation in accumulations(policy):
-                options = (parallel, clip, accumulation, *TWO_FORWARDS_OF_SMALL_BUCKETS)
-                run = start(config, info, options)
-                if info.rank == info.world_size - 1:
-                    spoil(run)
-                seen[f"{mode} {policy} {accumulation} spoilt"] = trained(run, SPOILT_STEPS)
         for precision in ("bf16", "fp16"):
             options = (parallel, f"model.precision={precision}")
             seen[f"{mode} {precision} skip"] = warmed_up_and_skipped(config, info, options)
-        for name, (options, dtype) in SAVED.items():
-            run = start(config, info, (parallel, *options), dtype, seed=info.world_size)
-            if info.world_size == MICRO_BATCHES and mode == "shard_world":
-                seen[f"{mode} {name} saved"] = save(run, output / name)
-            elif info.world_size < MICRO_BATCHES:
-                seen[f"{mode} {name} loaded"] = load_and_go_on(run, output / name)
+        for policy in POLICIES:
+            clip = f"clip.policy={policy}"
+            seen[f"{mode} {policy} events"] = order_of_events(start(config, info, (parallel, clip)))
+            for accumulation, forwards in accumulations(policy).items():
+                options = (parallel, clip, accumulation, forwards)
+                seen[f"{mode} {policy} {accumulation} spoilt"] = spoilt(config, info, options)
+        seen |= saved_or_loaded(config, output, info, mode)
     return seen
 
 
-def accumulations(policy: str) -> tuple[str, ...]:
-    """What of an update a policy may clip."""
-    both = ("clip.accumulation=accumulated", EACH_FORWARD)
-    return both if policy in POLICIES[2:] else both[:1]
+def saved_or_loaded(config: Path, output: Path, info: RankInfo, mode: str) -> dict[str, Any]:
+    """Four ranks save, and go on; fewer go on from there."""
+    seen = {}
+    for name, (options, dtype) in SAVED.items():
+        case = (f"parallel.data_parallel={mode}", *options)
+        if info.world_size < MICRO_BATCHES:
+            run = start(config, info, case, dtype, seed=2)
+            seen[f"{mode} {name} loaded"] = load_and_go_on(run, output / name)
+        elif mode == "shard_world":
+            run = start(config, info, case, dtype)
+            seen[f"{mode} {name} saved"] = save(run, output / name)
+    return seen
+
+
+def accumulations(policy: str) -> dict[str, str]:
+    """What of an update a policy may clip, and of how many forwards."""
+    accumulated = {"clip.accumulation=accumulated": "parallel.grad_accum_steps=1"}
+    each = {EACH_FORWARD: "parallel.grad_accum_steps=2"} if policy in POLICIES[2:] else {}
+    return accumulated | each
 
 
 def main(config: Path, output: Path) -> int:

@@ -15,7 +15,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.lamb import lamb_update
-from mlperf_bert.optim.param_groups import is_exempt, param_groups
+from mlperf_bert.optim.param_groups import is_exempt
 from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.seeds import derive_seed
 
@@ -77,30 +77,21 @@ def make_updaters(
     model: BertForPretraining, rule: OptimSection, seed: int
 ) -> tuple[dict[str, Updater], Contender]:
     """Each with weights and state of its own, by name; and what draws the next gradients of all."""
-    ours = make_optimizer_alone(rule, model)  # from here on, gradients are where it wants them
     named = dict(model.named_parameters())
-    gradients = [each.grad for each in named.values() if each.grad is not None]
-    generator = torch.Generator(gradients[0].device).manual_seed(derive_seed(seed, "gradients"))
+    gradients = {name: torch.empty_like(each) for name, each in named.items()}
+    device = next(iter(gradients.values())).device
+    generator = torch.Generator(device).manual_seed(derive_seed(seed, "gradients"))
 
     def new_gradients(number: int) -> Tensor:
-        for gradient in gradients:
+        for gradient in gradients.values():
             gradient.normal_(std=GRADIENT_SIZE, generator=generator)
-        return gradients[0].view(-1)[0]
+        return gradient.view(-1)[0]
 
-    updaters = {REFERENCE: _loop(rule, named)}
+    updaters = {REFERENCE: _loop(rule, named, gradients)}
     if rule.name == "adamw":
         for how in ("foreach", "fused"):
-            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, model, how)
-    device = gradients[0].device
-    rate = torch.tensor(rule.learning_rate, dtype=torch.float64, device=device)
-    one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-
-    def our_update(number: int) -> Tensor:
-        ours.step(rate, one, zero)
-        return weights[0].view(-1)[0]
-
-    weights = [each.detach() for each in named.values()]
-    updaters["flat buffers"] = Updater(our_update, weights)
+            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, named, gradients, how)
+    updaters["flat buffers"] = _ours(rule, model, gradients)
     return updaters, new_gradients
 
 
@@ -162,7 +153,9 @@ def _compare_rule(
     ]
 
 
-def _loop(rule: OptimSection, named: dict[str, nn.Parameter]) -> Updater:
+def _loop(
+    rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
+) -> Updater:
     """The readable update of one tensor after the other."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
@@ -172,10 +165,10 @@ def _loop(rule: OptimSection, named: dict[str, nn.Parameter]) -> Updater:
     @torch.no_grad()
     def run(number: int) -> Tensor:
         step = next(numbers)
-        for update, weight, parameter, (exp_avg, exp_avg_sq) in zip(
-            updates, weights, named.values(), moments, strict=True
+        for update, weight, gradient, (exp_avg, exp_avg_sq) in zip(
+            updates, weights, gradients.values(), moments, strict=True
         ):
-            update(weight, parameter.grad, exp_avg, exp_avg_sq, step)
+            update(weight, gradient, exp_avg, exp_avg_sq, step)
         return weights[0].view(-1)[0]
 
     return Updater(run, weights)
@@ -194,19 +187,20 @@ def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
     return partial(update, layer_adaptation=not is_exempt(name)) if rule.name == "lamb" else update
 
 
-def _torch_adamw(rule: OptimSection, model: nn.Module, how: str) -> Updater:
+def _torch_adamw(
+    rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor], how: str
+) -> Updater:
     """torch's, in one of its ways to do all tensors together."""
-    copies = {}
-    for parameter in model.parameters():
-        copies[parameter] = nn.Parameter(parameter.detach().clone())
-        copies[parameter].grad = parameter.grad
+    copies = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
+    for name, copy in copies.items():
+        copy.grad = gradients[name]
     optimizer = torch.optim.AdamW(
         [
-            {
-                "params": [copies[parameter] for parameter in group["params"]],
-                "weight_decay": group["weight_decay"],
-            }
-            for group in param_groups(model, rule.weight_decay)
+            {"params": [copies[name] for name in names], "weight_decay": decay}
+            for names, decay in (
+                ([name for name in copies if not is_exempt(name)], rule.weight_decay),
+                ([name for name in copies if is_exempt(name)], 0.0),
+            )
         ],
         lr=rule.learning_rate,
         betas=(rule.beta_1, rule.beta_2),
@@ -217,6 +211,24 @@ def _torch_adamw(rule: OptimSection, model: nn.Module, how: str) -> Updater:
 
     def run(number: int) -> Tensor:
         optimizer.step()
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights)
+
+
+def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
+    """Ours; a backward leaves gradients where it likes, so moving them is part of the update."""
+    optimizer = make_optimizer_alone(rule, model)
+    named = dict(model.named_parameters())
+    weights = [each.detach() for each in named.values()]
+    rate = torch.tensor(rule.learning_rate, dtype=torch.float64, device=weights[0].device)
+    one, zero = (torch.full((), value, device=rate.device) for value in (1.0, 0.0))
+
+    def run(number: int) -> Tensor:
+        optimizer.zero_grad()
+        for name, parameter in named.items():
+            parameter.grad = gradients[name]
+        optimizer.step(rate, one, zero)
         return weights[0].view(-1)[0]
 
     return Updater(run, weights)
