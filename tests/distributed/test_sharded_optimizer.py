@@ -22,8 +22,9 @@ from shard_job import (
     accumulations,
     load_and_go_on,
     modes,
-    start,
+    trained_cases,
 )
+from small_runs import MICRO_BATCHES, start
 from test_ranks import free_port
 from torch import Tensor
 
@@ -98,7 +99,7 @@ def test_sharded_training_is_ddps(seen: Seen, rule: str, dtype: str) -> None:
     expected = seen[0][f"ddp {rule} {dtype}"]
     assert 0 < expected["clipped"].mean() < 1  # after_allreduce: some steps are clipped
     assert expected["losses"][-10:].mean() < 0.9 * expected["losses"][:10].mean()
-    for mode in modes_of(seen):
+    for mode in (each for each in modes_of(seen) if (rule, dtype) in trained_cases(each)):
         for rank in seen:
             found = rank[f"{mode} {rule} {dtype}"]
             assert next(iter(found["weights"].values())).dtype == DTYPES[dtype]
@@ -167,10 +168,10 @@ def test_buckets_are_sent_while_backward_runs(seen: Seen, policy: str) -> None:
             sent = [place for place, event in enumerate(events) if event == "sent"]
             last_ready = len(events) - 1 - events[::-1].index("ready")
             early = [place for place in sent if place < last_ready]
-            assert len(sent) > 3
+            assert len(sent) > 2
             # The last bucket's last gradient is backward's last.
             assert len(early) == (0 if policy == "whole_before_allreduce" else len(sent) - 1)
-            forwards = 4 // len(seen)  # gradients of those before the last are not sent
+            forwards = MICRO_BATCHES // len(seen)  # gradients of those before the last are not sent
             assert (
                 events[: sent[0]].count("ready")
                 > (forwards - 1) * events.count("ready") // forwards

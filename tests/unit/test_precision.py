@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
 from mlperf_bert.build import make_model
 from mlperf_bert.build_step import build_step
+from mlperf_bert.checkpoint import load_checkpoint
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.loss_scale import LossScale
+from mlperf_bert.step import weights_dtype
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
 from mlperf_bert.warm_up import synthetic_batch
 
@@ -25,6 +27,7 @@ STEPS = 50
 # Absolute, of losses near 4.2 that fall by several times this much. 8, 8 and 11 bits of mantissa.
 TOLERANCES = {"bf16": 0.02, "bf16_autocast": 0.02, "fp16": 0.005}
 CPU = torch.device("cpu")
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 SYNCS = (
     *(torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default),
     *(torch.ops.aten.nonzero.default, torch.ops.aten.equal.default),
@@ -67,6 +70,11 @@ def losses(run_dir: Path) -> list[float]:
 def saved(run_dir: Path, name: str) -> dict[str, torch.Tensor]:
     (path,) = (run_dir / "checkpoints").glob(f"step_*/{name}")
     return load_file(path)
+
+
+def vocabulary(run_dir: Path) -> str:
+    (path,) = (run_dir / "checkpoints").glob("step_*/state.json")
+    return str(json.loads(path.read_text())["vocabulary_sha256"])
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
@@ -112,6 +120,25 @@ def test_checkpoints_have_the_masters(run: Run, precision: str) -> None:
     assert {each.dtype for each in weights.values()} == {torch.float32}
     matrices = [each for each in weights.values() if each.dim() == 2]
     assert not any(torch.equal(each, each.to(dtype).float()) for each in matrices)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_state_goes_over_to_another_precision(run: Run, precision: str, tiny_config: Path) -> None:
+    found = run(f"model.precision={precision}", "optim.initial_loss_scale=1024.0")
+    for other in ("fp32", "bf16", "fp16"):
+        options = (f"model.precision={other}", "optim.initial_loss_scale=64.0")
+        config = load_config(tiny_config, options)
+        model = make_model(config, 1, CPU)
+        optimizer, _ = build_step(model, config, ONE_RANK, CPU)
+        load_checkpoint(optimizer, found / "checkpoints", vocabulary(found), ONE_RANK)
+        for name, weight in saved(found, "model.safetensors").items():
+            assert torch.equal(model.get_parameter(name), weight.to(weights_dtype(other)))
+        # That of the checkpoint; where it has none, that of the config.
+        from_fp16 = 1024.0 if precision == "fp16" else 64.0
+        scale = from_fp16 if other == "fp16" else 1.0
+        assert optimizer.loss_scale.scale == scale
+        assert optimizer.loss_scale.of(torch.ones(())) == scale
+        assert optimizer.scalar_state()["updates"] == STEPS
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_autocast", "fp16"])
@@ -171,7 +198,7 @@ def test_a_step_reads_nothing_back(
     sizes = ("model.num_layers=1", "parallel.local_batch_size=2", "parallel.grad_accum_steps=2")
     config = load_config(tiny_config, (*options, *sizes, "model.attention=packed"))
     model = make_model(config, 1, CPU)
-    optimizer, step = build_step(model, config, RankInfo(0, 1, 0, 1, 0, "single"), CPU)
+    optimizer, step = build_step(model, config, ONE_RANK, CPU)
     batches = (synthetic_batch(config),) * 2
     with NoSync() as mode:
         optimizer.kernels = Kernels(mode)

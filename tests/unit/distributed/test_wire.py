@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mlperf_bert.config import ClipSection
+from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.wire import (
     LARGEST_SUM_EXPONENT,
     UNSCALED_LOSS_EXPONENT,
@@ -115,3 +117,22 @@ def test_nan_reaches_every_element() -> None:
     gradient = torch.tensor([0.0, 1.0, -2.0], dtype=torch.bfloat16)
     multiply(gradient, torch.tensor(torch.nan), gradient)
     assert bool(gradient.isnan().all())
+
+
+@pytest.mark.parametrize("policy", [*AFTER, *BEFORE])
+@pytest.mark.parametrize("wire_dtype", ["bf16", "fp16"])
+def test_one_rank_clips_the_same_whatever_it_would_send_in(policy: Any, wire_dtype: Any) -> None:
+    found = []
+    for name in ("as_gradients", wire_dtype):
+        model = nn.Linear(3, 2)
+        clip = ClipSection(policy=policy, max_norm=0.5)
+        wire = make_wire(clip, torch.float32, name, loss_scale())
+        clipping = make_clipping(clip, model, wire)
+        with clipping.forward(is_last=True):
+            (7 * model.weight.sum() + 3 * model.bias.sum()).backward()
+        outcome = clipping.finish()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        found.append(torch.cat([each.flatten() for each in gradients]) * outcome.gradient_factor)
+    assert torch.equal(*found)  # scales are powers of two
+    unclipped = (6 * 7**2 + 2 * 3**2) ** 0.5
+    assert float(found[0].norm()) == pytest.approx(unclipped if policy == "none" else 0.5)
