@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from mlperf_bert.config import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import adamw_update
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.lamb import lamb_update, trust_ratio
 from mlperf_bert.optim.param_groups import param_groups
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.registry import OPTIMIZERS, make_optimizer_alone
 
 CONSTANTS = {"beta_1": 0.8, "beta_2": 0.817, "epsilon": 1e-9, "weight_decay": 0.1}

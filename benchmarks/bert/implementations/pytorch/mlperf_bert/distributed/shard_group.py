@@ -4,7 +4,7 @@ Of N ranks, either each owns all of the state (`flat`), or the ranks of a node o
 nodes are replicas of one another (`shard_node`), or all N own a shard each (`shard_world`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,6 @@ from torch._C._distributed_c10d import Work
 
 from mlperf_bert.config import DataParallel
 from mlperf_bert.distributed.launch import RankInfo
-
-# torch 2.13 renamed both.
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
@@ -80,7 +76,8 @@ class ShardGroup:
     def publish(self, whole: Tensor, piece: Tensor) -> None:
         """Begin to fill `whole` with every shard's `piece`, in the order of the shards."""
         if self._shards is not None:
-            work: Work = _ALL_GATHER(whole, piece, group=self._shards, async_op=True)
+            all_gather = _renamed("all_gather_into_tensor", "all_gather_single")
+            work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
             self._gathering.append(work)
 
     def wait(self) -> None:
@@ -92,7 +89,8 @@ class ShardGroup:
             if self._replicas is not None:
                 self._reducing.append(_all_reduce(piece, self._replicas))
             return
-        work: Work = _REDUCE_SCATTER(piece, whole, group=self._shards, async_op=True)
+        reduce_scatter = _renamed("reduce_scatter_tensor", "reduce_scatter_single")
+        work: Work = reduce_scatter(piece, whole, group=self._shards, async_op=True)
         if self._stream is None or self._replicas is None:
             self._reducing.append(work)
             # gloo would hold up the host here: these wait until backward is done.
@@ -110,6 +108,12 @@ def _group_of(rank: int, groups: Sequence[range]) -> Any:
         return dist.group.WORLD
     made = [dist.new_group(list(ranks)) for ranks in groups]  # all ranks make all of them
     return next(group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
+
+
+def _renamed(old: str, new: str) -> Callable[..., Any]:
+    """A collective that torch 2.13 gave another name."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
 
 
 def _all_reduce(tensor: Tensor, group: Any) -> Work:
