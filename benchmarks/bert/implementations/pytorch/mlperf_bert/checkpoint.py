@@ -58,7 +58,7 @@ def save_checkpoint(
     final = directory / f"step_{state.step:08d}"
     partial = final.with_name(f".{final.name}.partial")
     random_states = _gather_random_states(info.world_size, device)
-    weights = optimizer.exact_weights()
+    weights = optimizer.exact_weights(keep=info.rank == 0)
 
     def write_shard_file() -> None:
         if info.rank < optimizer.num_shards:

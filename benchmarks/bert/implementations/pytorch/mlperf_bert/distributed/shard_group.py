@@ -35,7 +35,6 @@ class ShardGroup:
     def __init__(self, info: RankInfo, count: int, device: torch.device) -> None:
         self.count = count
         self.index = info.rank % count
-        self.replica = info.rank // count
         ranks = range(info.world_size)
         self._shards = _group_of(info.rank, [ranks[i : i + count] for i in ranks[::count]])
         self._replicas = _group_of(info.rank, [ranks[i::count] for i in range(count)])

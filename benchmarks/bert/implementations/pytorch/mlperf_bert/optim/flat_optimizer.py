@@ -152,10 +152,10 @@ class FlatOptimizer:
         moments_and_scalars = {**self.flat_state(), **self.scalar_state()}
         return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
 
-    def exact_weights(self) -> dict[str, Tensor]:
+    def exact_weights(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Every parameter before it was rounded to the model's dtype, on the CPU.
 
-        Every rank must call it at the same time.
+        Every rank must call it at the same time; one that does not `keep` them only helps.
         """
         exact = {}
         for bucket, (part, whole, _) in zip(self._buckets_of_parts(), self.parts, strict=True):
@@ -164,7 +164,7 @@ class FlatOptimizer:
                 gathered = torch.empty_like(whole, dtype=part.masters.dtype)
                 self.others.publish(gathered, part.masters)
                 self.others.wait()
-            for tensor in bucket:
+            for tensor in bucket if keep else ():
                 first = tensor.start - bucket[0].start
                 values = gathered[first : first + tensor.numel].view(tensor.shape)
                 exact[tensor.name] = values.cpu().clone()
