@@ -8,7 +8,7 @@ and back in the optimizer's update. By what:
 - else by the loss scale, or by 2^10 where the loss is not scaled. A sum that overflows then shows
   in the norm, and the step is skipped.
 
-The sums over ranks themselves: docs/numerics.md, "Communication precision".
+The sums over ranks themselves: docs/numerics.md, "Summing gradients in 16 bits".
 """
 
 import math
