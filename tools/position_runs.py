@@ -13,18 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mlperf_bert.build import make_model, make_planner
+from mlperf_bert.build_step import build_step
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data.atomic import make_directory, replaced_file, write_file
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.distributed.clipping import make_clipping
+from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import correct_predictions
 from mlperf_bert.open_data import RunData, open_data
-from mlperf_bert.optim.registry import make_optimizer
-from mlperf_bert.optim.schedule import learning_rate
 from mlperf_bert.prepare.corpus import prepare_embedded
 from mlperf_bert.step import EagerStep, forward
 
@@ -256,14 +255,9 @@ def train(model: nn.Module, config: RunConfig, data: RunData) -> Iterator[int]:
 
 
 def make_update(model: nn.Module, config: RunConfig) -> EagerStep:
-    """The step of a run; the one place that knows the optimizer."""
-    return EagerStep(
-        model,
-        make_optimizer(model, config.optim),
-        lambda step: learning_rate(step, config.schedule, config.optim.learning_rate),
-        make_clipping(config.clip, model),
-        config.model.precision,
-    )
+    """The step of a run on this one process."""
+    _, step = build_step(model, config, read_rank_info({}), torch.device("cpu"))
+    return step
 
 
 def evaluation_steps(last: int) -> set[int]:

@@ -26,6 +26,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
+
+from mlperf_bert.data.atomic import make_directory, write_file
+from mlperf_bert.errors import UserError
 from position_runs import (
     FIRST_PHASE_OF,
     RANGES_OF_SHORT,
@@ -34,9 +37,6 @@ from position_runs import (
     result_path,
     run_and_store,
 )
-
-from mlperf_bert.data.atomic import make_directory, write_file
-from mlperf_bert.errors import UserError
 
 SHARES = (0.8, 0.9, 0.95)
 HALVINGS = 4  # of the second phase, from its end: what the table of accuracies shows
