@@ -1,0 +1,253 @@
+"""tools/study_clip_policies.py: virtual ranks against their formula, resuming, table, picture."""
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from mlperf_bert.config import ClipSection
+from mlperf_bert.distributed.bucket_plan import MIB
+from support import REPOSITORY
+
+TOOLS = REPOSITORY / "tools"
+RANKS = 4
+CAP_MB = 200 / MIB  # 25 float64 elements
+
+
+@pytest.fixture(scope="module")
+def tool() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(TOOLS))  # as when it is started by its path
+    yield importlib.import_module("study_clip_policies")
+    sys.path.remove(str(TOOLS))
+
+
+@pytest.fixture(scope="module")
+def runs(tool: ModuleType) -> ModuleType:
+    return sys.modules["clip_study_runs"]
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return model.double()
+
+
+def losses_of_ranks(model: torch.nn.Module) -> list[Callable[[], torch.Tensor]]:
+    """A loss for each rank, of very different sizes, so that some are clipped and some are not."""
+    batches = torch.randn(RANKS, 5, 6, dtype=torch.float64)
+    return [
+        lambda batch=batch, size=10.0**rank: size * 0.01 * model(batch).square().sum()
+        for rank, batch in enumerate(batches)
+    ]
+
+
+def norm_of(parts: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(part.square().sum()) for part in parts))
+
+
+def limited(parts: list[torch.Tensor], limit: float) -> list[torch.Tensor]:
+    return [part * min(1.0, limit / norm_of(parts)) for part in parts]
+
+
+def by_formula(
+    policy: str, gradients: list[dict[str, torch.Tensor]], buckets: list[list[str]], limit: float
+) -> dict[str, torch.Tensor]:
+    """The policy's gradient as the docstring of clip_policies.py has it."""
+    names = list(gradients[0])
+    total = sum(each.numel() for each in gradients[0].values())
+    groups = {"whole_before_allreduce": [names], "bucket_before_allreduce": buckets}
+    sent = []
+    for gradient in gradients:
+        mine = dict(gradient)
+        for group in groups.get(policy, []):
+            share = math.sqrt(sum(mine[name].numel() for name in group) / total)
+            mine.update(
+                zip(group, limited([mine[name] for name in group], limit * share), strict=True)
+            )
+        sent.append(mine)
+    mean = [sum(mine[name] for mine in sent) / RANKS for name in names]
+    if policy == "after_allreduce":
+        mean = limited(mean, limit)
+    return dict(zip(names, mean, strict=True))
+
+
+@pytest.mark.parametrize("limit", [1e-3, 0.5, 1e6])
+@pytest.mark.parametrize(
+    "policy", ["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
+)
+def test_gradient_of_virtual_ranks_is_the_formula(
+    runs: ModuleType, policy: str, limit: float
+) -> None:
+    model = small_model()
+    losses = losses_of_ranks(model)
+    named = dict(model.named_parameters())
+    gradients = [
+        dict(zip(named, torch.autograd.grad(loss(), list(named.values())), strict=True))
+        for loss in losses
+    ]
+    ranks = runs.VirtualRanks(ClipSection(policy=policy, max_norm=limit), model, RANKS, CAP_MB)
+    found = ranks([lambda loss=loss: loss().backward() for loss in losses])
+    # In reverse: 3, 24, 8 and 48 elements; a bucket is closed with 25 or more.
+    assert ranks.bucket_sizes == [3 + 24, 8 + 48]
+    buckets = [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
+    expected = by_formula(policy, gradients, buckets, limit)
+    for name, parameter in named.items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-12, atol=0)
+    norms = [norm_of(each.values()) for each in gradients]
+    assert found.local_norms == pytest.approx(norms, rel=1e-12)
+
+
+def test_clipped_fraction_counts_what_was_over_its_limit(runs: ModuleType) -> None:
+    model = small_model()
+    losses = losses_of_ranks(model)
+    names, tensors = zip(*model.named_parameters(), strict=True)
+    parts = [torch.autograd.grad(loss(), tensors) for loss in losses]
+    norms = sorted(norm_of(each) for each in parts)
+    limit = (norms[1] + norms[2]) / 2  # two ranks are over it
+
+    def clipped(policy: str) -> list[float]:
+        clip = ClipSection(policy=policy, max_norm=limit)
+        ranks = runs.VirtualRanks(clip, model, RANKS, CAP_MB)
+        return ranks([lambda loss=loss: loss().backward() for loss in losses]).clipped
+
+    mean = [torch.stack(each).mean(dim=0) for each in zip(*parts, strict=True)]
+    assert clipped("none") == [0]
+    assert clipped("after_allreduce") == [float(norm_of(mean) > limit)]
+    assert clipped("whole_before_allreduce") == [0.5]
+    total = sum(each.numel() for each in tensors)
+    shares = []
+    for bucket in (names.index("2.weight"), names.index("0.weight")):
+        inside = slice(bucket, bucket + 2)  # a weight and its bias
+        numel = sum(each.numel() for each in tensors[inside])
+        over = [norm_of(each[inside]) > limit * math.sqrt(numel / total) for each in parts]
+        shares.append(sum(over) / RANKS)
+    assert clipped("bucket_before_allreduce") == shares
+
+
+def test_target_is_crossed_between_two_evaluations(runs: ModuleType) -> None:
+    curve = [{"samples": 100, "accuracy": 0.1}, {"samples": 300, "accuracy": 0.3}]
+    assert runs.samples_to_target(curve, 0.25) == pytest.approx(250)
+    assert runs.samples_to_target(curve, 0.05) == pytest.approx(50)
+    assert runs.samples_to_target(curve, 0.31) is None
+
+
+def start(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["study_clip_policies.py", *map(str, arguments)])
+    tool.main()
+
+
+def short_runs(out: Path, data: Path, config: Path) -> list[object]:
+    """Arguments of four runs of two steps."""
+    chosen = ("--optimizers", "lamb", "--global-batch-sizes", "32", "--seeds", "1", "2")
+    policies = ("--policies", "none", "bucket_before_allreduce")
+    given = ("--data", data, "--config", config, "--out", out)
+    return ["run", *given, *chosen, *policies, "--max-samples", "64"]
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path, tiny_config: Path) -> Path:
+    path = tmp_path / "four.toml"
+    text = tiny_config.read_text().replace("[parallel]", "[parallel]\nranks_per_node = 4")
+    path.write_text(text)
+    return path
+
+
+def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
+    tool: ModuleType,
+    synthetic_data: Path,
+    four_ranks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "study"
+    arguments = short_runs(out, synthetic_data, four_ranks)
+    start(tool, monkeypatch, *arguments, "--limit", "3")
+    first = {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
+    assert sorted(name.rsplit("-", 1)[1] for name in first) == [
+        "seed1.json",
+        "seed1.json",
+        "seed2.json",
+    ]
+    half = next(path for path in (out / "runs").iterdir() if "seed2" in path.name)
+    half.rename(half.with_name(f".{half.name}.1.tmp"))  # as a kill while writing leaves it
+    capsys.readouterr()
+    start(tool, monkeypatch, *arguments)
+    assert capsys.readouterr().out.startswith("2 of 4 runs to do")
+    second = {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
+    assert len(second) == 4
+    for name, contents in first.items():
+        again, before = json.loads(second[name]), json.loads(contents)
+        assert name == half.name or second[name] == contents
+        assert again | {"seconds": 0} == before | {"seconds": 0}
+    for contents in second.values():
+        result = json.loads(contents)
+        assert [point["samples"] for point in result["curve"]] == [64]
+        assert result["samples_to_target"] is None and 0 < result["best_accuracy"] < 1
+        assert (result["curve"][0]["clipped_fraction"] > 0) == (
+            result["config"]["clip"]["policy"] != "none"
+        )
+    start(tool, monkeypatch, "table", "--out", out)
+    assert "| lamb | 32 | `none` | not reached" in (out / "table.md").read_text()
+    assert (out / "clip_policies.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_another_config_are_not_taken_for_finished(
+    tool: ModuleType,
+    synthetic_data: Path,
+    four_ranks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = short_runs(tmp_path / "study", synthetic_data, four_ranks)
+    start(tool, monkeypatch, *arguments, "--limit", "1")
+    with pytest.raises(SystemExit) as stopped:
+        start(tool, monkeypatch, *arguments, "--max-samples", "96")
+    assert stopped.value.code == 2
+    assert "was made with another config" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        start(tool, monkeypatch, "table", "--out", tmp_path / "empty")
+    assert stopped.value.code == 2
+
+
+def result(policy: str, seed: int, samples: float | None, clipped: float) -> dict[str, Any]:
+    config = {
+        "run": {"seed": seed},
+        "parallel": {"ranks_per_node": 4, "local_batch_size": 8},
+        "optim": {"name": "adamw"},
+        "clip": {"policy": policy},
+    }
+    curve = [
+        {"samples": 100, "clipped_fraction": 0.0},
+        {"samples": 400, "clipped_fraction": clipped},
+    ]
+    return {"config": config, "samples_to_target": samples, "curve": curve}
+
+
+def test_table_compares_seed_with_seed(tool: ModuleType) -> None:
+    results = [
+        result("whole_before_allreduce", seed, samples, 0.8)
+        for seed, samples in ((1, 3000), (2, 2000), (3, None))
+    ]
+    results += [result("after_allreduce", seed, 2000, 0.4) for seed in (3, 2, 1)]
+    after, whole = tool.rows(results)
+    assert (after.policy, whole.policy) == ("after_allreduce", "whole_before_allreduce")
+    assert whole.samples == {1: 3000, 2: 2000, 3: math.inf}
+    assert whole.ratios(after) == [1.5, 1]
+    assert whole.clipped == pytest.approx([0.6] * 3)  # 300 samples of 400 at 0.8
+    lines = tool.in_words([after, whole]).splitlines()
+    assert lines[2:] == [
+        "| adamw | 32 | `after_allreduce` | 2.0 K (2.0 K to 2.0 K) | - | 0.30 |",
+        "| adamw | 32 | `whole_before_allreduce` | 3.0 K (2.0 K to not reached) "
+        "| 1.250 (1.000 to 1.500) | 0.60 |",
+        "| all | all | `whole_before_allreduce` | | 1.250 (1.000 to 1.500) | |",
+    ]
+    assert tool.draw([after, whole]).startswith(b"\x89PNG")

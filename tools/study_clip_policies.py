@@ -1,0 +1,275 @@
+"""Samples to a masked-LM accuracy under each clip policy, on virtual ranks in one process.
+
+    .venv/bin/python tools/study_clip_policies.py run --data DATA --out DIR
+    .venv/bin/python tools/study_clip_policies.py table --out DIR
+
+DATA holds the prepared sets: `mlperf_bert prepare --embedded --config
+tools/study_clip_policies.toml --out DATA`. `run` goes through policies x optimizers x global
+batches, seed after seed, and writes one file DIR/runs/<run>.json each when it is finished; started
+again, it goes on with what is missing. `table` prints what was found as Markdown and writes
+DIR/table.md and DIR/clip_policies.png.
+"""
+
+import argparse
+import io
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from clip_study_runs import Cell, make_config, run_cell
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from mlperf_bert.config_io import config_to_tables
+from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.errors import DataError, UserError
+
+POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
+COMPARED_WITH = "after_allreduce"
+# Learning rate and max_norm of (optimizer, global batch), the same for all policies; how they were
+# found: docs/numerics.md, "Clip policies". Seed 0 was used for that alone.
+SETTINGS = {
+    ("adamw", 32): (2e-3, 1.5),
+    ("adamw", 128): (2e-3, 0.8),
+    ("lamb", 32): (5e-3, 1.5),
+    ("lamb", 128): (1e-2, 0.8),
+}
+SEEDS = (1, 2, 3)
+MAX_SAMPLES = 65536
+
+
+def cells(args: argparse.Namespace) -> Iterator[Cell]:
+    """The runs asked for, seeds outermost, so that a campaign that is stopped has whole seeds."""
+    pairs = [
+        pair
+        for pair in SETTINGS
+        if pair[0] in args.optimizers and pair[1] in args.global_batch_sizes
+    ]
+    for seed, pair, policy in itertools.product(args.seeds, pairs, args.policies):
+        tuned, max_norm = SETTINGS[pair]
+        for rate in args.learning_rates or [tuned]:
+            yield Cell(
+                policy=policy,
+                optimizer=pair[0],
+                global_batch_size=pair[1],
+                seed=seed,
+                learning_rate=rate,
+                max_norm=max_norm,
+            )
+
+
+def campaign(args: argparse.Namespace) -> None:
+    """Run what is missing; a file that is there is a run that was finished."""
+    wanted = list(cells(args))
+    runs = args.out / "runs"
+    make_directory(runs)
+    remove_temporaries(runs, [f"{cell.name}.json" for cell in wanted])
+    missing = [cell for cell in wanted if not _is_finished(cell, runs, args)]
+    print(f"{len(missing)} of {len(wanted)} runs to do", flush=True)
+    for cell in missing[: args.limit]:
+        result = run_cell(cell, args.config, args.data, args.max_samples)
+        write_file(runs / f"{cell.name}.json", json.dumps(result).encode())
+        reached = result["samples_to_target"]
+        words = f"{reached:,.0f} samples" if reached else f"best {result['best_accuracy']:.4f}"
+        print(f"{cell.name}: {words} ({result['seconds']:.0f} s)", flush=True)
+
+
+def _is_finished(cell: Cell, runs: Path, args: argparse.Namespace) -> bool:
+    path = runs / f"{cell.name}.json"
+    if not path.exists():
+        return False
+    config = make_config(args.config, cell, args.max_samples)
+    if _read(path)["config"] != config_to_tables(config):
+        raise DataError(str(path), "was made with another config", "give another --out")
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"is not a run's file ({error})", "delete it") from None
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The seeds of one policy with one optimizer and global batch."""
+
+    optimizer: str
+    global_batch_size: int
+    policy: str
+    samples: dict[int, float]  # to the target, by seed; infinite where it was not reached
+    clipped: list[float]  # share of the updates, ranks or buckets that were over their limit
+
+    def ratios(self, other: "Row") -> list[float]:
+        """Samples over those of `other` with the same seed, where both reached the target."""
+        pairs = [
+            (mine, other.samples[seed])
+            for seed, mine in self.samples.items()
+            if seed in other.samples
+        ]
+        return [mine / theirs for mine, theirs in pairs if math.isfinite(mine + theirs)]
+
+
+def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
+    """The finished runs by cell, policies innermost."""
+    found: dict[tuple[str, int, str], Row] = {}
+    for result in results:
+        config = result["config"]
+        parallel, optimizer = config["parallel"], config["optim"]["name"]
+        batch = parallel["ranks_per_node"] * parallel["local_batch_size"]
+        key = optimizer, batch, config["clip"]["policy"]
+        row = found.setdefault(key, Row(*key, {}, []))
+        row.samples[config["run"]["seed"]] = result["samples_to_target"] or math.inf
+        row.clipped.append(_clipped_fraction(result["curve"]))
+    return sorted(
+        found.values(),
+        key=lambda row: (row.optimizer, row.global_batch_size, POLICIES.index(row.policy)),
+    )
+
+
+def _clipped_fraction(curve: Sequence[dict[str, Any]]) -> float:
+    """Over the whole run; a point of the curve speaks for the updates since the one before."""
+    weights = [
+        after["samples"] - before for after, before in zip(curve, _starts(curve), strict=True)
+    ]
+    return statistics.fmean([point["clipped_fraction"] for point in curve], weights)
+
+
+def _starts(curve: Sequence[dict[str, Any]]) -> list[int]:
+    return [0, *(point["samples"] for point in curve[:-1])]
+
+
+def in_words(table: Sequence[Row]) -> str:
+    """The table in Markdown: median, and least to most, over the seeds; at its end over all."""
+    lines = [
+        "| optimizer | global batch | policy | samples to target "
+        f"| over {COMPARED_WITH}, same seed | clipped fraction |",
+        "|---|---|---|---|---|---|",
+    ]
+    others = {
+        (row.optimizer, row.global_batch_size): row for row in table if row.policy == COMPARED_WITH
+    }
+    all_ratios: dict[str, list[float]] = {}
+    for row in table:
+        other = others.get((row.optimizer, row.global_batch_size), row)
+        ratios = [] if row is other else row.ratios(other)
+        all_ratios.setdefault(row.policy, []).extend(ratios)
+        samples = _spread([each / 1000 for each in row.samples.values()], "{:.1f} K")
+        lines.append(
+            f"| {row.optimizer} | {row.global_batch_size} | `{row.policy}` | {samples} "
+            f"| {_spread(ratios, '{:.3f}')} | {statistics.fmean(row.clipped):.2f} |"
+        )
+    for policy, ratios in all_ratios.items():
+        if ratios:
+            lines.append(f"| all | all | `{policy}` | | {_spread(ratios, '{:.3f}')} | |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    median, least, most = (
+        form.format(value) if math.isfinite(value) else "not reached"
+        for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{median} ({least} to {most})"
+
+
+def draw(table: Sequence[Row]) -> bytes:
+    """A PNG: a panel for each optimizer and batch, a point for each seed, a bar at the median.
+
+    A run that did not reach the target has no point, and its policy no bar.
+    """
+    pairs = sorted({(row.optimizer, row.global_batch_size) for row in table})
+    figure, panels = plt.subplots(
+        1, len(pairs), figsize=(3 * len(pairs), 3.4), squeeze=False, layout="constrained"
+    )
+    for axes, pair in zip(panels[0], pairs, strict=True):
+        for row in table:
+            if (row.optimizer, row.global_batch_size) == pair:
+                _draw_row(axes, row)
+        axes.set_xticks(range(len(POLICIES)), [name.replace("_", "\n") for name in POLICIES])
+        axes.tick_params(axis="x", labelsize=7)
+        axes.set_xlim(-0.5, len(POLICIES) - 0.5)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        axes.set_title(f"{pair[0]}, global batch {pair[1]}", fontsize=9)
+        axes.grid(alpha=0.3, axis="y")
+    panels[0][0].set_ylabel("thousand samples to the target")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return picture.getvalue()
+
+
+def _draw_row(axes: Axes, row: Row) -> None:
+    place = POLICIES.index(row.policy)
+    thousands = {seed: each / 1000 for seed, each in row.samples.items()}
+    for number, seed in enumerate(sorted(thousands)):
+        aside = 0.12 * (number - (len(thousands) - 1) / 2)  # so that equal ones are all seen
+        axes.plot(place + aside, thousands[seed], "o", color=f"C{seed % 10}", markersize=5)
+    axes.plot(place, statistics.median(thousands.values()), "k_", markersize=24)
+
+
+def tabulate(args: argparse.Namespace) -> None:
+    """Table and picture of the runs that are there."""
+    table = rows([_read(path) for path in sorted((args.out / "runs").glob("*.json"))])
+    if not table:
+        raise DataError(str(args.out / "runs"), "holds no finished run", "start some with `run`")
+    mpl.use("Agg")
+    text = in_words(table)
+    write_file(args.out / "table.md", f"{text}\n".encode())
+    write_file(args.out / "clip_policies.png", draw(table))
+    print(text)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="do the runs that are missing")
+    table = commands.add_parser("table", help="table and picture of the finished runs")
+    for each in (run, table):
+        each.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the study")
+    run.add_argument("--data", type=Path, required=True, metavar="DIR", help="with train/, eval/")
+    run.add_argument(
+        "--config",
+        type=Path,
+        default=Path(__file__).with_suffix(".toml"),
+        metavar="FILE",
+        help="what all runs share (default: the study's)",
+    )
+    optimizers = sorted({optimizer for optimizer, _ in SETTINGS})
+    batches = sorted({batch for _, batch in SETTINGS})
+    run.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    run.add_argument("--optimizers", nargs="+", choices=optimizers, default=optimizers)
+    run.add_argument("--global-batch-sizes", nargs="+", type=int, choices=batches, default=batches)
+    run.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="N")
+    run.add_argument("--learning-rates", nargs="+", type=float, metavar="R", help="try these")
+    run.add_argument("--max-samples", type=int, default=MAX_SAMPLES, metavar="N", help="of a run")
+    run.add_argument("--limit", type=int, metavar="N", help="stop after so many runs")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Do what was asked for, on one thread: the same numbers wherever there is a core."""
+    args = parse_arguments()
+    torch.set_num_threads(1)
+    try:
+        campaign(args) if args.command == "run" else tabulate(args)
+    except UserError as error:
+        print(f"study_clip_policies: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
