@@ -20,17 +20,17 @@ from mlperf_bert.config_io import config_to_tables, load_config
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.distributed.bucket_plan import ReadyGradient, plan_buckets
+from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clip_policies import (
-    clip_together,
     combine_norms,
     gradient_norm,
     limit_before_allreduce,
+    limit_factor,
 )
 from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.open_data import RunData, open_data
-from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
 from mlperf_bert.step import forward
 
@@ -107,12 +107,9 @@ class VirtualRanks:
         self._parameters = list(model.parameters())
         self._numel_total = sum(each.numel() for each in self._parameters)
         named = dict(model.named_parameters())
-        ready = [
-            ReadyGradient(name=name, numel=named[name].numel(), ready_at=1.0)
-            for name in reversed(named)
-        ]
         element_bytes = max(each.element_size() for each in self._parameters)
-        plan = plan_buckets(ready, element_bytes, bucket_cap_mb)
+        numels = {name: each.numel() for name, each in named.items()}
+        plan = plan_in_reverse(numels, element_bytes, bucket_cap_mb)
         self._buckets = [[named[name] for name in bucket.names] for bucket in plan]
         self.bucket_sizes = [bucket.numel for bucket in plan]
 
@@ -137,7 +134,7 @@ class VirtualRanks:
             parameter.grad = total
         shares = torch.stack(clipped).float().mean(dim=0)
         if self._clip.policy == "after_allreduce":
-            mean_norm = clip_together(sums, self._clip.max_norm, world_size=1)
+            mean_norm = _limit(sums, self._clip.max_norm, num_ranks=1)
             shares = (mean_norm > self._clip.max_norm).float().view(1)
         else:
             mean_norm = gradient_norm(sums)
@@ -155,9 +152,16 @@ class VirtualRanks:
         for parameters in [self._parameters] if whole else self._buckets:
             numel = sum(each.numel() for each in parameters)
             limit = limit_before_allreduce(self._clip, numel, self._numel_total)
-            norms.append(clip_together(_gradients(parameters), limit, self._num_ranks))
+            norms.append(_limit(_gradients(parameters), limit, self._num_ranks))
             over.append(norms[-1] > limit)
         return combine_norms(norms), torch.stack(over)
+
+
+def _limit(gradients: list[Tensor], limit: float, num_ranks: int) -> Tensor:
+    """Limit their norm and divide by the ranks, in place; the norm before."""
+    norm = gradient_norm(gradients)
+    torch._foreach_mul_(gradients, limit_factor(norm, limit) / num_ranks)
+    return norm
 
 
 def _gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -168,16 +172,19 @@ class Updater:
     """The one place that knows the optimizer."""
 
     def __init__(self, model: nn.Module, config: RunConfig) -> None:
-        self._optimizer = make_optimizer(model, config.optim)
+        self._optimizer = make_optimizer_alone(config.optim, model)
         self._config = config
 
     def __call__(self, step: int) -> None:
         """Update the model with the gradients in `.grad`, as step number `step` from 1."""
         config = self._config
         rate = learning_rate(step, config.schedule, config.optim.learning_rate)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        self._optimizer.step(
+            torch.tensor(rate, dtype=torch.float64),
+            gradient_factor=torch.ones(()),
+            skip=torch.zeros(()),
+        )
+        self._optimizer.zero_grad()
 
 
 def run_cell(cell: Cell, config_path: Path, data_dir: Path, max_samples: int) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
-from clip_study_runs import Cell, make_config, run_cell
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from clip_study_runs import Cell, make_config, run_cell
 from mlperf_bert.config_io import config_to_tables
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.errors import DataError, UserError

@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 from mlperf_bert.config import ClipSection, OptimSection
 from mlperf_bert.distributed.clip_hook import ClipOutcome
-from mlperf_bert.distributed.clip_policies import clip_together, limit_before_allreduce
+from mlperf_bert.distributed.clip_policies import (
+    gradient_norm,
+    limit_before_allreduce,
+    limit_factor,
+)
 from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.wire import plain_wire
 from mlperf_bert.optim.registry import make_optimizer_alone
@@ -102,16 +106,21 @@ def test_limits_of_any_plan_add_up_to_the_norm() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-def test_without_a_finite_norm_a_bucket_becomes_nan(bad: float) -> None:
-    tensors = [torch.ones(3), torch.tensor([1.0, bad])]
-    assert not torch.isfinite(clip_together(tensors, 1.0, world_size=2))
-    assert all(bool(tensor.isnan().all()) for tensor in tensors)
+def test_without_a_finite_norm_all_is_multiplied_by_nan(bad: float) -> None:
+    norm = gradient_norm([torch.ones(3), torch.tensor([1.0, bad])])
+    assert not torch.isfinite(norm)
+    assert bool(limit_factor(norm, 1.0).isnan())
 
 
 def test_sixteen_bit_norms_are_taken_in_fp32() -> None:
-    tensors = [torch.full((4,), 6e4, dtype=torch.float16)]  # its norm is beyond fp16
-    assert float(clip_together(tensors, 1.0, world_size=1)) == pytest.approx(2 * 6e4, rel=1e-3)
-    assert float(tensors[0].float().norm()) == pytest.approx(1.0, rel=1e-3)
+    gradients = [torch.full((4,), 6e4, dtype=torch.float16)]  # its norm is beyond fp16
+    assert float(gradient_norm(gradients)) == pytest.approx(2 * 6e4, rel=1e-3)
+
+
+def test_the_norm_of_many_elements_keeps_its_digits() -> None:
+    gradient = torch.randn(2**22 + 7, generator=torch.Generator().manual_seed(1))
+    expected = float(gradient.double().norm())
+    assert float(gradient_norm([gradient])) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["none", "after_allreduce", *BEFORE])

@@ -30,17 +30,6 @@ from mlperf_bert.config import ClipSection
 _ROW = 1024
 
 
-def clip_together(gradients: Sequence[Tensor], max_norm: float, world_size: int) -> Tensor:
-    """Multiply by `limit_factor(norm, max_norm) / world_size` in place; return the norm.
-
-    The norm is `gradient_norm`, of all tensors before. With a bucket, a rank's whole gradient or,
-    with a `world_size` of 1, the averaged gradient for `gradients`, this is each of the policies.
-    """
-    norm = gradient_norm(gradients)
-    torch._foreach_mul_(list(gradients), limit_factor(norm, max_norm) / world_size)
-    return norm
-
-
 def clips_before(clip: ClipSection) -> bool:
     """Whether the policy clips what a rank sends, not what it received."""
     return clip.policy in ("whole_before_allreduce", "bucket_before_allreduce")
