@@ -163,7 +163,7 @@ class WatchedClipping:
 
 
 class WatchedShards(ShardGroup):
-    """Notes when each bucket is ready, which is when the reducer sends it."""
+    """Notes when each bucket is ready, which is when the reducer sends it, and when all are done."""
 
     def __init__(self, group: dist.ProcessGroup, shards: int, watch: Watch) -> None:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -182,6 +182,11 @@ class WatchedShards(ShardGroup):
         """As the group has it, with the time noted before."""
         self._watch.record.ready.append(time.perf_counter())
         super().reduce(whole, piece)
+
+    def wait_for_reduced(self) -> None:
+        """As the group has it, with the time noted after."""
+        super().wait_for_reduced()
+        self._watch.mark("backward_end")
 
 
 @dataclass(frozen=True, slots=True)
