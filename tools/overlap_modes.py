@@ -163,7 +163,7 @@ class WatchedClipping:
 
 
 class WatchedShards(ShardGroup):
-    """Notes when each bucket is ready, which is when the reducer sends it, and when all are done."""
+    """Notes when each bucket is ready, which is when the reducer sends it, and all are done."""
 
     def __init__(self, group: dist.ProcessGroup, shards: int, watch: Watch) -> None:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -235,7 +235,7 @@ def reducer_mode(policy: ClipPolicy, *, sharded: bool) -> Mode:
         weights = flat_weights(model, layout)
         buffers = FlatBuffers(model, layout, weights)
         clip = ClipSection(policy=policy)
-        reducer = FlatReducer(buffers, clip, shards, plain_wire(CPU), size, forwards=1)
+        reducer = FlatReducer(model, buffers, clip, shards, plain_wire(CPU), size, forwards=1)
         optimizer = make_optimizer(
             OPTIM, buffers, weights, reducer.shard_gradients, shards, no_loss_scale(CPU)
         )

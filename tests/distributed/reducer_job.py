@@ -99,7 +99,7 @@ class Reduction:
             self.model, self._layout, flat_weights(self.model, self._layout)
         )
         self._clipping = self._reducer = FlatReducer(
-            self._buffers, clip, group, wire, info.world_size, FORWARDS
+            self.model, self._buffers, clip, group, wire, info.world_size, FORWARDS
         )
 
     def update(self, scale: float) -> dict[str, Any]:

@@ -100,6 +100,7 @@ def warmed_up_and_skipped(config: Path, info: RankInfo, overrides: Sequence[str]
     bias = run.model.get_parameter("bert.pooler.dense.bias")
     bias.register_hook(lambda gradient: gradient * torch.nan)
     found["skip"] = run.steps(1, 1)["skipped"]
+    run.optimizer.settle()
     found["skipped"] = copy.deepcopy(run.model.state_dict())
     return found
 
@@ -120,6 +121,29 @@ def order_of_events(run: Run) -> list[str]:
         run.steps(1, 1)
     finally:
         ShardGroup.reduce = reduce  # type: ignore[method-assign]
+    return events
+
+
+def waits(run: Run) -> list[int | str]:
+    """In the forward after an update: buckets waited for, and "embeddings" when they have run."""
+    run.steps(1, 1)
+    events: list[int | str] = []
+    wait_for = ShardGroup.wait_for
+
+    def recording(group: ShardGroup, number: int) -> None:
+        if number in group._gathering:
+            events.append(number)
+        wait_for(group, number)
+
+    embeddings = dict(run.model.named_modules())["bert.embeddings"]
+    handle = embeddings.register_forward_hook(lambda *_: events.append("embeddings"))
+    ShardGroup.wait_for = recording  # type: ignore[method-assign]
+    try:
+        run.step(2, run.micro_batches(2))
+    finally:
+        ShardGroup.wait_for = wait_for  # type: ignore[method-assign]
+        handle.remove()
+    run.optimizer.settle()
     return events
 
 
@@ -184,6 +208,7 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
             for accumulation, forwards in accumulations(policy).items():
                 options = (parallel, clip, accumulation, forwards)
                 seen[f"{mode} {policy} {accumulation} spoilt"] = spoilt(config, info, options)
+        seen[f"{mode} waits"] = waits(start(config, info, (parallel,)))
         seen |= saved_or_loaded(config, output, info, mode)
     return seen
 

@@ -178,6 +178,18 @@ def test_buckets_are_sent_while_backward_runs(seen: Seen, policy: str) -> None:
             )
 
 
+def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen: Seen) -> None:
+    for mode in modes_of(seen):
+        for rank in seen:
+            events = rank[f"{mode} waits"]
+            numbers = [event for event in events if event != "embeddings"]
+            if mode == "flat":
+                assert numbers == []
+                continue
+            assert numbers == list(range(rank[f"{mode} parts"] - 1, -1, -1))
+            assert events.index("embeddings") < events.index(0)  # the heads' come last
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_state_of_four_ranks_continues_on_others(
     both: dict[int, Seen], output: Path, tiny_config: Path, rule: str

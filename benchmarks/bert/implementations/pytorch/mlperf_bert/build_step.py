@@ -77,7 +77,7 @@ def _reduction(
     if info.world_size > 1 and parallel.data_parallel != "ddp":
         group = ShardGroup(info, buffers.layout.num_shards, device)
         reducer = FlatReducer(
-            buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
+            model, buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
         )
         return model, reducer, reducer.shard_gradients, group
     if info.world_size > 1:

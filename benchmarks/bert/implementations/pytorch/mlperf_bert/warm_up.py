@@ -68,6 +68,7 @@ def _restore(
     model: nn.Module, optimizer: FlatOptimizer, device: torch.device, saved: dict[str, Any]
 ) -> None:
     optimizer.zero_grad()
+    optimizer.settle()
     model.load_state_dict(saved["model"])
     for name, tensor in optimizer.changed_by_step().items():
         tensor.copy_(saved["optimizer"][name])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlperf_bert.config import ClipSection
 from mlperf_bert.distributed.clip_hook import Bucket, ClipOutcome, ClipState
@@ -32,6 +32,7 @@ class FlatReducer:
 
     def __init__(
         self,
+        model: nn.Module,
         buffers: FlatBuffers,
         clip: ClipSection,
         group: ShardGroup,
@@ -54,6 +55,8 @@ class FlatReducer:
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._on_gradient(number, bucket_of[number])
             )
+        if group.count > 1:
+            self._wait_before_use(model, dict(zip(buffers.parameters, bucket_of, strict=True)))
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
@@ -74,6 +77,23 @@ class FlatReducer:
         square = gradient_norm([self.shard_gradients]).square()
         self._group.add_up(square)
         return outcome_after(self._clip, square.sqrt(), self._wire.scale)
+
+    def _wait_before_use(self, model: nn.Module, bucket_of: dict[nn.Parameter, int]) -> None:
+        """Have each module wait for its own weights alone, which the last update sent.
+
+        A module that uses another's weights must come after it in a forward.
+        """
+        for module in model.modules():
+            buckets = {bucket_of[each] for each in module.parameters(recurse=False)}
+            if buckets:
+                module.register_forward_pre_hook(self._waiting_for(buckets))
+
+    def _waiting_for(self, buckets: set[int]) -> Callable[..., None]:
+        def wait(*_: object) -> None:
+            for number in buckets:
+                self._group.wait_for(number)
+
+        return wait
 
     def _make_buckets(self, buffers: FlatBuffers) -> list[Bucket]:
         parameters, gradients = iter(buffers.parameters), iter(buffers.gradient_views)

@@ -43,7 +43,7 @@ class ShardGroup:
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._reducing: list[Work] = []
         self._for_replicas: list[Tensor] = []
-        self._gathering: list[Work] = []
+        self._gathering: dict[int, Work] = {}
 
     def reduce(self, whole: Tensor, piece: Tensor) -> None:
         """Begin to sum `whole` over all ranks; `piece` gets this rank's shard of the sum.
@@ -72,16 +72,23 @@ class ShardGroup:
         if self._shards is not None:
             dist.all_reduce(tensor, group=self._shards)
 
-    def publish(self, whole: Tensor, piece: Tensor) -> None:
-        """Begin to fill `whole` with every shard's `piece`, in the order of the shards."""
+    def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
+        """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
         if self._shards is not None:
             all_gather = _renamed("all_gather_into_tensor", "all_gather_single")
             work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
-            self._gathering.append(work)
+            self._gathering[number] = work
+
+    def wait_for(self, number: int) -> None:
+        """Return when bucket `number`, if published, is there (on a GPU: for work queued later)."""
+        work = self._gathering.pop(number, None)
+        if work is not None:
+            work.wait()
 
     def wait(self) -> None:
         """Return when all that was published is there (on a GPU: for work queued from here on)."""
-        _wait_for(self._gathering)
+        for number in list(self._gathering):
+            self.wait_for(number)
 
     def _begin(self, whole: Tensor, piece: Tensor) -> None:
         if self._shards is None:

@@ -42,6 +42,6 @@ class AdamW(FlatOptimizer):
 
     def update(self, scalars: StepScalars) -> None:
         """A bucket's weights travel while the next bucket is updated."""
-        for part, whole, piece in self.parts:
+        for number, part, whole, piece in self.parts:
             self.kernels.adamw(part, self.constants, scalars)
-            self.others.publish(whole, piece)
+            self.others.publish(number, whole, piece)

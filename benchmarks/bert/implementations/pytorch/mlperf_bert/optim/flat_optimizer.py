@@ -1,8 +1,10 @@
 """What AdamW and LAMB on flat buffers have in common: the state that a rank owns, and its update.
 
 Where the buffers are one shard, a rank updates everything and there is nobody to ask. Where they
-are more (ZeRO stage 1, arXiv 1910.02054), it holds masters and moments of its own pieces alone,
-updates those, and the pieces of all are brought together again, a bucket at a time.
+are more (ZeRO stage 1, arXiv 1910.02054), it holds masters and moments of its own pieces alone and
+updates those. The pieces of all are brought together again a bucket at a time, those that a forward
+needs first, while the next forward begins: whoever reads the model's weights otherwise calls
+`settle` before.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,8 +30,8 @@ class OtherShards(Protocol):
     def add_up(self, tensor: Tensor) -> None:
         """Sum `tensor` over the shards, in place, the same on each."""
 
-    def publish(self, whole: Tensor, piece: Tensor) -> None:
-        """Begin to fill `whole` with every shard's `piece`, in the order of the shards."""
+    def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
+        """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
 
     def wait(self) -> None:
         """Return when all that was begun is there (on a GPU: for work queued from here on)."""
@@ -43,7 +45,7 @@ class NoOtherShards:
     def add_up(self, tensor: Tensor) -> None:
         """Nothing to add."""
 
-    def publish(self, whole: Tensor, piece: Tensor) -> None:
+    def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
         """The piece is the whole."""
 
     def wait(self) -> None:
@@ -101,13 +103,14 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
-        """One update; the host waits for nothing.
+        """One update; the host waits for nothing, and weights of other shards may still travel.
 
         Args:
             learning_rate: 0-d float64.
             gradient_factor: 0-d float32, multiplies every gradient first.
             skip: 0-d float32; where it is 1.0, weights, moments and count stay as they are.
         """
+        self.settle()  # where the model did not use all of its weights
         self._buffers.collect()
         self._updates += 1 - skip
         number = self._updates.clamp(min=1)  # 0 where the first step is skipped
@@ -120,8 +123,11 @@ class FlatOptimizer:
                 skip=skip,
             )
         )
-        self.others.wait()
         self.loss_scale.update(skip)
+
+    def settle(self) -> None:
+        """Return when all weights are in the model (on a GPU: for work queued from here on)."""
+        self.others.wait()
 
     @property
     def num_shards(self) -> int:
@@ -157,15 +163,17 @@ class FlatOptimizer:
 
         Every rank must call it at the same time; one that does not `keep` them only helps.
         """
+        self.settle()
         exact = {}
-        for bucket, (part, whole, _) in zip(self._buckets_of_parts(), self.parts, strict=True):
+        for number, part, whole, _ in self.parts:
             gathered = part.masters
             if part.masters.numel() < whole.numel():
                 gathered = torch.empty_like(whole, dtype=part.masters.dtype)
-                self.others.publish(gathered, part.masters)
-                self.others.wait()
-            for tensor in bucket if keep else ():
-                first = tensor.start - bucket[0].start
+                self.others.publish(number, gathered, part.masters)
+                self.settle()
+            tensors = self._tensors_of(number) if keep else ()
+            for tensor in tensors:
+                first = tensor.start - tensors[0].start
                 values = gathered[first : first + tensor.numel].view(tensor.shape)
                 exact[tensor.name] = values.cpu().clone()
         return exact
@@ -175,35 +183,37 @@ class FlatOptimizer:
 
         Every rank must call it at the same time.
         """
+        self.settle()
         for segment in self.segments():
             values = exact[segment.tensor.name].reshape(-1)
             self.shard.masters[segment.in_shard].copy_(values[segment.first : segment.last])
-        for part, whole, piece in self.parts:
+        for number, part, whole, piece in self.parts:
             if part.weights is not None:
                 part.weights.copy_(part.masters)
-            self.others.publish(whole, piece)
-        self.others.wait()
+            self.others.publish(number, whole, piece)
+        self.settle()
 
     def update(self, scalars: StepScalars) -> None:
         """Update and publish the shard: what a subclass is for."""
         raise NotImplementedError
 
-    def _cut(self, layout: FlatLayout) -> Iterator[tuple[FlatShard, Tensor, Tensor]]:
-        """What to update at a time, with the whole buffer's and this shard's slice of weights."""
+    def _cut(self, layout: FlatLayout) -> Iterator[tuple[int, FlatShard, Tensor, Tensor]]:
+        """What to update at a time, with the whole buffer's and this shard's slice of weights.
+
+        Buckets by their number, those that a forward needs first, first.
+        """
         if layout.num_shards == 1:
-            yield self.shard, self._buffers.weights, self._buffers.weights
+            yield 0, self.shard, self._buffers.weights, self._buffers.weights
             return
-        for bucket in layout.buckets:
+        for number, bucket in reversed(list(enumerate(layout.buckets))):
             own = layout.piece_in_shard(bucket)
             part = self.shard.part(own.start, own.stop)
             sent = part.masters if part.weights is None else part.weights
-            yield part, self._buffers.weights[bucket.start : bucket.stop], sent
+            yield number, part, self._buffers.weights[bucket.start : bucket.stop], sent
 
-    def _buckets_of_parts(self) -> list[tuple[FlatTensor, ...]]:
+    def _tensors_of(self, number: int) -> tuple[FlatTensor, ...]:
         layout = self._buffers.layout
-        if layout.num_shards == 1:
-            return [layout.tensors]
-        return [bucket.tensors for bucket in layout.buckets]
+        return layout.tensors if layout.num_shards == 1 else layout.buckets[number].tensors
 
 
 def _make_shard(

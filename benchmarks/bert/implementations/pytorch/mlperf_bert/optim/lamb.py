@@ -62,6 +62,6 @@ class LAMB(FlatOptimizer):
         self.others.add_up(squares)
         weight_norms, update_norms = squares.sqrt().unbind(1)
         ratios = torch.where(self.shard.adapted, trust_ratio(weight_norms, update_norms), 1.0)
-        for part, whole, piece in self.parts:
+        for number, part, whole, piece in self.parts:
             self.kernels.lamb_apply(part, self.constants, scalars, ratios)
-            self.others.publish(whole, piece)
+            self.others.publish(number, whole, piece)
