@@ -129,7 +129,8 @@ def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> s
 def error_of_other_nodes(info: RankInfo) -> str:
     """What this rank says when it is on a node that the config does not know."""
     try:
-        check_nodes("exchange_local", replace(info, node_rank=1 - info.node_rank), 2)
+        elsewhere = replace(info, node_rank=1 - info.node_rank)
+        check_nodes("data.balance", "exchange_local", elsewhere, 2)
     except ConfigError as error:
         return str(error)
     return ""

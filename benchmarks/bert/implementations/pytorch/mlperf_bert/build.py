@@ -227,8 +227,7 @@ def _source_with_others(
 
     Every rank must call it at the same time.
     """
-    by_node = config.data.balance == "exchange_local"
-    check_nodes("data.balance", by_node, info, config.parallel.ranks_per_node)
+    check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:
         source = MpiSource(Pair(process.world, process.role.partner), info.rank)
         on_every_rank(info, lambda: source.set_up(seed))

@@ -30,8 +30,7 @@ def build_step(
     gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
     """
     parallel = config.parallel
-    by_node = parallel.data_parallel == "shard_node"
-    check_nodes("parallel.data_parallel", by_node, info, parallel.ranks_per_node)
+    check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
     layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
     initial = flat_weights(model, layout)
     dtype = weights_dtype(config.model.precision, initial.dtype)

@@ -34,21 +34,21 @@ def make_exchange_group(
     return own
 
 
-def check_nodes(field: str, is_asked_for: bool, info: RankInfo, ranks_per_node: int) -> None:
-    """Raise ConfigError where a choice of `field` works on nodes that consecutive ranks are not.
+def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
+    """Raise ConfigError where a field's value works within nodes that consecutive ranks are not.
 
     Every rank must call it: what one of them finds is raised on all.
     """
-    if is_asked_for:
-        on_every_rank(info, lambda: _check_node(field, info, ranks_per_node))
+    if value in ("exchange_local", "shard_node"):
+        on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
 
 
-def _check_node(field: str, info: RankInfo, ranks_per_node: int) -> None:
+def _check_node(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
     first = info.node_rank * ranks_per_node
     if info.local_world_size != ranks_per_node or info.rank != first + info.local_rank:
         raise ConfigError(
             field,
-            f"wants nodes of {ranks_per_node} consecutive ranks, rank {info.rank} is number "
-            f"{info.local_rank} of {info.local_world_size} on node {info.node_rank}",
+            f"{value!r} wants nodes of {ranks_per_node} consecutive ranks, rank {info.rank} "
+            f"is number {info.local_rank} of {info.local_world_size} on node {info.node_rank}",
             "set parallel.ranks_per_node to the ranks of a machine and place them node by node",
         )
