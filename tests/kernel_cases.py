@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.optim.adamw import adamw_update
-from mlperf_bert.optim.flat_shard import BLOCK, Constants, FlatShard, StepScalars
+from mlperf_bert.optim.flat_layout import BLOCK
+from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
 from mlperf_bert.optim.lamb import lamb_update, trust_ratio
 
 RULES = ("adamw", "lamb")

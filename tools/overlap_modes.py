@@ -75,6 +75,13 @@ class Watch:
         self.record = Record()
         known = [name for name in COLLECTIVES if hasattr(dist, name)]
         self._real = {name: getattr(dist, name) for name in known}
+        self._waiting: list[Thread] = []
+
+    def settle(self) -> None:
+        """Return when the end of every collective is noted that is waited for in a thread."""
+        for thread in self._waiting:
+            thread.join()
+        self._waiting.clear()
 
     def mark(self, what: str) -> None:
         """Note the time as the record's field `what`."""
@@ -109,7 +116,8 @@ class Watch:
             if real is self._real["all_reduce"]:
                 work.get_future().add_done_callback(note_done)
             else:  # gloo's reduce-scatter has no future
-                Thread(target=lambda: note_done(work.wait())).start()
+                self._waiting.append(Thread(target=lambda: note_done(work.wait())))
+                self._waiting[-1].start()
             return work
 
         return noted
@@ -186,6 +194,7 @@ class WatchedShards(ShardGroup):
     def wait_for_reduced(self) -> None:
         """As the group has it, with the time noted after."""
         super().wait_for_reduced()
+        self._watch.settle()
         self._watch.mark("backward_end")
 
 

@@ -22,7 +22,7 @@ from kernel_cases import (
 )
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.cpu_kernels import BLOCKS_OF_A_THREAD
-from mlperf_bert.optim.flat_shard import BLOCK
+from mlperf_bert.optim.flat_layout import BLOCK
 from support import run_process
 
 

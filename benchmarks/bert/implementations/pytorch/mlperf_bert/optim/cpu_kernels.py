@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.compiled import compiled_arithmetic
-from mlperf_bert.optim.flat_shard import BLOCK, Constants, FlatShard, StepScalars
+from mlperf_bert.optim.flat_layout import BLOCK
+from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
 
 Floats = NDArray[Any]  # of the masters' dtype
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mlperf_bert.optim.flat_layout import BLOCK as BLOCK
+from mlperf_bert.optim.flat_layout import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
