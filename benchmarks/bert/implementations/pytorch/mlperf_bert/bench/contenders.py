@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mlperf_bert.bench.peer import PaddedStep, padded_inputs
+from mlperf_bert.bench.peer import PaddedStep, padded_inputs, usual_adamw
 from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
 from mlperf_bert.bench.timing import Contender, seconds_of
 from mlperf_bert.config import ClipSection, ModelSection, OptimSection
@@ -20,7 +20,6 @@ from mlperf_bert.data.shards import IntArray
 from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.wire import plain_wire
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.param_groups import param_groups
 from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step import EagerStep
@@ -84,7 +83,7 @@ def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str
         make_clipping(CLIP, ours, plain_wire(device)),
         ours.config.precision,
     )
-    padded_step = PaddedStep(peer, _usual_adamw(peer), CLIP.max_norm)
+    padded_step = PaddedStep(peer, usual_adamw(peer, OPTIM, "fused"), CLIP.max_norm)
     return {
         "ours": lambda number: our_step(1, (data.batches[number],)).loss,
         "padded": lambda number: padded_step(data.padded[number]),
@@ -92,19 +91,6 @@ def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str
         "ours_encoder": _our_encoder(ours, data),
         "padded_encoder": _padded_encoder(peer, data),
     }
-
-
-def _usual_adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        [
-            {"params": group["params"], "weight_decay": group["weight_decay"]}
-            for group in param_groups(model, OPTIM.weight_decay)
-        ],
-        lr=OPTIM.learning_rate,
-        betas=(OPTIM.beta_1, OPTIM.beta_2),
-        eps=OPTIM.epsilon,
-        fused=True,
-    )
 
 
 def fastest_attention(peer: Any, step: Contender, names: tuple[str, ...]) -> str:

@@ -1,14 +1,16 @@
 """`bench optimizer`: our update of a whole model against a loop over its tensors, and torch's."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from mlperf_bert.bench.peer import usual_adamw
 from mlperf_bert.bench.timing import Contender, InterleavedTimes
 from mlperf_bert.config import ModelSection, OptimSection
 from mlperf_bert.errors import ConfigError
@@ -89,8 +91,9 @@ def make_updaters(
 
     updaters = {REFERENCE: _loop(rule, named, gradients)}
     if rule.name == "adamw":
-        for how in ("foreach", "fused"):
-            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, named, gradients, how)
+        ways: tuple[Literal["foreach", "fused"], ...] = ("foreach", "fused")
+        for how in ways:
+            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, model, gradients, how)
     updaters["flat buffers"] = _ours(rule, model, gradients)
     return updaters, new_gradients
 
@@ -188,26 +191,16 @@ def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
 
 
 def _torch_adamw(
-    rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor], how: str
+    rule: OptimSection,
+    model: nn.Module,
+    gradients: dict[str, Tensor],
+    how: Literal["foreach", "fused"],
 ) -> Updater:
-    """torch's, in one of its ways to do all tensors together."""
-    copies = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
-    for name, copy in copies.items():
-        copy.grad = gradients[name]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [copies[name] for name in names], "weight_decay": decay}
-            for names, decay in (
-                ([name for name in copies if not is_exempt(name)], rule.weight_decay),
-                ([name for name in copies if is_exempt(name)], 0.0),
-            )
-        ],
-        lr=rule.learning_rate,
-        betas=(rule.beta_1, rule.beta_2),
-        eps=rule.epsilon,
-        **{how: True},
-    )
-    weights = [copy.detach() for copy in copies.values()]
+    twin = copy.deepcopy(model)
+    for name, parameter in twin.named_parameters():
+        parameter.grad = gradients[name]
+    optimizer = usual_adamw(twin, rule, how)
+    weights = [parameter.detach() for parameter in twin.parameters()]
 
     def run(number: int) -> Tensor:
         optimizer.step()

@@ -5,14 +5,15 @@ Shape letters: B sequences, S padded length, D hidden.
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config import ModelSection, OptimSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.optim.param_groups import param_groups
 
 IGNORED = -100  # label of a position that is not predicted, in `transformers` and torch
 
@@ -75,6 +76,21 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
         "labels": pad(labels, IGNORED),
         "next_sentence_label": batch.next_sentence_label,
     }
+
+
+def usual_adamw(
+    model: nn.Module, rule: OptimSection, how: Literal["foreach", "fused"]
+) -> torch.optim.Optimizer:
+    """torch's AdamW with a rule's constants, in one of its ways to do all tensors together."""
+    groups = param_groups(model, rule.weight_decay)
+    return torch.optim.AdamW(
+        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
+        lr=rule.learning_rate,
+        betas=(rule.beta_1, rule.beta_2),
+        eps=rule.epsilon,
+        foreach=how == "foreach",
+        fused=how == "fused",
+    )
 
 
 class PaddedStep:

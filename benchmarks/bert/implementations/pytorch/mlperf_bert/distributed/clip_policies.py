@@ -26,13 +26,14 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.config import ClipSection
+from mlperf_bert.config_checks import CLIPPED_TOGETHER
 
 _ROW = 1024
 
 
 def clips_before(clip: ClipSection) -> bool:
     """Whether the policy clips what a rank sends, not what it received."""
-    return clip.policy in ("whole_before_allreduce", "bucket_before_allreduce")
+    return clip.policy not in CLIPPED_TOGETHER
 
 
 def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
