@@ -263,6 +263,7 @@ def _step(
         optimizer,
         torch.tensor([0.0, OPTIM.learning_rate], dtype=torch.float64),
         WatchedClipping(clipping, watch),
+        torch.zeros(1, dtype=torch.int64),
         setting.model.precision,
     )
     return lambda: step(1, (setting.batch,))

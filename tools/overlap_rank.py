@@ -95,7 +95,8 @@ def make_setting(vocabulary: int, rank: int, watch: Watch) -> Setting:
         seed=rank,
     )
     num_masked = int(samples.masked_counts.sum())
-    batch = make_batch(samples, mlm_denominator=num_masked, nsp_denominator=BATCH_SIZE)
+    ids = np.arange(BATCH_SIZE)
+    batch = make_batch(samples, ids, mlm_denominator=num_masked, nsp_denominator=BATCH_SIZE)
     return Setting(model, batch, watch)
 
 

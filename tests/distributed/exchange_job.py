@@ -88,6 +88,7 @@ def planned_batches(
         for forward in range(plan.counts.shape[1]):
             batch = make_batch(
                 reader.read(plan.ids_of(info.rank, forward)),
+                plan.ids_of(info.rank, forward),
                 mlm_denominator=float(plan.mlm_denominators[info.rank, forward]),
                 nsp_denominator=float(plan.nsp_denominators[info.rank, forward]),
             )

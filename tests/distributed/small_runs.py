@@ -92,4 +92,9 @@ def micro_batch(step: int, number: int, forwards: int) -> UnpaddedBatch:
         next_sentence_label=random.integers(0, 2, SEQUENCES),
     )
     sequences = forwards * SEQUENCES  # of the mean over ranks, as the step plan has it
-    return make_batch(samples, mlm_denominator=MASKED * sequences, nsp_denominator=sequences)
+    return make_batch(
+        samples,
+        number * SEQUENCES + np.arange(SEQUENCES),
+        mlm_denominator=MASKED * sequences,
+        nsp_denominator=sequences,
+    )

@@ -54,7 +54,10 @@ def test_counts_are_those_of_one_sample_at_a_time(
     right, total, right_at_mask, at_mask = 0, 0, 0, 0
     for sample in range(index.manifest.num_samples):
         batch = make_batch(
-            reader.read(np.array([sample])), mlm_denominator=1.0, nsp_denominator=1.0
+            reader.read(np.array([sample])),
+            np.array([sample]),
+            mlm_denominator=1.0,
+            nsp_denominator=1.0,
         )
         with torch.no_grad():
             guesses = model(batch).mlm.argmax(dim=-1)

@@ -35,7 +35,7 @@ def outcome(set_dir: Path, manifest: Manifest, ids: np.ndarray) -> tuple[object,
             if gathers:
                 found.append(Gatherer(reader).batch(ids, **DENOMINATORS))
             else:
-                found.append(make_batch(reader.read(ids), **DENOMINATORS))
+                found.append(make_batch(reader.read(ids), ids, **DENOMINATORS))
         except DataError as error:
             found.append(str(error))
     return found[0], found[1]
@@ -54,7 +54,7 @@ def test_equal_to_the_reference(
         gatherer = Gatherer(reader)
         for _ in range(3):  # one gatherer maps shards as they are asked for
             ids = np.array(data.draw(st.lists(sample, min_size=1, max_size=20)))
-            expected = make_batch(reader.read(ids), **DENOMINATORS)
+            expected = make_batch(reader.read(ids), ids, **DENOMINATORS)
             assert_same_batch(gatherer.batch(ids, **DENOMINATORS), expected)
 
 

@@ -188,7 +188,7 @@ def test_tensors_that_share_no_memory_are_changed_one_by_one() -> None:
         masked_counts=np.array([1]),
         next_sentence_label=np.array([0]),
     )
-    batch = make_batch(samples, mlm_denominator=1.0, nsp_denominator=4.0)
+    batch = make_batch(samples, np.arange(1), mlm_denominator=1.0, nsp_denominator=4.0)
     batch = replace(batch, token_type_ids=batch.input_ids)
     blocks: list[torch.Tensor] = []
 
@@ -213,10 +213,11 @@ def test_make_batch_lays_sequences_end_to_end() -> None:
         masked_counts=np.array([2, 1]),
         next_sentence_label=np.array([0, 1]),
     )
-    batch = make_batch(samples, mlm_denominator=3.0, nsp_denominator=2.0)
+    batch = make_batch(samples, np.array([7, 3]), mlm_denominator=3.0, nsp_denominator=2.0)
     assert batch.cu_seqlens.tolist() == [0, 6, 11]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
     assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
     assert batch.masked_token_index.tolist() == [1, 4, 9]
     assert batch.labels.tolist() == [10, 11, 12]
     assert batch.lengths == (6, 5) and batch.max_seqlen == 6
+    assert batch.masked_counts == (2, 1) and batch.sample_ids.tolist() == [7, 3]

@@ -51,6 +51,8 @@ def ragged_batch(
         token_type_ids=torch.from_numpy((position_ids >= np.repeat(length // 2, length)) * 1),
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
         lengths=lengths,
+        masked_counts=tuple(map(len, masked)) if masked_share else (0,) * len(lengths),
+        sample_ids=torch.arange(len(lengths)),
         masked_token_index=torch.from_numpy(masked_index),
         labels=torch.from_numpy(generator.integers(1, vocab_size, len(masked_index))),
         next_sentence_label=torch.from_numpy(generator.integers(0, 2, len(length))),

@@ -3,15 +3,22 @@
 import pytest
 import torch
 
-from mlperf_bert.model.dropout import dropout
+from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, dropout
 
 SHAPE = (501, 333)  # no multiple of the four elements that share a draw
 NUM_ELEMENTS = SHAPE[0] * SHAPE[1]
 
 
+def site_of(probability: float) -> DropoutSite:
+    rows, columns = torch.arange(SHAPE[0]), torch.zeros(SHAPE[0], dtype=torch.int64)
+    return DropoutSite(
+        probability, 1, DropoutKeys(7, torch.ones(1, dtype=torch.int64), rows, columns)
+    )
+
+
 def kept_of_ones(probability: float, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     torch.manual_seed(seed)
-    return dropout(torch.ones(SHAPE, dtype=dtype), probability)
+    return dropout(torch.ones(SHAPE, dtype=dtype), site_of(probability))
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.9])
@@ -34,7 +41,7 @@ def test_elements_are_independent_of_their_neighbours() -> None:
 
 def test_the_gradient_goes_where_the_value_went() -> None:
     x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
-    output = dropout(x, 0.3)
+    output = dropout(x, site_of(0.3))
     (gradient,) = torch.autograd.grad(output, x, torch.ones_like(output))
     torch.testing.assert_close(gradient * x, output, rtol=1e-12, atol=0)
     assert 0 < int((gradient == 0).sum()) < NUM_ELEMENTS
@@ -52,5 +59,5 @@ def test_same_seed_same_elements_in_every_dtype(dtype: torch.dtype) -> None:
 def test_none_draws_nothing() -> None:
     x = torch.randn(5)
     before = torch.get_rng_state()
-    assert dropout(x, 0.0) is x
+    assert dropout(x, None) is x
     assert torch.equal(torch.get_rng_state(), before)

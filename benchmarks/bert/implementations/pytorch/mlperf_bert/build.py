@@ -103,7 +103,8 @@ def build(
         if init_checkpoint is not None:
             on_every_rank(info, lambda: load_weights(model, init_checkpoint, vocabulary_sha256))
         log.weights_initialization(map(tensorflow_name, model.state_dict()))
-        torch.manual_seed(derive_seed(seed, "dropout", info.rank))
+        model.dropout_seed = derive_seed(seed, "dropout")
+        torch.manual_seed(derive_seed(seed, "dropout of others' kernels", info.rank))
         optimizer, step = build_step(model, config, info, device)
         return Parts(
             config=config,

@@ -12,6 +12,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.node_group import check_nodes
 from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
 from mlperf_bert.distributed.wire import make_wire
+from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
 from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
@@ -22,7 +23,7 @@ from mlperf_bert.step import EagerStep, weights_dtype
 
 
 def build_step(
-    model: nn.Module, config: RunConfig, info: RankInfo, device: torch.device
+    model: BertForPretraining, config: RunConfig, info: RankInfo, device: torch.device
 ) -> tuple[FlatOptimizer, EagerStep]:
     """The optimizer of this rank's part of the state, and the step that drives it.
 
@@ -45,6 +46,7 @@ def build_step(
         optimizer,
         _learning_rates(config, device),
         clipping,
+        model.step,
         config.model.precision,
     )
     return optimizer, step

@@ -30,7 +30,7 @@ class EagerStep:
     """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called.
 
     `learning_rates` [steps + 1] float64, on the model's device: of each step from 1; element 0 is
-    not used.
+    not used. `step` int64 [1] is the bare model's own number of the step.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class EagerStep:
         optimizer: FlatOptimizer,
         learning_rates: Tensor,
         clip: Clipping,
+        step: Tensor,
         precision: Precision,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._learning_rates = learning_rates
-        self._step = torch.zeros((1,), dtype=torch.int64, device=learning_rates.device)
+        self._step = step
         self._clip = clip
         self._precision: Precision = precision
 

@@ -48,7 +48,9 @@ def synthetic_batch(config: RunConfig) -> UnpaddedBatch:
         masked_counts=np.full(count, masked, dtype=np.int64),
         next_sentence_label=np.arange(count, dtype=np.int64) % 2,
     )
-    return make_batch(samples, mlm_denominator=count * masked, nsp_denominator=count)
+    return make_batch(
+        samples, np.arange(count), mlm_denominator=count * masked, nsp_denominator=count
+    )
 
 
 def _snapshot(model: nn.Module, optimizer: FlatOptimizer, device: torch.device) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def make_data(
             seed=derive_seed(seed, "samples", number),
         )
         num_masked = int(samples.masked_counts.sum())
-        batch = make_batch(samples, mlm_denominator=num_masked, nsp_denominator=batch_size)
+        ids = np.arange(number * batch_size, (number + 1) * batch_size)
+        batch = make_batch(samples, ids, mlm_denominator=num_masked, nsp_denominator=batch_size)
         batches.append(batch.to(device))
     return Data(
         batches=batches,
@@ -81,6 +82,7 @@ def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str
         optimizer,
         torch.tensor([0.0, OPTIM.learning_rate], dtype=torch.float64, device=device),
         make_clipping(CLIP, ours, plain_wire(device)),
+        ours.step,
         ours.config.precision,
     )
     padded_step = PaddedStep(peer, usual_adamw(peer, OPTIM, "fused"), CLIP.max_norm)
@@ -111,7 +113,8 @@ def _our_encoder(ours: BertForPretraining, data: Data) -> Contender:
 
     def run(number: int) -> Tensor:
         ours.zero_grad()
-        hidden: Tensor = ours.bert(data.batches[number])
+        batch = data.batches[number]
+        hidden: Tensor = ours.bert(batch, ours.dropout_keys(batch))
         torch.autograd.backward(hidden, gradients[number])
         return hidden.detach()[0, 0]
 

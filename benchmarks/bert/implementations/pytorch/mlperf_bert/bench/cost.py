@@ -198,7 +198,7 @@ def _batch(count: int, length: int, settings: CostSettings) -> UnpaddedBatch:
         seed=derive_seed(settings.seed, "samples", length),
     )
     num_masked = int(samples.masked_counts.sum())
-    return make_batch(samples, mlm_denominator=num_masked, nsp_denominator=count)
+    return make_batch(samples, np.arange(count), mlm_denominator=num_masked, nsp_denominator=count)
 
 
 def _contender(model: BertForPretraining, batch: UnpaddedBatch) -> Contender:

@@ -32,6 +32,7 @@ class SampleDataset(Dataset[dict[str, IntArray]]):
         tokens = slice(arrays.offsets[row], arrays.offsets[row + 1])
         masked = slice(arrays.masked_lm_offsets[row], arrays.masked_lm_offsets[row + 1])
         return {
+            "sample_id": np.int64(sample),
             "input_ids": arrays.input_ids[tokens],
             "segment_b_start": arrays.segment_b_start[row],
             "masked_positions": arrays.masked_lm_positions[masked],
@@ -65,9 +66,10 @@ def collate(items: Sequence[dict[str, IntArray]]) -> UnpaddedBatch:
         for name in ("segment_b_start", "next_sentence_label")
     }
     lengths = np.array([len(item["input_ids"]) for item in items], dtype=np.int64)
+    ids = np.array([item["sample_id"] for item in items])
     samples = Samples(**flat, **scalars, lengths=lengths, masked_counts=masked_counts)
     return make_batch(
-        samples, mlm_denominator=float(masked_counts.sum()), nsp_denominator=float(len(items))
+        samples, ids, mlm_denominator=float(masked_counts.sum()), nsp_denominator=float(len(items))
     )
 
 

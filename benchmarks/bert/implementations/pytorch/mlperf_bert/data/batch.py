@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlperf_bert.data.shards import Samples
+from mlperf_bert.data.shards import IntArray, Samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +28,8 @@ class UnpaddedBatch:
     token_type_ids: Tensor  # int64 [T]
     cu_seqlens: Tensor  # int32 [B + 1]: sequence i is tokens cu_seqlens[i] .. cu_seqlens[i + 1]
     lengths: tuple[int, ...]  # host copy of the B lengths, so that no layer reads the device
+    masked_counts: tuple[int, ...]  # on the host: masked positions of each sequence
+    sample_ids: Tensor  # int64 [B]: which samples; keys of dropout
     masked_token_index: Tensor  # int64 [P]: rows of the T tokens
     labels: Tensor  # int64 [P]
     next_sentence_label: Tensor  # int64 [B]
@@ -53,7 +55,7 @@ class UnpaddedBatch:
         """The same batch with each block of memory under its tensors put through `change`.
 
         A batch of `empty_batch` lies in a single block, and so takes one copy where tensor by
-        tensor would take nine.
+        tensor would take ten.
 
         Args:
             change: gets a block as uint8 [bytes] and returns one of equal contents.
@@ -75,7 +77,7 @@ class UnpaddedBatch:
 
 
 def empty_batch(
-    lengths: tuple[int, ...], num_masked: int, *, pin_memory: bool = False
+    lengths: tuple[int, ...], masked_counts: tuple[int, ...], *, pin_memory: bool = False
 ) -> UnpaddedBatch:
     """A batch of B sequences and P masked positions in one block of host memory, not filled in.
 
@@ -83,10 +85,10 @@ def empty_batch(
     finished, so a batch may be dropped as soon as its copy is queued.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
-    words = [num_tokens] * 3 + [num_masked] * 2 + [num_sequences]
+    words = [num_tokens] * 3 + [sum(masked_counts)] * 2 + [num_sequences] * 2
     words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
     block = torch.empty(sum(words), dtype=torch.int64, pin_memory=pin_memory)
-    tokens, positions, types, index, labels, next_labels, ends, denominators = (
+    tokens, positions, types, index, labels, next_labels, ids, ends, denominators = (
         block.split_with_sizes(words)
     )
     mlm_denominator, nsp_denominator = denominators.view(torch.float32).unbind()
@@ -96,6 +98,8 @@ def empty_batch(
         token_type_ids=types,
         cu_seqlens=ends.view(torch.int32)[: num_sequences + 1],
         lengths=lengths,
+        masked_counts=masked_counts,
+        sample_ids=ids,
         masked_token_index=index,
         labels=labels,
         next_sentence_label=next_labels,
@@ -105,9 +109,9 @@ def empty_batch(
 
 
 def make_batch(
-    samples: Samples, *, mlm_denominator: float, nsp_denominator: float
+    samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
-    """Lay samples end to end, in their order, on the host."""
+    """Lay samples, whose ids are int64 [n], end to end, in their order, on the host."""
     starts = np.zeros(len(samples.lengths) + 1, dtype=np.int64)
     np.cumsum(samples.lengths, out=starts[1:])
     position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], samples.lengths)
@@ -119,6 +123,8 @@ def make_batch(
         token_type_ids=torch.from_numpy((position_ids >= segment_b_start).astype(np.int64)),
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
         lengths=tuple(samples.lengths.tolist()),
+        masked_counts=tuple(samples.masked_counts.tolist()),
+        sample_ids=torch.from_numpy(sample_ids.astype(np.int64)),
         masked_token_index=torch.from_numpy(masked_starts + samples.masked_positions),
         labels=torch.from_numpy(samples.masked_ids),
         next_sentence_label=torch.from_numpy(samples.next_sentence_label),

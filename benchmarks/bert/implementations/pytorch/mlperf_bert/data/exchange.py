@@ -65,6 +65,7 @@ class ExchangeSource:
             mine = dealt(drawn, self._group.rank(), self._direction)
             batch = make_batch(
                 mine.samples(),
+                plan.ids_of(self._rank, forward),
                 mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
                 nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
             )

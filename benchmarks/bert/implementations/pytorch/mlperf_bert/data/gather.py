@@ -1,6 +1,6 @@
 """Sample ids to a batch on the host, in one pass over the mapped shards.
 
-Equal to `make_batch(reader.read(ids))`, the readable reference, errors included.
+Equal to `make_batch(reader.read(ids), ids)`, the readable reference, errors included.
 """
 
 import pickle
@@ -46,8 +46,9 @@ class Gatherer:
         spans = self.spans(numbers, rows)
         lengths, masked_counts = (spans[:, 1::2] - spans[:, ::2]).T
         batch = empty_batch(
-            tuple(lengths.tolist()), int(masked_counts.sum()), pin_memory=self._pin_memory
+            tuple(lengths.tolist()), tuple(masked_counts.tolist()), pin_memory=self._pin_memory
         )
+        batch.sample_ids.numpy()[:] = ids
         batch.mlm_denominator.fill_(mlm_denominator)
         batch.nsp_denominator.fill_(nsp_denominator)
         vocab_size = self.reader.manifest.vocab_size
@@ -123,7 +124,7 @@ def _compile() -> None:
     spans = np.zeros((0, 4), dtype=np.int64)
     try:
         measure(table, nothing, nothing, 1, 1, spans)
-        _fill(table, nothing, nothing, spans, 1, empty_batch((), 0))
+        _fill(table, nothing, nothing, spans, 1, empty_batch((), ()))
     except (OSError, EOFError, pickle.UnpicklingError) as error:
         where = cache_directory(fill) or "numba's cache"
         remedy = "delete its .nbi and .nbc files, or make room"

@@ -46,6 +46,7 @@ class MpiSource:
         return tuple(
             make_batch(
                 self._packet().samples(),
+                plan.ids_of(self._rank, forward),
                 mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
                 nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
             )

@@ -2,7 +2,7 @@
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 
-A policy is `attend(q, k, v, layout, dropout_p) -> context`, all of q, k, v and context [T, N, H]
+A policy is `attend(q, k, v, layout, site) -> context`, all of q, k, v and context [T, N, H]
 in one floating dtype; token t sees exactly the tokens of its own sequence, scores are divided by
 sqrt(H), and dropout acts on the probabilities (BERT, arXiv 1810.04805; Transformer, arXiv
 1706.03762, section 3.2.1; unpadded form: arXiv 2208.08124).
@@ -17,7 +17,7 @@ from torch import Tensor
 from mlperf_bert.config import AttentionName
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.dropout import dropout
+from mlperf_bert.model.dropout import DropoutSite, dropout
 
 
 class AttentionPolicy(Protocol):
@@ -26,13 +26,15 @@ class AttentionPolicy(Protocol):
     __name__: str
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float, /
+        self, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None, /
     ) -> Tensor:
         """Context [T, N, H] of queries, keys and values [T, N, H]."""
         ...
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
     """Padded, dense and readable: what the others must agree with. Any device and dtype."""
     _, num_heads, head_size = q.shape
     slots, key_is_real = layout.padded_slots, layout.key_is_real
@@ -45,12 +47,14 @@ def reference(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_
 
     scores = pad(q) @ pad(k).transpose(-1, -2) * head_size**-0.5  # [B, N, S, S]
     scores = scores.masked_fill(~key_is_real[:, None, None, :], float("-inf"))
-    probabilities = dropout(torch.softmax(scores, dim=-1), dropout_p)
+    probabilities = dropout(torch.softmax(scores, dim=-1), site)
     context = (probabilities.to(v.dtype) @ pad(v)).transpose(1, 2)  # [B, S, N, H]
     return context.reshape(-1, num_heads, head_size).index_select(0, slots)
 
 
-def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
+def grouped(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
     """One padded attention per group of sequences of similar length.
 
     Runs on any device and dtype. All lengths are known on the host, so nothing waits for a device.
@@ -65,13 +69,15 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p:
     for group, *rows in zip(groups.members, *parts, strict=True):
         shape = (group.num_sequences, group.padded_length, *q.shape[1:])
         group_q, group_k, group_v = (x.view(shape).transpose(1, 2) for x in rows)
-        context = _attend_padded(group_q, group_k, group_v, group.key_is_real, dropout_p)
+        context = _attend_padded(group_q, group_k, group_v, group.key_is_real, site)
         contexts.append(context.transpose(1, 2).reshape(group.num_slots, *q.shape[1:]))
     joined = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
     return joined if groups.token_slot is None else joined.index_select(0, groups.token_slot)
 
 
-def packed(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
     """Several sequences in a row of fixed length, each seeing itself only (arXiv 2107.02027).
 
     One dense attention with a block-diagonal mask, in rows of one shape: for hardware without
@@ -83,24 +89,27 @@ def packed(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: 
         _to_slots(x, rows.slot_token, rows.token_slot).view(shape).transpose(1, 2)
         for x in (q, k, v)
     )
-    context = _attend_padded(row_q, row_k, row_v, rows.is_visible, dropout_p)
+    context = _attend_padded(row_q, row_k, row_v, rows.is_visible, site)
     return context.transpose(1, 2).reshape(-1, *q.shape[1:]).index_select(0, rows.token_slot)
 
 
 def _attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, is_visible: Tensor | None, dropout_p: float
+    q: Tensor, k: Tensor, v: Tensor, is_visible: Tensor | None, site: DropoutSite | None
 ) -> Tensor:
     """[B, N, S, H] of the same; `is_visible` bool [B, 1, 1 or S, S], or None where all keys are."""
-    if dropout_p == 0 or q.device.type != "cpu":
+    if site is None or q.device.type != "cpu":
+        dropout_p = 0.0 if site is None else site.probability
         return F.scaled_dot_product_attention(q, k, v, attn_mask=is_visible, dropout_p=dropout_p)
     # On a CPU torch has no fused attention with dropout; this is its plain way, with our dropout.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if is_visible is not None:  # added in place: the product's backward does not need its result
         scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, float("-inf"))
-    return dropout(torch.softmax(scores, dim=-1), dropout_p).to(v.dtype) @ v
+    return dropout(torch.softmax(scores, dim=-1), site).to(v.dtype) @ v
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: float) -> Tensor:
+def varlen(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
     """PyTorch's variable-length flash kernels, dropout included. CUDA, bf16 or fp16.
 
     Not yet run on a GPU. FlashAttention-2: arXiv 2307.08691; the public `varlen_attn` has no
@@ -113,7 +122,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, dropout_p: 
             "set model.precision to 'bf16' or use 'grouped'",
         )
     context: Tensor = _VarlenAttention.apply(
-        q, k, v, layout.cu_seqlens, layout.max_seqlen, dropout_p
+        q, k, v, layout.cu_seqlens, layout.max_seqlen, 0.0 if site is None else site.probability
     )  # type: ignore[no-untyped-call]
     return context
 

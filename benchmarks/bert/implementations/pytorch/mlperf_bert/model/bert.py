@@ -12,6 +12,7 @@ from mlperf_bert.config import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy, choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.dropout import DropoutKeys
 from mlperf_bert.model.embeddings import Embeddings
 from mlperf_bert.model.heads import Pooler, PretrainingHeads, PretrainingLogits
 from mlperf_bert.model.layers import Encoder
@@ -36,10 +37,12 @@ class BertBody(nn.Module):
         self.encoder = Encoder(config, attend, device)
         self.pooler = Pooler(config, device)
 
-    def forward(self, batch: UnpaddedBatch, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, batch: UnpaddedBatch, keys: DropoutKeys | None, rows: Tensor | None = None
+    ) -> Tensor:
         """Final hidden states [T, D], or only those of the given rows (int64 [R]) -> [R, D]."""
         layout = AttentionLayout(batch.lengths, batch.cu_seqlens, self.max_length)
-        hidden: Tensor = self.encoder(self.embeddings(batch), layout, rows)
+        hidden: Tensor = self.encoder(self.embeddings(batch, keys), layout, keys, rows)
         return hidden
 
 
@@ -64,6 +67,9 @@ class BertForPretraining(nn.Module):
         dtype = COMPUTED_IN[config.precision]
         attend = choose_attention(config.attention, device, dtype, config.head_size)
         self.config = config
+        self.dropout_seed = 0
+        # Of the update that is computed: a plain attribute, as it is no part of the model's state.
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
         # skip_init's way: modules made on "meta" draw nothing from the global generator.
         meta = torch.device("meta")
         self.bert = BertBody(config, attend, meta)
@@ -92,12 +98,20 @@ class BertForPretraining(nn.Module):
                 drawn.normal_(0.0, self.config.initializer_range, generator=generator)
                 parameter.copy_(drawn)
 
+    def dropout_keys(self, batch: UnpaddedBatch) -> DropoutKeys | None:
+        """Of the batch's T tokens; None in evaluation."""
+        if not self.training:
+            return None
+        counts, num_tokens = batch.cu_seqlens.diff(), batch.input_ids.shape[0]
+        sample_ids = batch.sample_ids.repeat_interleave(counts, output_size=num_tokens)
+        return DropoutKeys(self.dropout_seed, self.step, sample_ids, batch.position_ids)
+
     def forward(self, batch: UnpaddedBatch) -> PretrainingLogits:
         """Logits of the masked positions [P, V] and of the sentence pairs [B, 2]."""
         num_masked = batch.masked_token_index.shape[0]
         # Nothing else of the last layer is used, so nothing else of it is computed.
         rows = torch.cat((batch.masked_token_index, batch.cu_seqlens[:-1].long()))
-        masked, first = self.bert(batch, rows).tensor_split((num_masked,))
+        masked, first = self.bert(batch, self.dropout_keys(batch), rows).tensor_split((num_masked,))
         decoder = self.bert.embeddings.word_embeddings.weight
         logits: PretrainingLogits = self.cls(masked, self.bert.pooler(first), decoder)
         return logits

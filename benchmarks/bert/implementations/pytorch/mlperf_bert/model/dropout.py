@@ -5,6 +5,9 @@ measured: 17 % of a step of 4 layers, hidden 256. Here one draw of 64 bits, 3.2 
 four elements.
 """
 
+from dataclasses import dataclass, replace
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +15,42 @@ from torch import Tensor
 _BITS = 16  # of a random number that decides about one element
 
 
-def dropout(x: Tensor, probability: float) -> Tensor:
+@dataclass(frozen=True, slots=True, eq=False)
+class DropoutKeys:
+    """Of R tokens: what decides, with a stream's and a channel's number, what is dropped of them.
+
+    `step` int64 [1] is the number of the update, on the device; a captured step overwrites it.
+    """
+
+    seed: int
+    step: Tensor
+    sample_ids: Tensor  # int64 [R]
+    positions: Tensor  # int64 [R]: within their samples
+
+    def rows(self, index: Tensor) -> Self:
+        """Those of some tokens, int64 [r]."""
+        return replace(
+            self,
+            sample_ids=self.sample_ids.index_select(0, index),
+            positions=self.positions.index_select(0, index),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropoutSite:
+    """One dropout of the model: `stream` tells it from the others, in 0 .. 65,535."""
+
+    probability: float
+    stream: int
+    keys: DropoutKeys
+
+
+def make_site(probability: float, stream: int, keys: DropoutKeys | None) -> DropoutSite | None:
+    """None, which drops nothing, without keys (in evaluation) or where the probability is 0."""
+    return None if keys is None or probability == 0 else DropoutSite(probability, stream, keys)
+
+
+def dropout(x: Tensor, site: DropoutSite | None) -> Tensor:
     """`x` with elements set to zero at random and the others scaled to keep the mean.
 
     Source: Srivastava et al., JMLR 15 (2014), in its inverted form. Torch's generator of the
@@ -21,10 +59,11 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 
     Args:
         x: any shape, floating dtype.
-        probability: of an element to be dropped, at least 0 and below 1.
+        site: see DropoutSite; None drops nothing.
     """
-    if probability == 0:
+    if site is None:
         return x
+    probability = site.probability
     if x.device.type != "cpu":
         return F.dropout(x, probability)
     num_values = 2**_BITS

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from mlperf_bert.config import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.model.dropout import dropout
+from mlperf_bert.model.dropout import DropoutKeys, dropout, make_site
+
+DROPOUT_STREAM = 0
 
 
 class Embeddings(nn.Module):
@@ -25,10 +27,10 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
         self.dropout_p = config.hidden_dropout
 
-    def forward(self, batch: UnpaddedBatch) -> Tensor:
+    def forward(self, batch: UnpaddedBatch, keys: DropoutKeys | None) -> Tensor:
         """Hidden states [T, D] of the batch's tokens, in the dtype of the weights."""
         # Summed in the order of `transformers`, so that float32 results are the same to the bit.
         total = self.word_embeddings(batch.input_ids)
         total = total + self.token_type_embeddings(batch.token_type_ids)
         total = total + self.position_embeddings(batch.position_ids)
-        return dropout(self.LayerNorm(total), self.dropout_p if self.training else 0.0)
+        return dropout(self.LayerNorm(total), make_site(self.dropout_p, DROPOUT_STREAM, keys))

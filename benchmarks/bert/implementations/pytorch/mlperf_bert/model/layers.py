@@ -12,13 +12,18 @@ from torch import Tensor, nn
 from mlperf_bert.config import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.dropout import dropout
+from mlperf_bert.model.dropout import DropoutKeys, dropout, make_site
+from mlperf_bert.model.embeddings import DROPOUT_STREAM
+
+STREAMS_PER_LAYER = 3  # dropouts: of probabilities, after attention, after the feed-forward half
 
 
 class SelfAttention(nn.Module):
     """Query, key and value projections around an attention policy."""
 
-    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelSection, attend: AttentionPolicy, stream: int, device: torch.device
+    ) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.query = nn.Linear(hidden, hidden, device=device)
@@ -27,30 +32,36 @@ class SelfAttention(nn.Module):
         self.attend = attend
         self.head_shape = (config.num_heads, config.head_size)
         self.dropout_p = config.attention_dropout
+        self.dropout_stream = stream
 
-    def forward(self, hidden: Tensor, layout: AttentionLayout) -> Tensor:
+    def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
         """Context [T, D] of hidden states [T, D]."""
         # One product with the three weights concatenated was no faster (CPU, 2 layers, hidden 128).
         q, k, v = (
             projection(hidden).unflatten(-1, self.head_shape)
             for projection in (self.query, self.key, self.value)
         )
-        return self.attend(q, k, v, layout, self.dropout_p if self.training else 0.0).flatten(1)
+        site = make_site(self.dropout_p, self.dropout_stream, keys)
+        return self.attend(q, k, v, layout, site).flatten(1)
 
 
 class ResidualOutput(nn.Module):
     """Projection to D, dropout, residual sum, LayerNorm: the end of both halves of a layer."""
 
-    def __init__(self, in_features: int, config: ModelSection, device: torch.device) -> None:
+    def __init__(
+        self, in_features: int, config: ModelSection, stream: int, device: torch.device
+    ) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.dense = nn.Linear(in_features, hidden, device=device)
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
         self.dropout_p = config.hidden_dropout
+        self.dropout_stream = stream
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor, keys: DropoutKeys | None) -> Tensor:
         """LayerNorm(dropout(dense(x)) + residual): [R, in_features], [R, D] -> [R, D]."""
-        dropped = dropout(self.dense(x), self.dropout_p if self.training else 0.0)
+        site = make_site(self.dropout_p, self.dropout_stream, keys)
+        dropped = dropout(self.dense(x), site)
         normalised: Tensor = self.LayerNorm(dropped + residual)
         return normalised
 
@@ -58,17 +69,26 @@ class ResidualOutput(nn.Module):
 class AttentionHalf(nn.Module):
     """Self-attention with its output projection."""
 
-    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelSection, attend: AttentionPolicy, stream: int, device: torch.device
+    ) -> None:
         super().__init__()
-        self.self = SelfAttention(config, attend, device)
-        self.output = ResidualOutput(config.hidden_size, config, device)
+        self.self = SelfAttention(config, attend, stream, device)
+        self.output = ResidualOutput(config.hidden_size, config, stream + 1, device)
 
-    def forward(self, hidden: Tensor, layout: AttentionLayout, rows: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        layout: AttentionLayout,
+        keys: DropoutKeys | None,
+        rows: Tensor | None,
+    ) -> Tensor:
         """Hidden states [T, D] -> [T, D], or [R, D] of the given rows (int64 [R])."""
-        context = self.self(hidden, layout)
+        context = self.self(hidden, layout, keys)
         if rows is not None:
             context, hidden = context.index_select(0, rows), hidden.index_select(0, rows)
-        attended: Tensor = self.output(context, hidden)
+            keys = None if keys is None else keys.rows(rows)
+        attended: Tensor = self.output(context, hidden, keys)
         return attended
 
 
@@ -87,18 +107,26 @@ class Intermediate(nn.Module):
 class EncoderLayer(nn.Module):
     """Attention and feed-forward, LayerNorm after each residual sum (arXiv 1706.03762, 3.1)."""
 
-    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelSection, attend: AttentionPolicy, stream: int, device: torch.device
+    ) -> None:
+        """`stream` is the first of the layer's dropouts."""
         super().__init__()
-        self.attention = AttentionHalf(config, attend, device)
+        self.attention = AttentionHalf(config, attend, stream, device)
         self.intermediate = Intermediate(config, device)
-        self.output = ResidualOutput(config.intermediate_size, config, device)
+        self.output = ResidualOutput(config.intermediate_size, config, stream + 2, device)
 
     def forward(
-        self, hidden: Tensor, layout: AttentionLayout, rows: Tensor | None = None
+        self,
+        hidden: Tensor,
+        layout: AttentionLayout,
+        keys: DropoutKeys | None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, D] -> [T, D], or only the given rows (int64 [R]) -> [R, D]."""
-        attended = self.attention(hidden, layout, rows)
-        output: Tensor = self.output(self.intermediate(attended), attended)
+        attended = self.attention(hidden, layout, keys, rows)
+        kept = keys if keys is None or rows is None else keys.rows(rows)
+        output: Tensor = self.output(self.intermediate(attended), attended, kept)
         return output
 
 
@@ -108,11 +136,16 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
         super().__init__()
         self.layer = nn.ModuleList(
-            EncoderLayer(config, attend, device) for _ in range(config.num_layers)
+            EncoderLayer(config, attend, DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number, device)
+            for number in range(config.num_layers)
         )
 
     def forward(
-        self, hidden: Tensor, layout: AttentionLayout, rows: Tensor | None = None
+        self,
+        hidden: Tensor,
+        layout: AttentionLayout,
+        keys: DropoutKeys | None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, D] -> final hidden states [T, D], or [R, D] of the given rows.
 
@@ -122,5 +155,5 @@ class Encoder(nn.Module):
         """
         last = len(self.layer) - 1
         for i, layer in enumerate(self.layer):
-            hidden = layer(hidden, layout, rows if i == last else None)
+            hidden = layer(hidden, layout, keys, rows if i == last else None)
         return hidden
