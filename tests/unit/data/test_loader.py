@@ -173,7 +173,7 @@ def test_on_a_cpu_staging_hands_on_what_it_gets(planner: StepPlanner, gatherer: 
     batches = DirectSource(gatherer, 0).micro_batches(planner.plan(1))
     staging = Staging(CPU)
     with staging.thread_context():
-        staged = staging.send(batches)
+        staged = staging.send(batches, planner.plan(1))
     assert staged.copied is None
     assert staging.receive(staged) is batches
 
@@ -197,10 +197,11 @@ def test_tensors_that_share_no_memory_are_changed_one_by_one() -> None:
         return torch.cat([block, block])  # more than is needed changes nothing
 
     changed = batch.map_blocks(doubled)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for field in fields(batch):
-        if field.name != "lengths":
-            assert torch.equal(getattr(changed, field.name), getattr(batch, field.name))
+        value = getattr(batch, field.name)
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(changed, field.name), value)
 
 
 def test_make_batch_lays_sequences_end_to_end() -> None:

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.shards import IntArray, Samples
+
+IGNORED = -100  # label of a slot that only padding fills
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +34,11 @@ class UnpaddedBatch:
     masked_counts: tuple[int, ...]  # on the host: masked positions of each sequence
     sample_ids: Tensor  # int64 [B]: which samples; keys of dropout
     masked_token_index: Tensor  # int64 [P]: rows of the T tokens
-    labels: Tensor  # int64 [P]
-    next_sentence_label: Tensor  # int64 [B]
+    labels: Tensor  # int64 [P], IGNORED where the slot is not used
+    next_sentence_label: Tensor  # int64 [B], or of the first sequences alone
     mlm_denominator: Tensor  # float32 scalar
     nsp_denominator: Tensor  # float32 scalar
+    shape: StaticShape | None = None  # what it was padded to (`data/padding.py`); None: nothing
 
     @property
     def max_seqlen(self) -> int:
@@ -50,6 +54,19 @@ class UnpaddedBatch:
     def pin_memory(self) -> Self:
         """The same batch in page-locked host memory."""
         return self.map_blocks(Tensor.pin_memory)
+
+    @property
+    def block(self) -> Tensor:
+        """All memory of a batch of `empty_batch`, uint8 [bytes]."""
+        storage = self.input_ids.untyped_storage()
+        memory = torch.empty(0, dtype=torch.uint8, device=self.input_ids.device).set_(storage)
+        start = self.input_ids.storage_offset() * self.input_ids.element_size()
+        last = self.nsp_denominator
+        return memory[start : (last.storage_offset() + 1) * last.element_size()]
+
+    def padded_to(self, shape: StaticShape) -> Self:
+        """The same batch, known to be padded to a shape."""
+        return replace(self, shape=shape)
 
     def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same batch with each block of memory under its tensors put through `change`.
@@ -77,17 +94,30 @@ class UnpaddedBatch:
 
 
 def empty_batch(
-    lengths: tuple[int, ...], masked_counts: tuple[int, ...], *, pin_memory: bool = False
+    lengths: tuple[int, ...],
+    masked_counts: tuple[int, ...],
+    *,
+    num_pairs: int | None = None,
+    pin_memory: bool = False,
+    device: torch.device | None = None,
 ) -> UnpaddedBatch:
-    """A batch of B sequences and P masked positions in one block of host memory, not filled in.
+    """A batch of B sequences and P masked positions in one block of memory, not filled in.
 
     torch gives page-locked memory to a new batch only when every copy that was queued from it has
     finished, so a batch may be dropped as soon as its copy is queued.
+
+    Args:
+        lengths: of the B sequences.
+        masked_counts: of the B sequences.
+        num_pairs: how many of them, from the first on, have a next-sentence label; None: all.
+        pin_memory: page-locked host memory.
+        device: where the block is; None: on the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
-    words = [num_tokens] * 3 + [sum(masked_counts)] * 2 + [num_sequences] * 2
+    num_pairs = num_sequences if num_pairs is None else num_pairs
+    words = [num_tokens] * 3 + [sum(masked_counts)] * 2 + [num_pairs, num_sequences]
     words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
-    block = torch.empty(sum(words), dtype=torch.int64, pin_memory=pin_memory)
+    block = torch.empty(sum(words), dtype=torch.int64, pin_memory=pin_memory, device=device)
     tokens, positions, types, index, labels, next_labels, ids, ends, denominators = (
         block.split_with_sizes(words)
     )

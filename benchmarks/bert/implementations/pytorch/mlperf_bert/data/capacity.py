@@ -19,6 +19,7 @@ CapacityBasis = Literal["exact", "bound"]
 
 RISK = 0.01  # that a bound is too low for one step or more of the run
 LADDER_CAPACITIES = 12
+TOKEN_MULTIPLE = 16  # FP8 products take no other number of rows
 LADDER_STEP = 0.02  # of the next larger capacity
 
 
@@ -96,6 +97,48 @@ class CapacityLadder:
         by_tokens = np.searchsorted([each.tokens for each in self.capacities], num_tokens)
         by_masked = np.searchsorted([each.masked for each in self.capacities], num_masked)
         return np.maximum(by_tokens, by_masked)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticShape:
+    """Every size of a forward that is padded to a capacity (`data/padding.py`).
+
+    Behind the `sequences` that may be real there are `dummies`, which hold the padding tokens; how
+    many of both there are is a constant, and those that are not needed are empty.
+    """
+
+    tokens: int
+    sequences: int
+    masked: int
+    max_seqlen: int
+    max_masked: int  # of one sequence
+
+    @classmethod
+    def of(cls, capacity: CapacityPlan, *, max_seqlen: int, max_masked: int) -> Self:
+        """The shape with at least that room; tokens are a multiple of TOKEN_MULTIPLE."""
+        within = capacity.within(longest=max_seqlen, most_masked=max_masked)
+        return cls(
+            tokens=-(-within.tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
+            sequences=within.sequences,
+            masked=within.masked,
+            max_seqlen=max_seqlen,
+            max_masked=max_masked,
+        )
+
+    @property
+    def dummies(self) -> int:
+        """Enough for any padding: sequences of `max_seqlen` that would fill all tokens."""
+        return -(-self.tokens // self.max_seqlen)
+
+    def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
+        """Whether forwards of those sizes fit, arrays of one form.
+
+        A sequence slot that is not used takes a padding token, as no slot that may be real is
+        empty.
+        """
+        unused = self.sequences - sequences
+        fits = (unused >= 0) & (tokens + unused <= self.tokens) & (masked <= self.masked)
+        return bool(fits.all())
 
 
 class ForwardSizes:

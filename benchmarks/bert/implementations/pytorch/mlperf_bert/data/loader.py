@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import torch
 
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.capacity_staging import CapacityStaging
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.read_ahead import ADVISED_STEPS, ReadAhead
 from mlperf_bert.data.staging import StagedBatches, Staging
@@ -88,11 +89,15 @@ class Loader:
         *,
         first_step: int = 1,
         read_ahead: ReadAhead | None = None,
+        staging: Staging | CapacityStaging | None = None,
     ) -> None:
-        """Load onto `device`; `read_ahead` is told of the steps that come next."""
+        """Load onto `device`; `read_ahead` is told of the steps that come next.
+
+        `staging` brings the batches there; None: one that leaves them unpadded.
+        """
         self._planner = planner
         self._source = source
-        self._staging = Staging(device)
+        self._staging = staging or Staging(device)
         self._next_step = first_step
         self._read_ahead = read_ahead
         self._queue: queue.Queue[_Made | BaseException] = queue.Queue(PREFETCHED_STEPS)
@@ -110,6 +115,7 @@ class Loader:
     ) -> None:
         """Stop the thread; batches made ahead are dropped."""
         self._stop.set()
+        self._staging.close()
         if self._thread.is_alive():
             # After an error it may wait for other ranks, which wait for this one.
             self._thread.join(None if error is None else PATIENCE_S)
@@ -146,7 +152,8 @@ class Loader:
         while not self._stop.is_set():
             planned = coming.popleft()
             before = self._source.received_bytes
-            staged = self._staging.send(self._source.micro_batches(planned.plan))
+            batches = self._source.micro_batches(planned.plan)
+            staged = self._staging.send(batches, planned.plan)
             self._put(_Made(planned, staged, self._source.received_bytes - before))
             # After the first batch: the loop waits for that one with the clock running.
             while len(coming) < ADVISED_STEPS:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Staging:
         """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def send(self, batches: tuple[UnpaddedBatch, ...]) -> StagedBatches:
+    def send(self, batches: tuple[UnpaddedBatch, ...], _plan: StepPlan) -> StagedBatches:
         """Queue the copies without waiting for them; called within `thread_context`."""
         if self._stream is None:
             return StagedBatches(batches, None)
@@ -48,6 +49,9 @@ class Staging:
         )
         on_device = tuple(batch.to(self._device) for batch in pinned)
         return StagedBatches(on_device, self._stream.record_event())
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
         """The batches, for work queued from now on on the current stream; the host does not wait.

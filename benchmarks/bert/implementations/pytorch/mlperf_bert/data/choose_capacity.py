@@ -1,0 +1,83 @@
+"""The shapes that a run's forwards are padded to, chosen before it from the plans of its steps.
+
+No sample is read: a plan needs the length index alone.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from mlperf_bert.data.capacity import (
+    LADDER_CAPACITIES,
+    CapacityLadder,
+    CapacityPlan,
+    ForwardSizes,
+    StaticShape,
+)
+from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+
+PLANNED_STEPS = 256  # of a longer run: its other steps have a bound
+WASTE = 0.01  # of tokens, above which more than one capacity is worth its graph
+
+
+def plan_shapes(
+    planner: StepPlanner, num_steps: int, *, max_seqlen: int, max_masked: int
+) -> tuple[StaticShape, ...]:
+    """Shapes for the forwards of all ranks, the smallest first, in a run of `num_steps` steps.
+
+    Args:
+        max_seqlen: tokens of a sequence at most.
+        max_masked: masked positions of a sequence at most.
+    """
+    sizes = ForwardSizes()
+    for step in range(1, min(num_steps, PLANNED_STEPS) + 1):
+        sizes.add(planner.plan(step))
+    largest = CapacityPlan.of_sizes(sizes, num_steps)
+    # Unequal counts: a slot without a sequence takes a padding token.
+    free = int(largest.sequences - sizes.sequences.min())
+    largest = replace(largest, tokens=largest.tokens + free)
+    ladder = _smallest_ladder(largest, sizes)
+    shapes = (
+        StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
+        for capacity in ladder.capacities
+    )
+    # Of those that are rounded to the same number of tokens, the last: it has the most masked.
+    return tuple({shape.tokens: shape for shape in shapes}.values())
+
+
+def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
+    """The first of `shapes`, smallest first, that holds every forward of a step; None: none does.
+
+    Of all ranks: NCCL wants them to replay graphs that were captured together.
+    """
+    sizes = {"tokens": plan.num_tokens, "sequences": plan.counts, "masked": plan.num_masked}
+    return next((shape for shape in shapes if shape.holds(**sizes)), None)
+
+
+def _smallest_ladder(largest: CapacityPlan, sizes: ForwardSizes) -> CapacityLadder:
+    """One capacity, or as many as bring the waste under WASTE: LADDER_CAPACITIES at most."""
+    for number in range(1, LADDER_CAPACITIES + 1):
+        ladder = _by_quantiles(largest, sizes, number)
+        if ladder.token_waste(sizes) <= WASTE:
+            break
+    return ladder
+
+
+def _by_quantiles(largest: CapacityPlan, sizes: ForwardSizes, number: int) -> CapacityLadder:
+    """`number` capacities: the largest, that of the forwards seen, and others at their quantiles.
+
+    Fewer where some are the same.
+    """
+    tokens, masked = sizes.tokens.ravel(), sizes.masked.ravel()
+    shares = np.arange(1, number) / max(number - 1, 1)
+    limits = np.unique(np.quantile(tokens, shares, method="higher").astype(np.int64))
+    return CapacityLadder(
+        (
+            *(
+                replace(largest, tokens=limit, masked=int(masked[tokens <= limit].max()))
+                for limit in limits.tolist()
+                if limit < largest.tokens
+            ),
+            largest,
+        )
+    )

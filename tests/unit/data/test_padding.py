@@ -1,0 +1,135 @@
+"""Batches padded to a capacity: what is real stays, what is padding counts for nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlperf_bert.bench.synthetic import synthetic_samples
+from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, make_batch
+from mlperf_bert.data.capacity import CapacityPlan, StaticShape
+from mlperf_bert.data.padding import NO_SAMPLE, pad
+
+LONGEST, MOST_MASKED = 40, 6
+LENGTHS = st.lists(st.integers(5, LONGEST), min_size=1, max_size=7)
+
+
+def batch_of(lengths: list[int]) -> UnpaddedBatch:
+    samples = synthetic_samples(
+        np.array(lengths), vocab_size=50, max_predictions=MOST_MASKED, seed=len(lengths)
+    )
+    ids = np.arange(100, 100 + len(lengths))
+    return make_batch(samples, ids, mlm_denominator=3.5, nsp_denominator=2.5)
+
+
+def shape_of(tokens: int, sequences: int, masked: int) -> StaticShape:
+    capacity = CapacityPlan(tokens=tokens, sequences=sequences, masked=masked, basis="exact")
+    return StaticShape.of(capacity, max_seqlen=LONGEST, max_masked=MOST_MASKED)
+
+
+def room_for(batch: UnpaddedBatch, more: tuple[int, int, int]) -> StaticShape:
+    """A shape that holds the batch, and more tokens, sequences and masked positions."""
+    tokens, sequences, masked = more
+    return StaticShape(
+        tokens=batch.input_ids.shape[0] + sequences + tokens,
+        sequences=len(batch.lengths) + sequences,
+        masked=min(batch.labels.shape[0] + masked, MOST_MASKED * (len(batch.lengths) + sequences)),
+        max_seqlen=LONGEST,
+        max_masked=MOST_MASKED,
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(lengths=LENGTHS, more=st.tuples(st.integers(0, 300), st.integers(0, 3), st.integers(0, 20)))
+def test_what_is_real_stays_and_the_rest_is_marked(
+    lengths: list[int], more: tuple[int, int, int]
+) -> None:
+    batch = batch_of(lengths)
+    shape = room_for(batch, more)
+    padded = pad(batch, shape)
+    assert padded.shape is shape
+    num_tokens, num_sequences = sum(lengths), len(lengths)
+    for name in ("input_ids", "token_type_ids", "position_ids"):
+        assert torch.equal(getattr(padded, name)[:num_tokens], getattr(batch, name))
+        assert getattr(padded, name).shape == (shape.tokens,)
+    assert padded.lengths[:num_sequences] == batch.lengths
+    assert torch.equal(padded.sample_ids[:num_sequences], batch.sample_ids)
+    assert (padded.sample_ids[num_sequences:] == NO_SAMPLE).all()
+    assert torch.equal(padded.next_sentence_label[:num_sequences], batch.next_sentence_label)
+    assert (padded.next_sentence_label[num_sequences:] == IGNORED).all()
+    is_used = padded.labels != IGNORED
+    assert torch.equal(padded.labels[is_used], batch.labels)
+    assert torch.equal(padded.masked_token_index[is_used], batch.masked_token_index)
+    assert padded.mlm_denominator == 3.5 and padded.nsp_denominator == 2.5
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(lengths=LENGTHS, more=st.tuples(st.integers(0, 300), st.integers(0, 3), st.integers(0, 20)))
+def test_sequences_cover_all_tokens_and_none_is_too_long(
+    lengths: list[int], more: tuple[int, int, int]
+) -> None:
+    shape = room_for(batch_of(lengths), more)
+    padded = pad(batch_of(lengths), shape)
+    assert len(padded.lengths) == shape.sequences + shape.dummies
+    assert padded.cu_seqlens.tolist() == [0, *np.cumsum(padded.lengths)]
+    assert padded.cu_seqlens[-1] == shape.tokens and max(padded.lengths) <= LONGEST
+    assert min(padded.lengths[: shape.sequences]) > 0
+    places = torch.cat([torch.arange(length) for length in padded.lengths])
+    assert torch.equal(padded.position_ids, places)
+    # Each masked position, used or not, lies in its own sequence, and none has too many.
+    assert sum(padded.masked_counts) == shape.masked
+    assert max(padded.masked_counts) <= MOST_MASKED
+    assert not any(padded.masked_counts[shape.sequences :])
+    owner = torch.repeat_interleave(
+        torch.arange(len(padded.lengths)), torch.tensor(padded.masked_counts)
+    )
+    starts, ends = padded.cu_seqlens[owner], padded.cu_seqlens[owner + 1]
+    assert ((starts <= padded.masked_token_index) & (padded.masked_token_index < ends)).all()
+    assert torch.equal(padded.masked_token_index, padded.masked_token_index.sort().values)
+
+
+def test_every_batch_of_a_shape_has_the_same_sizes() -> None:
+    shape = shape_of(100, 4, 20)
+    sizes = [
+        {name: tensor.shape for name, tensor in tensors_of(pad(batch_of(lengths), shape)).items()}
+        for lengths in ([5], [30, 30, 30], [5, 6, 7, 8])
+    ]
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def tensors_of(batch: UnpaddedBatch) -> dict[str, torch.Tensor]:
+    found = {name: getattr(batch, name) for name in batch.__slots__}
+    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+def test_a_padded_batch_lies_in_one_block() -> None:
+    padded = pad(batch_of([9, 12]), shape_of(64, 3, 12))
+    blocks = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(padded).values()}
+    assert len(blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "masked", "held"),
+    [
+        (48, 4, 20, True),
+        (49, 4, 20, False),
+        (47, 3, 20, True),
+        (48, 3, 20, False),  # the empty slot needs a token
+        (40, 5, 20, False),
+        (40, 4, 21, False),
+    ],
+)
+def test_what_a_shape_holds(tokens: int, sequences: int, masked: int, held: bool) -> None:
+    sizes = {"tokens": tokens, "sequences": sequences, "masked": masked}
+    shape = shape_of(48, 4, 20)
+    assert shape.holds(**{name: np.array([size]) for name, size in sizes.items()}) is held
+    small = {"tokens": 5, "sequences": 4, "masked": 1}
+    both = {name: np.array([[small[name]], [size]]) for name, size in sizes.items()}
+    assert shape.holds(**both) is held
+
+
+def test_a_shape_is_rounded_up_to_what_fp8_takes() -> None:
+    assert shape_of(33, 2, 100) == replace(shape_of(48, 2, 12), tokens=48, masked=12)
