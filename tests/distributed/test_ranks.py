@@ -69,6 +69,19 @@ def test_torchrun_equals_one_rank(
     assert_same_losses(run_dir, one_rank)
 
 
+def test_captured_with_dropout_on_two_ranks_equals_eager_on_one(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    """Dropout is keyed by sample, so that it does not depend on who computes which."""
+    dropout = ["--set", "model.hidden_dropout=0.1", "--set", "model.attention_dropout=0.1"]
+    done = run_cli(*arguments, "--run-dir", tmp_path / "one", *dropout)
+    assert done.returncode == 3, done.stderr
+    options = [*arguments, "--run-dir", tmp_path / "two", *dropout, *sizes(2, 8)]
+    done = run_process(*torchrun(2), *options, "--set", "run.step_mode=captured")
+    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
+    assert_same_losses(tmp_path / "two", tmp_path / "one")
+
+
 def test_accumulation_equals_one_forward(
     arguments: list[str], one_rank: Path, tmp_path: Path
 ) -> None:

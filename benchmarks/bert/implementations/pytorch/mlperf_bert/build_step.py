@@ -1,10 +1,12 @@
 """A config's model becomes flat buffers, an optimizer and a step, on one rank or many."""
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb, plan_in_reverse
 from mlperf_bert.distributed.clipping import Clipping, make_clipping
 from mlperf_bert.distributed.flat_reducer import FlatReducer
@@ -12,6 +14,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.node_group import check_nodes
 from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
 from mlperf_bert.distributed.wire import make_wire
+from mlperf_bert.graphs import CapturedStep
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
 from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
@@ -19,13 +22,22 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, Other
 from mlperf_bert.optim.loss_scale import LossScale, no_loss_scale
 from mlperf_bert.optim.registry import make_optimizer
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.step import EagerStep, weights_dtype
+from mlperf_bert.step import EagerStep, Step, weights_dtype
+
+WARM_UP_CALLS = 3  # of an update before it is captured
+DDP_WARM_UP_CALLS = 11  # what torch's notes on CUDA graphs ask for with DistributedDataParallel
 
 
 def build_step(
-    model: BertForPretraining, config: RunConfig, info: RankInfo, device: torch.device
-) -> tuple[FlatOptimizer, EagerStep]:
+    model: BertForPretraining,
+    config: RunConfig,
+    info: RankInfo,
+    device: torch.device,
+    shapes: tuple[StaticShape, ...] = (),
+) -> tuple[FlatOptimizer, Step]:
     """The optimizer of this rank's part of the state, and the step that drives it.
+
+    `shapes` are those of a captured step, the smallest first; where there are none it is eager.
 
     `model` has its initial weights, on `device`; it is left as it is but for where its weights and
     gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
@@ -49,7 +61,18 @@ def build_step(
         model.step,
         config.model.precision,
     )
-    return optimizer, step
+    if not shapes:
+        return optimizer, step
+    wrapped = isinstance(parallel_model, DistributedDataParallel)
+    return optimizer, CapturedStep(
+        step,
+        shapes,
+        forwards=parallel.grad_accum_steps,
+        device=device,
+        rank=info.rank,
+        warm_up_calls=DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS,
+        hang_timeout_s=config.run.hang_timeout_s,
+    )
 
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
@@ -72,16 +95,19 @@ def _reduction(
     loss_scale: LossScale,
     device: torch.device,
 ) -> tuple[nn.Module, Clipping, Tensor, OtherShards]:
-    """Who averages the gradients, where they arrive, and who holds the other shards."""
+    """Who averages the gradients, where they arrive, and who holds the other shards.
+
+    Without a process group, which a run of one rank has none of, nobody does.
+    """
     parallel = config.parallel
     wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
-    if info.world_size > 1 and parallel.data_parallel != "ddp":
+    if dist.is_initialized() and parallel.data_parallel != "ddp":
         group = ShardGroup(info, buffers.layout.num_shards, device)
         reducer = FlatReducer(
             model, buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
         )
         return model, reducer, reducer.shard_gradients, group
-    if info.world_size > 1:
+    if dist.is_initialized():
         model = DistributedDataParallel(
             model,
             bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),

@@ -19,6 +19,7 @@ def check_ranges(config: "RunConfig") -> None:
     positive = {
         "run.max_steps": config.run.max_steps,
         "run.log_interval_steps": config.run.log_interval_steps,
+        "run.hang_timeout_s": config.run.hang_timeout_s,
         "model.vocab_size": config.model.vocab_size,
         "model.hidden_size": config.model.hidden_size,
         "model.num_layers": config.model.num_layers,
@@ -38,7 +39,6 @@ def check_ranges(config: "RunConfig") -> None:
         "clip.max_norm": config.clip.max_norm,
         "clip.bucket_count": config.clip.bucket_count,
         "eval.interval_samples": config.eval_interval_samples,
-        "eval.batch_size": config.eval.batch_size,
         "data.cost_a": config.data.cost_a,
         "data.exchange_window_steps": config.data.exchange_window_steps,
     }
@@ -54,9 +54,7 @@ def check_ranges(config: "RunConfig") -> None:
     for field, value in fractions.items():
         if not 0 <= value < 1:
             raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
-    if not 0 < config.eval.target_accuracy < 1:
-        problem = f"is {config.eval.target_accuracy}"
-        raise ConfigError("eval.target_accuracy", problem, "set it above 0 and below 1")
+    _check_eval(config)
     at_least_zero = {
         "optim.learning_rate": config.optim.learning_rate,
         "optim.weight_decay": config.optim.weight_decay,
@@ -73,6 +71,15 @@ def check_ranges(config: "RunConfig") -> None:
         raise ConfigError("model.type_vocab_size", "is below 2", "BERT has two segments: set 2")
     if config.run.seed != "random" and not 0 <= config.run.seed < 2**63:
         raise ConfigError("run.seed", f"is {config.run.seed}", "set it within 0 .. 2**63 - 1")
+
+
+def _check_eval(config: "RunConfig") -> None:
+    if not 0 < config.eval.target_accuracy < 1:
+        problem = f"is {config.eval.target_accuracy}"
+        raise ConfigError("eval.target_accuracy", problem, "set it above 0 and below 1")
+    tokens = config.eval.tokens_per_forward
+    if tokens != "auto" and tokens < 1:
+        raise ConfigError("eval.tokens_per_forward", f"is {tokens}", "set it above 0, or to 'auto'")
 
 
 def check_shapes(config: "RunConfig") -> None:
@@ -99,6 +106,7 @@ def check_shapes(config: "RunConfig") -> None:
     _check_counts_per_rank(config)
     _check_clip(config)
     _check_apex(config)
+    _check_captured(config)
     warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
     if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
         raise ConfigError(
@@ -145,6 +153,12 @@ def _check_clip(config: "RunConfig") -> None:
     if clip.accumulation == "each_forward" and config.parallel.allreduce_dtype != "as_gradients":
         problem = f"{config.parallel.allreduce_dtype!r} with clip.accumulation 'each_forward'"
         raise ConfigError("parallel.allreduce_dtype", problem, "use 'as_gradients'")
+
+
+def _check_captured(config: "RunConfig") -> None:
+    if config.run.step_mode == "captured" and config.data.loader == "dali":
+        problem = "'captured' with data.loader 'dali', whose batches are not padded on the host"
+        raise ConfigError("run.step_mode", problem, "use 'eager', or data.loader 'thread'")
 
 
 def _check_apex(config: "RunConfig") -> None:

@@ -48,7 +48,7 @@ class Metrics:
         self._started = time.perf_counter()
         self._plans: list[StepPlan] = []
         self._wait_ms = self._planning_ms = 0.0
-        self._received_bytes = 0
+        self._received_bytes = self._unpadded_steps = 0
         # Loss, loss of the steps that were not skipped, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
         self._most_skipped = torch.zeros_like(self._skipped_until_now)
@@ -71,6 +71,8 @@ class Metrics:
         self._wait_ms += batch.wait_ms
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
+        is_captured = self._config.run.step_mode == "captured"
+        self._unpadded_steps += is_captured and batch.micro_batches[0].shape is None
         self._samples_since_evaluation += batch.plan.sample_ids.size
         loss, skip = result.loss.double(), result.clip.skip.double()
         loss_of_updates = torch.where(skip > 0, 0.0, loss)  # not times zero: it may be NaN
@@ -108,6 +110,7 @@ class Metrics:
             "received_bytes_per_rank": self._received_bytes / count,
             "planning_ms": self._planning_ms / count,
             "skipped_steps": int(skipped),
+            "unpadded_steps": self._unpadded_steps,
             "clipped_fraction": clipped / count,
             "grad_norm": self._last.clip.grad_norm.item(),  # host sync, once an interval
             "memory_bytes": memory_bytes(self._device),

@@ -4,13 +4,16 @@ The learning rate, the loss scale, the count of updates and the decision to skip
 on the device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from mlperf_bert.config import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import PretrainingLogits, loss_sums, pretraining_loss
@@ -24,6 +27,25 @@ class StepResult:
     loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
     clip: ClipOutcome
     learning_rate: Tensor
+
+
+MakeBatch = Callable[[StaticShape], UnpaddedBatch]
+
+
+class Step(Protocol):
+    """What the loop calls: EagerStep, or CapturedStep (graphs.py)."""
+
+    def prepare(self, make_batch: MakeBatch) -> None:
+        """Get ready, on made-up batches of a shape, in the untimed init phase."""
+
+    def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
+        """Update once, as step number `step` counted from 1."""
+
+    def __enter__(self) -> Self:
+        """Begin a run of steps."""
+
+    def __exit__(self, *_: object) -> None:
+        """End it, and let go of what is held on the device."""
 
 
 class EagerStep:
@@ -49,6 +71,26 @@ class EagerStep:
         self._clip = clip
         self._precision: Precision = precision
 
+    @property
+    def optimizer(self) -> FlatOptimizer:
+        """What makes its updates."""
+        return self._optimizer
+
+    @property
+    def number(self) -> Tensor:
+        """Int64 [1]: the number of the step, which `update` reads on the device."""
+        return self._step
+
+    def __enter__(self) -> Self:
+        """Nothing to begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+    def prepare(self, make_batch: MakeBatch) -> None:
+        """Nothing to prepare."""
+
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
         """Update once, as step number `step` counted from 1.
 
@@ -56,6 +98,10 @@ class EagerStep:
         bias correction stay as they are. The schedule goes by the step's number, which advances.
         """
         self._step.fill_(step)
+        return self.update(micro_batches)
+
+    def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
+        """The update of the step whose number was set: operations on the device alone."""
         self._optimizer.zero_grad()
         losses = [
             self._backward(batch, is_last=index == len(micro_batches) - 1)
@@ -78,7 +124,7 @@ class EagerStep:
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
     """What the model's weights and gradients are in: `otherwise` where a precision rounds none."""
-    rounded = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    rounded = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
     return rounded.get(precision, otherwise)
 
 

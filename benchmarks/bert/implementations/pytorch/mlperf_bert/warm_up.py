@@ -14,30 +14,43 @@ from torch import Tensor, nn
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.padding import pad
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step import EagerStep
+from mlperf_bert.step import Step
 
 
 def warm_up(
     config: RunConfig,
-    step: EagerStep,
+    step: Step,
     model: nn.Module,
     optimizer: FlatOptimizer,
     device: torch.device,
 ) -> None:
-    """Run `run.warm_up_steps` steps, then restore weights, optimizer and random streams."""
+    """Run `run.warm_up_steps` steps and let `step` prepare itself, then restore all state.
+
+    Weights, optimizer and random streams are afterwards bit for bit what they were.
+    """
     saved = _snapshot(model, optimizer, device)
     batch = synthetic_batch(config).to(device)
     for number in range(1, config.run.warm_up_steps + 1):
         step(number, (batch,) * config.parallel.grad_accum_steps)
+    step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     _restore(model, optimizer, device, saved)
 
 
-def synthetic_batch(config: RunConfig) -> UnpaddedBatch:
-    """A micro-batch of full-length sequences, the most memory a real one can take."""
+def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:
+    """A micro-batch on the host of equal sequences that fill a shape as far as sequences can.
+
+    Without a shape, of full-length ones: the most memory that a real one can take.
+    """
     count, length = config.parallel.local_batch_size, config.data.max_seq_length
-    masked = min(config.data.max_predictions, length - 1)
+    masked = config.data.max_predictions
+    if shape is not None:
+        count = shape.sequences
+        length, masked = min(length, shape.tokens // count), shape.masked // count
+    masked = max(1, min(masked, length - 1))
     token = np.arange(count * length, dtype=np.int64) % config.model.vocab_size
     samples = Samples(
         input_ids=token,

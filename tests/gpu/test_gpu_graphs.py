@@ -1,0 +1,104 @@
+"""The captured step on a GPU: a graph's updates are those of the eager step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_smallest
+from mlperf_bert.graphs import use_capturable_stream
+from mlperf_bert.warm_up import warm_up
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: nothing can be captured here"
+)
+STEPS = range(1, 101)
+ON_GPU = (
+    *("run.device=cuda", "model.precision=bf16", "model.attention=triton", "clip.max_norm=0.5"),
+    *("model.hidden_dropout=0.1", "model.attention_dropout=0.1"),
+)
+# bf16 weights, and sums (of embedding gradients) whose order is not fixed on a GPU.
+TOLERANCE = 0.02
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stream() -> None:
+    use_capturable_stream(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model.attention=flash",),
+        ("model.precision=fp16", "optim.initial_loss_scale=1024.0"),
+        ("optim.name=lamb",),
+        ("model.precision=fp8",),
+        ("model.kernels=reference",),
+    ],
+    ids=lambda overrides: overrides[0] if overrides else "bf16",
+)
+def test_captured_is_eager_over_100_steps(tiny_config: Path, overrides: tuple[str, ...]) -> None:
+    device = torch.device("cuda")
+    losses = {}
+    for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
+        run = Run(tiny_config, *ON_GPU, *overrides, shapes=shapes, device=device)
+        warm_up(run.config, run.step, run.model, run.optimizer, device)
+        torch.cuda.manual_seed(1)  # flash draws its dropout from torch's generator
+        with run.step:
+            losses[name] = run.losses(STEPS, to_smallest)
+    assert losses["eager"][0] - min(losses["eager"]) > 5 * TOLERANCE
+    # flash's own dropout is another one in a graph than outside.
+    tolerance = 10 * TOLERANCE if "model.attention=flash" in overrides else TOLERANCE
+    assert losses["captured"] == pytest.approx(losses["eager"], abs=tolerance)
+
+
+def test_init_phase_leaves_every_bit_of_state(tiny_config: Path) -> None:
+    device = torch.device("cuda")
+    run = Run(tiny_config, *ON_GPU, shapes=(SMALL, LARGE), device=device)
+    before = state_of(run)
+    warm_up(run.config, run.step, run.model, run.optimizer, device)
+    after = state_of(run)
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def test_a_replay_makes_the_host_wait_for_nothing(tiny_config: Path) -> None:
+    device = torch.device("cuda")
+    run = Run(tiny_config, *ON_GPU, shapes=(LARGE,), device=device)
+    warm_up(run.config, run.step, run.model, run.optimizer, device)
+    batches = [to_smallest(batch_of(step)).to(device) for step in range(1, 4)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step, batch in enumerate(batches, start=1):
+            run.step(step, (batch,))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("data_parallel", ["ddp", "flat", "shard_world"])
+@pytest.mark.parametrize("policy", ["after_allreduce", "bucket_before_allreduce"])
+def test_captured_is_eager_through_nccl(
+    tiny_config: Path, tmp_path: Path, data_parallel: str, policy: str
+) -> None:
+    device = torch.device("cuda")
+    losses = {}
+    for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
+        dist.init_process_group(
+            "nccl", init_method=f"file://{tmp_path / name}", rank=0, world_size=1, device_id=device
+        )
+        try:
+            run = Run(
+                tiny_config,
+                *(*ON_GPU, f"parallel.data_parallel={data_parallel}", f"clip.policy={policy}"),
+                shapes=shapes,
+                device=device,
+            )
+            warm_up(run.config, run.step, run.model, run.optimizer, device)
+            with run.step:
+                losses[name] = run.losses(STEPS, to_smallest)
+            del run
+        finally:
+            dist.destroy_process_group()
+    assert losses["captured"] == pytest.approx(losses["eager"], abs=TOLERANCE)

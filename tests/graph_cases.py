@@ -1,0 +1,92 @@
+"""A small model with its step, eager or captured, and batches for it: on a CPU or a GPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlperf_bert.bench.synthetic import synthetic_samples
+from mlperf_bert.build import make_model
+from mlperf_bert.build_step import build_step
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_io import load_config
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.padding import pad
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.step import Step
+
+CPU = torch.device("cpu")
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
+SEQUENCES, LONGEST, MASKED = 4, 32, 5
+SMALL = StaticShape(
+    tokens=96, sequences=SEQUENCES, masked=20, max_seqlen=LONGEST, max_masked=MASKED
+)
+LARGE = replace(SMALL, tokens=160)
+
+
+class Run:
+    """A small model with its optimizer and step."""
+
+    def __init__(
+        self,
+        config_path: Path,
+        *overrides: str,
+        shapes: tuple[StaticShape, ...] = (),
+        device: torch.device = CPU,
+    ) -> None:
+        self.config: RunConfig = load_config(
+            config_path,
+            (
+                *(f"parallel.local_batch_size={SEQUENCES}", "run.max_steps=100"),
+                *("schedule.decay_steps=100", "model.initializer_range=0.2", *overrides),
+            ),
+        )
+        self.model: BertForPretraining = make_model(self.config, 1, device)
+        self.model.dropout_seed = 5
+        self.optimizer: FlatOptimizer
+        self.step: Step
+        self.optimizer, self.step = build_step(self.model, self.config, ONE_RANK, device, shapes)
+
+    def losses(
+        self,
+        steps: range,
+        change: Callable[[UnpaddedBatch], UnpaddedBatch] = lambda batch: batch,
+    ) -> list[float]:
+        device = self.model.step.device
+        return [float(self.step(step, (change(batch_of(step)).to(device),)).loss) for step in steps]
+
+    @property
+    def weights(self) -> Tensor:
+        return torch.cat([each.detach().flatten() for each in self.model.parameters()])
+
+
+def batch_of(step: int) -> UnpaddedBatch:
+    lengths = np.random.default_rng(step).integers(5, LONGEST, SEQUENCES)
+    samples = synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
+    return make_batch(
+        samples,
+        1000 * step + np.arange(SEQUENCES),
+        mlm_denominator=len(samples.masked_ids),
+        nsp_denominator=SEQUENCES,
+    )
+
+
+def to_large(batch: UnpaddedBatch) -> UnpaddedBatch:
+    return pad(batch, LARGE)
+
+
+def to_smallest(batch: UnpaddedBatch) -> UnpaddedBatch:
+    return pad(batch, SMALL if batch.input_ids.shape[0] <= SMALL.tokens else LARGE)
+
+
+def state_of(run: Run) -> dict[str, Tensor]:
+    state = {**run.model.state_dict(), **run.optimizer.changed_by_step()}
+    return {name: tensor.clone() for name, tensor in state.items()} | {
+        "random stream": torch.get_rng_state()
+    }
