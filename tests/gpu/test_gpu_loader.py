@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.capacity_staging import CapacityStaging
+from mlperf_bert.data.choose_capacity import plan_shapes, shape_of
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.padding import pad
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
@@ -73,3 +76,32 @@ def test_batches_are_gathered_into_page_locked_memory(
     planner, reader = parts
     (batch, _) = DirectSource(Gatherer(reader, pin_memory=True), 0).micro_batches(planner.plan(1))
     assert all(getattr(batch, name).is_pinned() for name in TENSORS)
+
+
+def sums_of(batch: UnpaddedBatch) -> torch.Tensor:
+    return torch.stack([getattr(batch, name).double().sum() for name in TENSORS])
+
+
+def test_padded_batches_are_right_when_the_device_lags_behind(
+    parts: tuple[StepPlanner, SampleReader],
+) -> None:
+    planner, reader = parts
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    manifest = reader.manifest
+    limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
+    shapes = plan_shapes(planner, NUM_STEPS, **limits)
+    source = DirectSource(Gatherer(reader, pin_memory=True), 0)
+    sums = []
+    with Loader(planner, source, device, staging=CapacityStaging(shapes, 2, device)) as loader:
+        for step in loader:
+            torch.cuda._sleep(5_000_000)
+            sums += [sums_of(batch) for batch in step.micro_batches]
+            if step.plan.step == NUM_STEPS:
+                break
+    direct = DirectSource(Gatherer(reader), 0)
+    expected = []
+    for plan in map(planner.plan, range(1, NUM_STEPS + 1)):
+        shape = shape_of(plan, shapes)
+        assert shape is not None
+        expected += [sums_of(pad(batch, shape)) for batch in direct.micro_batches(plan)]
+    assert torch.stack(sums).tolist() == torch.stack(expected).tolist()
