@@ -1,9 +1,9 @@
 """Golden traces: loss and gradient norm of every step of fixed-seed runs, made by real commands.
 
 The synthetic text, its examples and the batches come from CPython's Mersenne Twister and our own
-permutation, the same under every Python. Weights, and dropout where a case has it, come from
-torch's generator; some of its draws are stored with a trace (`stream`), because a build of torch
-with another generator would give another trace without anything being wrong here.
+permutation, the same under every Python. Weights come from torch's generator; some of its draws
+are stored with a trace (`stream`), because a build of torch with another generator would give
+another trace without anything being wrong here.
 
 The traces start after the init phase's synthetic steps, in which DDP rebuilds its buckets.
 """
@@ -96,10 +96,9 @@ def digest_of(data: Path) -> str:
 
 
 def stream_of_torch() -> list[float]:
-    """Some draws of the generator that a run uses for its weights, and of torch's own."""
-    normal = torch.empty(32).normal_(generator=torch.Generator().manual_seed(20))
-    torch.manual_seed(20)
-    return [*normal.tolist(), *torch.rand(32).tolist()]
+    """Some draws of the generator that a run takes its weights from."""
+    generator = torch.Generator().manual_seed(20)
+    return [float(draw) for draw in torch.empty(32).normal_(generator=generator)]
 
 
 def is_same_stream(first: list[float], second: list[float]) -> bool:

@@ -1,29 +1,131 @@
-"""Dropout on a CPU: rate, scale, gradient, repeatability, and independent elements."""
+"""Keyed dropout: its definition, rate, scale and gradient, and on what an element depends."""
+
+import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, dropout
+from dropout_cases import DTYPES, SHAPES, is_kept, make_keys, plain_is_kept, plain_words, site_of
+from mlperf_bert.model.dropout import (
+    DropoutSite,
+    attention_factors,
+    attention_keep_bits,
+    dropout,
+    keep_bits,
+    make_site,
+    scale_of,
+    threshold_of,
+)
+from mlperf_bert.model.philox import philox
+from support import run_process
 
-SHAPE = (501, 333)  # no multiple of the four elements that share a draw
-NUM_ELEMENTS = SHAPE[0] * SHAPE[1]
+ROWS, CHANNELS = 501, 333  # channels: no multiple of the eight of one counter
+NUM_ELEMENTS = ROWS * CHANNELS
+
+# Published with the authors' Random123 library: rounds, counter, key, and the words.
+KNOWN_ANSWERS = (
+    (7, "00000000 " * 4, "00000000 " * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    (7, "ffffffff " * 4, "ffffffff " * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    (
+        7,
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "4dfccaba 190a87f0 c47362ba b6b5242a",
+    ),
+    (10, "00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (10, "ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (
+        10,
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
+)
 
 
-def site_of(probability: float) -> DropoutSite:
-    rows, columns = torch.arange(SHAPE[0]), torch.zeros(SHAPE[0], dtype=torch.int64)
-    return DropoutSite(
-        probability, 1, DropoutKeys(7, torch.ones(1, dtype=torch.int64), rows, columns)
+def kept_of_ones(site: DropoutSite, dtype: torch.dtype = torch.float32) -> Tensor:
+    return dropout(torch.ones((len(site.keys.positions), CHANNELS), dtype=dtype), site)
+
+
+@pytest.mark.parametrize("rounds, counter, key, answer", KNOWN_ANSWERS)
+def test_philox_has_the_published_words(rounds: int, counter: str, key: str, answer: str) -> None:
+    words, halves, expected = (
+        [int(word, 16) for word in text.split()] for text in (counter, key, answer)
     )
+    seed = halves[0] | halves[1] << 32
+    assert plain_words(tuple(words), seed, rounds) == expected
+    found = philox(tuple(torch.tensor([word]) for word in words), seed, rounds)
+    assert [int(word) for word in found] == expected
 
 
-def kept_of_ones(probability: float, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    torch.manual_seed(seed)
-    return dropout(torch.ones(SHAPE, dtype=dtype), site_of(probability))
+@pytest.mark.parametrize("num_rows, channels", SHAPES)
+def test_bits_are_those_of_the_definition(num_rows: int, channels: int) -> None:
+    site = site_of(num_rows)
+    found = is_kept(keep_bits(site, channels), channels)
+    for row, channel in torch.cartesian_prod(*map(torch.arange, found.shape))[::37].tolist():
+        assert bool(found[row, channel]) == plain_is_kept(site, row, channel)
+
+
+def test_attention_bits_are_those_of_the_definition() -> None:
+    site, cu_seqlens = site_of(30), torch.tensor([0, 30])
+    found = is_kept(attention_keep_bits(site, 4, cu_seqlens, 30), 30)
+    assert found.shape == (30, 4, 30)
+    for row, head, key in torch.cartesian_prod(*map(torch.arange, found.shape))[::37].tolist():
+        assert bool(found[row, head, key]) == plain_is_kept(site, row, key, head)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows, channels", [*SHAPES, (0, 5), (5, 0)])
+def test_dropout_multiplies_by_its_bits(num_rows: int, channels: int, dtype: torch.dtype) -> None:
+    site = site_of(num_rows)
+    scale = torch.tensor(scale_of(site.probability), dtype=dtype)
+    expected = is_kept(keep_bits(site, channels), channels) * scale
+    x = torch.randn(channels, num_rows).t().to(dtype)
+    assert torch.equal(dropout(x, site), x * expected)
+    deep = x.reshape(num_rows, channels, 1).expand(-1, -1, 3)
+    flat = is_kept(keep_bits(site, 3 * channels), 3 * channels).view(deep.shape)
+    assert torch.equal(dropout(deep, site), deep * (flat * scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_attention_has_the_same_elements(dtype: torch.dtype) -> None:
+    num_sequences, num_heads, num_queries, num_keys = shape = torch.Size((3, 4, 5, 19))
+    site = site_of(num_sequences * num_queries)
+    bits = attention_keep_bits(site, num_heads, torch.arange(4, dtype=torch.int32), num_keys)
+    kept = is_kept(bits, num_keys).view(num_sequences, num_queries, num_heads, num_keys)
+    scale = torch.tensor(scale_of(site.probability), dtype=dtype)
+    expected = kept.transpose(1, 2) * scale
+    assert torch.equal(attention_factors(site, shape, dtype), expected)
+
+
+def test_attention_in_packed_rows_has_the_same_elements() -> None:
+    shape = num_rows, num_heads, _, length = torch.Size((2, 3, 24, 24))
+    lengths = ((9, 14), (24,))  # one free slot
+    first_key, num_keys = (torch.zeros(num_rows, length, dtype=torch.int64) for _ in range(2))
+    site = site_of(num_rows * length)
+    bits = attention_keep_bits(site, num_heads, torch.arange(2, dtype=torch.int32), length)
+    kept = is_kept(bits, length).view(num_rows, length, num_heads, length).transpose(1, 2)
+    expected = torch.zeros(shape)
+    for row, of_row in enumerate(lengths):
+        begin = 0
+        for count in of_row:
+            own = slice(begin, begin + count)
+            first_key[row, own], num_keys[row, own] = begin, count
+            expected[row, :, own, own] = kept[row, :, own, :count] * scale_of(site.probability)
+            begin += count
+    found = attention_factors(site, shape, torch.float32, first_key.flatten(), num_keys.flatten())
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.9])
 def test_rate_and_mean(probability: float) -> None:
-    output = kept_of_ones(probability, seed=1)
+    output = kept_of_ones(site_of(ROWS, probability))
     expected = NUM_ELEMENTS * probability
     standard_error = (expected * (1 - probability)) ** 0.5
     assert abs(int((output == 0).sum()) - expected) < 5 * standard_error
@@ -32,32 +134,107 @@ def test_rate_and_mean(probability: float) -> None:
     assert float(scale) == pytest.approx(1 / (1 - probability), rel=2**-16 / (1 - probability))
 
 
+@pytest.mark.parametrize("probability", [1e-9, 0.1, 1 - 1e-9])
+def test_the_scale_goes_with_the_threshold(probability: float) -> None:
+    kept = 1 - threshold_of(probability) / 2**16
+    assert kept == pytest.approx(1 - probability, abs=2**-16)
+    assert kept * scale_of(probability) == pytest.approx(1, rel=1e-12)
+
+
 def test_elements_are_independent_of_their_neighbours() -> None:
-    flat = (kept_of_ones(0.5, seed=2) != 0).flatten().double() * 2 - 1
-    for distance in (1, 2, 3, 4, SHAPE[1]):
+    signs = (kept_of_ones(site_of(ROWS, 0.5)) != 0).double() * 2 - 1
+    flat = signs.flatten()
+    for distance in (1, 2, 3, 4, 8, CHANNELS):
         products = flat[distance:] * flat[:-distance]
         assert abs(float(products.mean())) < 5 / len(products) ** 0.5
+    heads = is_kept(
+        attention_keep_bits(site_of(ROWS, 0.5), 4, torch.tensor([0, ROWS]), CHANNELS), CHANNELS
+    )
+    products = (heads[:, 1:] * 2.0 - 1) * (heads[:, :-1] * 2.0 - 1)
+    assert abs(float(products.mean())) < 5 / products.numel() ** 0.5
 
 
 def test_the_gradient_goes_where_the_value_went() -> None:
-    x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
-    output = dropout(x, site_of(0.3))
+    x = torch.randn((ROWS, CHANNELS), dtype=torch.float64, requires_grad=True)
+    output = dropout(x, site_of(ROWS))
     (gradient,) = torch.autograd.grad(output, x, torch.ones_like(output))
     torch.testing.assert_close(gradient * x, output, rtol=1e-12, atol=0)
     assert 0 < int((gradient == 0).sum()) < NUM_ELEMENTS
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_same_seed_same_elements_in_every_dtype(dtype: torch.dtype) -> None:
-    first, second = kept_of_ones(0.1, 3, dtype), kept_of_ones(0.1, 3, dtype)
-    assert first.dtype == dtype
-    assert torch.equal(first, second)
-    assert torch.equal(first == 0, kept_of_ones(0.1, 3) == 0)
-    assert not torch.equal(first, kept_of_ones(0.1, 4, dtype))
+def test_every_dtype_drops_the_same_elements() -> None:
+    first, *others = (kept_of_ones(site_of(ROWS), dtype) for dtype in DTYPES)
+    for other in others:
+        assert torch.equal(other == 0, first == 0)
 
 
-def test_none_draws_nothing() -> None:
-    x = torch.randn(5)
+def test_order_and_cut_of_the_batch_change_nothing() -> None:
+    site = site_of(ROWS)
+    whole = kept_of_ones(site)
+    for index in (torch.randperm(ROWS), torch.arange(200), torch.arange(200, ROWS)):
+        part = replace(site, keys=site.keys.rows(index))
+        assert torch.equal(kept_of_ones(part), whole[index])
+
+
+def with_keys(site: DropoutSite, **changes: Any) -> DropoutSite:
+    return replace(site, keys=replace(site.keys, **changes))
+
+
+@pytest.mark.parametrize("what", ["seed", "high seed", "step", "stream", "sample", "position"])
+def test_every_part_of_the_key_counts(what: str) -> None:
+    site = site_of(ROWS, 0.5)
+    keys = site.keys
+    changed = {
+        "seed": with_keys(site, seed=keys.seed + 1),
+        "high seed": with_keys(site, seed=keys.seed + 2**32),
+        "step": with_keys(site, step=keys.step + 1),
+        "stream": replace(site, stream=site.stream + 1),
+        "sample": with_keys(site, sample_ids=keys.sample_ids + 1),
+        "position": with_keys(site, positions=keys.positions + 1),
+    }[what]
+    one, other = kept_of_ones(site), kept_of_ones(changed)
+    agreement = float((one == other).double().mean())
+    assert abs(agreement - 0.5) < 5 * 0.5 / NUM_ELEMENTS**0.5
+
+
+def test_a_step_that_is_taken_again_drops_the_same_elements() -> None:
+    """Whatever was computed between, as after a restart."""
+    step = torch.tensor([1])
+    site = with_keys(site_of(ROWS), step=step)
+    outputs = []
+    for number in (1, 2, 3, 2, 3):
+        step.fill_(number)
+        outputs.append(kept_of_ones(site))
+    assert torch.equal(outputs[1], outputs[3])
+    assert torch.equal(outputs[2], outputs[4])
+    assert not torch.equal(outputs[1], outputs[2])
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    sites = [replace(site_of(ROWS), stream=number) for number in range(8)]
+    expected = [kept_of_ones(site) for site in sites]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(kept_of_ones, sites * 4))
+    for number, output in enumerate(found):
+        assert torch.equal(output, expected[number % 8])
+
+
+def test_torchs_generator_is_not_touched_and_none_drops_nothing() -> None:
+    x = torch.randn(5, 7)
     before = torch.get_rng_state()
     assert dropout(x, None) is x
+    assert make_site(0.0, 1, make_keys(5)) is None
+    assert make_site(0.1, 1, None) is None
+    dropout(x, site_of(5))
+    attention_factors(site_of(6), torch.Size((2, 1, 3, 4)), torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("how", ["interpret", "compile"])
+def test_triton_kernels(how: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: its kernels are not run here")
+    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
+    job = Path(__file__).with_name("triton_dropout_job.py")
+    done = run_process(sys.executable, job, how, **environ)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,274 @@
+"""Keep bits and dropout on a GPU: Triton kernels, in which a lane makes one call of Philox.
+
+One call is one byte of keep bits. The readable reference is `model/philox.py`. The step is read on
+the device and every result has a fixed shape, so a step with these kernels can be captured. Not yet
+run on a GPU.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mlperf_bert.model.dropout import DropoutSite, scale_of, threshold_of
+
+ROUNDS: tl.constexpr = tl.constexpr(7)
+ROWS, BYTES = 16, 16  # that a program takes at once
+
+
+def _kernel(function: Callable[..., Any]) -> Any:
+    return triton.jit(function)
+
+
+def _kernel_of_site(function: Callable[..., None]) -> Any:
+    # Otherwise compiled once more for a seed or stream that is 1, or a multiple of 16.
+    return triton.jit(function, do_not_specialize=["seed", "stream"])
+
+
+def keep_bits(site: DropoutSite, channels: int) -> Tensor:
+    """As `model.dropout.keep_bits`: uint8 [R, ceil(channels / 8)]."""
+    num_rows, num_bytes = len(site.keys.positions), triton.cdiv(channels, 8)
+    bits = _empty_bits(site, num_rows, num_bytes)
+    if bits.numel() > 0:
+        _keep_bits[_grid(num_rows, num_bytes)](
+            bits, *_of_site(site), num_rows, num_bytes, ROWS, BYTES
+        )
+    return bits
+
+
+def attention_keep_bits(
+    site: DropoutSite,
+    num_heads: int,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    cu_queries: Tensor | None = None,
+) -> Tensor:
+    """As `model.dropout.attention_keep_bits`: uint8 [R, N, ceil(max_seqlen / 8)].
+
+    Bytes wholly behind a row's own sequence, and rows of no sequence, are not written.
+    """
+    num_rows, num_bytes = len(site.keys.positions), triton.cdiv(max_seqlen, 8)
+    bits = _empty_bits(site, num_rows, num_heads, num_bytes)
+    num_sequences = len(cu_seqlens) - 1
+    if bits.numel() > 0:
+        _attention_keep_bits[(triton.cdiv(num_rows, ROWS), num_heads)](
+            bits,
+            *_of_site(site),
+            cu_seqlens,
+            cu_seqlens if cu_queries is None else cu_queries,
+            num_sequences,
+            num_rows,
+            num_bytes,
+            num_sequences.bit_length(),
+            ROWS,
+            BYTES,
+        )
+    return bits
+
+
+def dropout(x: Tensor, site: DropoutSite) -> Tensor:
+    """As `model.dropout.dropout`, which keeps one bit an element for the backward."""
+    dropped: Tensor = _Dropout.apply(x, site)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, site: DropoutSite) -> Tensor:
+        num_bytes = triton.cdiv(x.shape[1:].numel(), 8)
+        bits = _empty_bits(site, len(x), num_bytes)
+        assert len(site.keys.positions) == len(x)  # the kernel does not look
+        ctx.save_for_backward(bits)
+        ctx.site = site
+        return _apply(x.contiguous(), bits, site, draw=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (bits,) = ctx.saved_tensors
+        return _apply(grad.contiguous(), bits, ctx.site, draw=False), None
+
+
+def _apply(x: Tensor, bits: Tensor, site: DropoutSite, *, draw: bool) -> Tensor:
+    """`x` with what `bits` says dropped; with `draw` the bits are made and written here."""
+    dropped = torch.empty_like(x)
+    num_rows, num_bytes = bits.shape
+    if x.numel() > 0:
+        _dropout[_grid(num_rows, num_bytes)](
+            x,
+            dropped,
+            bits,
+            *_of_site(site),
+            num_rows,
+            x.shape[1:].numel(),
+            num_bytes,
+            scale_of(site.probability),
+            draw,
+            ROWS,
+            BYTES,
+        )
+    return dropped
+
+
+def _empty_bits(site: DropoutSite, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device=site.keys.positions.device)
+
+
+def _grid(num_rows: int, num_bytes: int) -> tuple[int, int]:
+    return triton.cdiv(num_rows, ROWS), triton.cdiv(num_bytes, BYTES)
+
+
+def _of_site(site: DropoutSite) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
+    keys, threshold = site.keys, threshold_of(site.probability)
+    ids, positions = keys.sample_ids.contiguous(), keys.positions.contiguous()
+    return ids, positions, keys.step, keys.seed, site.stream, threshold
+
+
+@_kernel_of_site
+def _keep_bits(
+    bits: tl.tensor,
+    sample_ids: tl.tensor,
+    positions: tl.tensor,
+    step: tl.tensor,
+    seed: tl.tensor,
+    stream: tl.tensor,
+    threshold: tl.constexpr,
+    num_rows: tl.tensor,
+    num_bytes: tl.tensor,
+    rows: tl.constexpr,
+    bytes_: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    byte = tl.program_id(1) * bytes_ + tl.arange(0, bytes_)
+    token, sample = _of_rows(sample_ids, positions, stream, row, num_rows)
+    kept = _kept_bytes(byte[None, :], token, sample, step, seed, threshold)
+    at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
+    tl.store(bits + at, kept, mask=(row < num_rows)[:, None] & (byte < num_bytes)[None, :])
+
+
+@_kernel_of_site
+def _attention_keep_bits(
+    bits: tl.tensor,
+    sample_ids: tl.tensor,
+    positions: tl.tensor,
+    step: tl.tensor,
+    seed: tl.tensor,
+    stream: tl.tensor,
+    threshold: tl.constexpr,
+    cu_keys: tl.tensor,
+    cu_queries: tl.tensor,
+    num_sequences: tl.tensor,
+    num_rows: tl.tensor,
+    num_bytes: tl.tensor,
+    search_steps: tl.constexpr,
+    rows: tl.constexpr,
+    bytes_: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    head = tl.program_id(1)
+    sequence = _sequence_of(row, cu_queries, num_sequences, search_steps)
+    is_real = (row < num_rows) & (sequence < num_sequences)
+    length = tl.load(cu_keys + sequence + 1, mask=is_real, other=0)
+    length -= tl.load(cu_keys + sequence, mask=is_real, other=0)
+    token, sample = _of_rows(sample_ids, positions, stream, row, num_rows)
+    of_row = bits + (row.to(tl.int64) * tl.num_programs(1) + head)[:, None] * num_bytes
+    longest = tl.max(length)
+    first = 0
+    while 8 * first < longest:  # not `range`: see optim/triton_kernels.py
+        byte = first + tl.arange(0, bytes_)[None, :]
+        kept = _kept_bytes(byte | (head << 16), token, sample, step, seed, threshold)
+        tl.store(of_row + byte, kept, mask=8 * byte < length[:, None])
+        first += bytes_
+
+
+@_kernel_of_site
+def _dropout(
+    x: tl.tensor,
+    dropped: tl.tensor,
+    bits: tl.tensor,
+    sample_ids: tl.tensor,
+    positions: tl.tensor,
+    step: tl.tensor,
+    seed: tl.tensor,
+    stream: tl.tensor,
+    threshold: tl.constexpr,
+    num_rows: tl.tensor,
+    channels: tl.tensor,
+    num_bytes: tl.tensor,
+    scale: tl.constexpr,
+    draw: tl.constexpr,
+    rows: tl.constexpr,
+    bytes_: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    byte = tl.program_id(1) * bytes_ + tl.arange(0, bytes_)
+    at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
+    is_real = (row < num_rows)[:, None] & (byte < num_bytes)[None, :]
+    if draw:
+        token, sample = _of_rows(sample_ids, positions, stream, row, num_rows)
+        kept = _kept_bytes(byte[None, :], token, sample, step, seed, threshold)
+        tl.store(bits + at, kept, mask=is_real)
+    else:
+        kept = tl.load(bits + at, mask=is_real, other=0)
+    element = tl.arange(0, 8)
+    channel = 8 * byte[:, None] + element[None, :]
+    at = row.to(tl.int64)[:, None, None] * channels + channel[None, :, :]
+    is_real = (row < num_rows)[:, None, None] & (channel < channels)[None, :, :]
+    values = tl.load(x + at, mask=is_real, other=0.0)
+    if values.dtype != tl.float64:
+        values = values.to(tl.float32)
+    is_kept = ((kept[:, :, None] >> element.to(tl.uint8)[None, None, :]) & 1) != 0
+    values = tl.where(is_kept, values * scale, 0.0)
+    tl.store(dropped + at, values.to(dropped.dtype.element_ty), mask=is_real)
+
+
+@_kernel
+def _of_rows(
+    sample_ids: tl.tensor,
+    positions: tl.tensor,
+    stream: tl.tensor,
+    row: tl.tensor,
+    num_rows: tl.tensor,
+) -> Any:
+    """Second and third word of the counters of some rows, as uint32 columns."""
+    position = tl.load(positions + row, mask=row < num_rows, other=0).to(tl.uint32)
+    sample = tl.load(sample_ids + row, mask=row < num_rows, other=0).to(tl.uint32)
+    return (position | (stream.to(tl.uint32) << 16))[:, None], sample[:, None]
+
+
+@_kernel
+def _kept_bytes(
+    group: tl.tensor,
+    token: tl.tensor,
+    sample: tl.tensor,
+    step: tl.tensor,
+    seed: tl.tensor,
+    threshold: tl.constexpr,
+) -> Any:
+    """As `model.philox.kept_bytes`: uint8 of [rows, bytes], from int32 groups."""
+    last = tl.load(step).to(tl.uint32)
+    words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
+    kept = tl.zeros_like(words[0])
+    for i in tl.static_range(4):
+        kept |= ((words[i] & 0xFFFF) >= threshold).to(tl.uint32) << (2 * i)
+        kept |= ((words[i] >> 16) >= threshold).to(tl.uint32) << (2 * i + 1)
+    return kept.to(tl.uint8)
+
+
+@_kernel
+def _sequence_of(
+    row: tl.tensor, cu_queries: tl.tensor, num_sequences: tl.tensor, steps: tl.constexpr
+) -> Any:
+    """How many sequences end at or before each row: the number of its own; of none, how many."""
+    low, high = tl.zeros_like(row), tl.zeros_like(row) + num_sequences
+    for _ in tl.static_range(steps):
+        middle = (low + high) // 2
+        end = tl.load(cu_queries + 1 + middle, mask=low < high, other=0)
+        is_behind = (low < high) & (end <= row)
+        low = tl.where(is_behind, middle + 1, low)
+        high = tl.where(is_behind, high, middle)
+    return low
