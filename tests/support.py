@@ -115,7 +115,7 @@ decay_steps = 20
 [eval]
 target_accuracy = 0.99
 interval_samples = 160
-batch_size = 32
+tokens_per_forward = 600
 [mlperf]
 enforce_rules = false
 """

@@ -27,6 +27,7 @@ from mlperf_bert.distributed.clip_policies import (
     limit_before_allreduce,
     limit_factor,
 )
+from mlperf_bert.eval_batches import tokens_per_forward
 from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.open_data import RunData, open_data
@@ -222,13 +223,16 @@ def _train(
     planner = make_planner(config, data.train, int(config.run.seed))
     gatherer = Gatherer(data.train_reader)
     sources = [DirectSource(gatherer, rank) for rank in range(num_ranks)]
+    device = torch.device("cpu")
     evaluator = Evaluator(
         data.held_out,
         data.held_out_reader,
-        batch_size=config.eval.batch_size,
+        tokens_per_forward=tokens_per_forward(
+            config.eval.tokens_per_forward, data.held_out, 1, device
+        ),
         rank=0,
         world_size=1,
-        device=torch.device("cpu"),
+        device=device,
         precision="fp32",
     )
     update = Updater(model, config)

@@ -48,6 +48,7 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("data.max_predictions=300", ["data.max_predictions", "255"]),
         ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
         ("run.seed=-1", ["run.seed"]),
+        ("eval.tokens_per_forward=0", ["eval.tokens_per_forward", "'auto'"]),
         ("data.quantiles=0", ["data.quantiles", "global batch of 16"]),
         ("data.quantiles=7", ["data.quantiles", "global batch of 16"]),
         ("data.cost_b=-1e-6", ["data.cost_b", "at least 0"]),

@@ -1,6 +1,7 @@
 """Evaluation: whole set, counts by definition, independent of ranks; words against the guess."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,18 +32,11 @@ def model() -> BertForPretraining:
     return BertForPretraining(config, CPU, seed=3)
 
 
-def evaluator(data: Path, batch_size: int, rank: int = 0, world_size: int = 1) -> Evaluator:
+def evaluator(data: Path, num_tokens: int, **changed: Any) -> Evaluator:
     index = LengthIndex.open(data / "eval")
     reader = SampleReader(data / "eval", index.manifest)
-    return Evaluator(
-        index,
-        reader,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        device=CPU,
-        precision="fp32",
-    )
+    alone: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}
+    return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changed})
 
 
 def test_counts_are_those_of_one_sample_at_a_time(
@@ -67,7 +61,7 @@ def test_counts_are_those_of_one_sample_at_a_time(
         right_at_mask += int((hit & masked).sum())
         at_mask += int(masked.sum())
     model.train()
-    found = evaluator(synthetic_data, 32)(model)
+    found = evaluator(synthetic_data, 600)(model)
     assert found == Accuracy(right, total, right_at_mask, at_mask)
     assert 0 < right < total
     assert model.training  # dropout is off during, and on again after
@@ -76,19 +70,45 @@ def test_counts_are_those_of_one_sample_at_a_time(
 def test_ranks_share_the_set_without_overlap(
     model: BertForPretraining, synthetic_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluator(synthetic_data, 16)(model)
+    whole = evaluator(synthetic_data, 300)(model)
     shares = []
     monkeypatch.setattr("torch.distributed.all_reduce", shares.append)
     for rank in range(3):
-        evaluator(synthetic_data, 16, rank, 3)(model)
+        evaluator(synthetic_data, 300, rank=rank, world_size=3)(model)
     assert torch.stack(shares).sum(dim=0).tolist() == [
         *(whole.correct, whole.masked_tokens, whole.correct_at_mask, whole.mask_inputs)
     ]
+
+
+def test_a_prepared_evaluation_follows_the_weights(
+    model: BertForPretraining, synthetic_data: Path
+) -> None:
+    prepared = evaluator(synthetic_data, 600, step_mode="captured")
+    prepared.prepare(model)
+    assert model.training
+    with prepared:
+        first = prepared(model)
+        assert first == evaluator(synthetic_data, 600)(model)
+        bias = model.cls.predictions.bias
+        with torch.no_grad():
+            bias[7] += 100.0  # every guess is word 7
+        assert prepared(model) == evaluator(synthetic_data, 600)(model) != first
+        with torch.no_grad():
+            bias[7] -= 100.0
+
+
+def test_a_prepared_evaluation_is_of_its_own_model(
+    model: BertForPretraining, synthetic_data: Path
+) -> None:
+    prepared = evaluator(synthetic_data, 600, step_mode="captured")
+    prepared.prepare(model)
+    with pytest.raises(AssertionError):
+        prepared(BertForPretraining(model.config, CPU, seed=4))
 
 
 def test_words_state_multiples_of_the_guess(synthetic_data: Path) -> None:
     index = LengthIndex.open(synthetic_data / "eval")
     assert index.manifest.baseline is not None
     twice = round(2 * index.manifest.baseline.context_free_accuracy * 1_000_000)
-    words = evaluator(synthetic_data, 16).in_words(Accuracy(twice, 1_000_000, 0, 100))
+    words = evaluator(synthetic_data, 300).in_words(Accuracy(twice, 1_000_000, 0, 100))
     assert "(2.00 x guess)" in words and "on [MASK] inputs 0.0000 (0.00 x guess)" in words

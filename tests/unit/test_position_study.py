@@ -88,7 +88,7 @@ def test_counts_by_position_are_the_evaluators_taken_apart(
     whole = Evaluator(
         data.held_out,
         data.held_out_reader,
-        batch_size=16,
+        tokens_per_forward=300,
         rank=0,
         world_size=1,
         device=CPU,

@@ -181,7 +181,8 @@ def _train_as_rank(
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from mlperf_bert.build import make_evaluator, make_model
+    from mlperf_bert.build import make_model
+    from mlperf_bert.build_evaluation import make_evaluator
     from mlperf_bert.checkpoint import load_weights, read_config
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session

@@ -9,10 +9,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mlperf_bert.build_evaluation import make_evaluator, make_schedule
 from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint import load_weights
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.capacity_staging import CapacityStaging
+from mlperf_bert.data.choose_capacity import plan_shapes
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.gather import Gatherer
@@ -31,17 +35,19 @@ from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.eval_schedule import EvalSchedule
 from mlperf_bert.evaluate import Evaluator
+from mlperf_bert.graphs import use_capturable_stream
 from mlperf_bert.metrics import Metrics, MetricsFile
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
-from mlperf_bert.open_data import open_data
+from mlperf_bert.open_data import RunData, open_data
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.progress import Reporter
 from mlperf_bert.run_directory import RunDirectory
 from mlperf_bert.seeds import choose_seed, derive_seed
-from mlperf_bert.step import EagerStep
+from mlperf_bert.step import Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +62,10 @@ class Parts:
     vocabulary_sha256: str
     model: BertForPretraining
     optimizer: FlatOptimizer
-    step: EagerStep
+    step: Step
     loader: Loader
     evaluator: Evaluator
+    evaluation: EvalSchedule
     metrics: Metrics
     metrics_file: MetricsFile
     reporter: Reporter
@@ -79,13 +86,16 @@ def build(
     `process` is this rank among trainers and readers, where there are readers.
     """
     _check_world_size(config, info)
+    if config.run.step_mode == "captured":
+        use_capturable_stream(device)
     seed = _common_seed(config, info, device)
 
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
     planner = make_planner(config, data.train, seed)
     others = _source_with_others(config, data.train_reader, seed, info, process)
+    shapes = _capacities(config, planner)
     loader = on_every_rank(
-        info, lambda: _make_loader(config, planner, data.train_reader, info, device, others)
+        info, lambda: _make_loader(config, planner, data.train_reader, info, device, others, shapes)
     )
     vocabulary_sha256 = data.train.manifest.vocabulary_sha256
     is_rank_zero = info.rank == 0
@@ -94,10 +104,7 @@ def build(
         reporter = Reporter(
             directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
         )
-        reporter.line(data.target_in_words)
-        reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
-        if isinstance(planner.sampler, PublishedStrataSampler):
-            reporter.line(planner.sampler.in_words())
+        _report_data(reporter, config, data, planner)
 
         model = make_model(config, seed, device)
         if init_checkpoint is not None:
@@ -105,7 +112,8 @@ def build(
         log.weights_initialization(map(tensorflow_name, model.state_dict()))
         model.dropout_seed = derive_seed(seed, "dropout")
         torch.manual_seed(derive_seed(seed, "dropout of others' kernels", info.rank))
-        optimizer, step = build_step(model, config, info, device)
+        optimizer, step = build_step(model, config, info, device, shapes)
+        evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
         return Parts(
             config=config,
             seed=seed,
@@ -117,7 +125,8 @@ def build(
             optimizer=optimizer,
             step=step,
             loader=loader,
-            evaluator=make_evaluator(config, data.held_out, data.held_out_reader, info, device),
+            evaluator=evaluator,
+            evaluation=make_schedule(config, evaluator, model, optimizer, log),
             metrics=Metrics(config, info.world_size, device),
             metrics_file=MetricsFile(directory.run / "metrics.jsonl" if is_rank_zero else None),
             reporter=reporter,
@@ -145,28 +154,18 @@ def _start_log(
     return log
 
 
+def _report_data(
+    reporter: Reporter, config: RunConfig, data: RunData, planner: StepPlanner
+) -> None:
+    reporter.line(data.target_in_words)
+    reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
+    if isinstance(planner.sampler, PublishedStrataSampler):
+        reporter.line(planner.sampler.in_words())
+
+
 def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
     """The bare model, its weights drawn from the run's seed, equal on every rank."""
     return BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
-
-
-def make_evaluator(
-    config: RunConfig,
-    index: LengthIndex,
-    reader: SampleReader,
-    info: RankInfo,
-    device: torch.device,
-) -> Evaluator:
-    """The evaluator of this rank."""
-    return Evaluator(
-        index,
-        reader,
-        batch_size=config.eval.batch_size,
-        rank=info.rank,
-        world_size=info.world_size,
-        device=device,
-        precision=config.model.precision,
-    )
 
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
@@ -198,6 +197,18 @@ def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanne
     )
 
 
+def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
+    """What the forwards of a captured step are padded to; nothing where it is eager."""
+    if config.run.step_mode == "eager":
+        return ()
+    return plan_shapes(
+        planner,
+        config.run.max_steps,
+        max_seqlen=config.data.max_seq_length,
+        max_masked=config.data.max_predictions,
+    )
+
+
 def _make_loader(
     config: RunConfig,
     planner: StepPlanner,
@@ -205,6 +216,7 @@ def _make_loader(
     info: RankInfo,
     device: torch.device,
     others: BatchSource | None,
+    shapes: tuple[StaticShape, ...],
 ) -> Loader:
     is_dali = config.data.loader == "dali"
     source, read_ahead = others, None
@@ -214,7 +226,9 @@ def _make_loader(
         read_ahead = ReadAhead(gatherer, info.rank)
     if is_dali:
         source = DaliSource(source, device)
-    return Loader(planner, source, device, read_ahead=read_ahead)
+    forwards = config.parallel.grad_accum_steps
+    staging = CapacityStaging(shapes, forwards, device) if shapes else None
+    return Loader(planner, source, device, read_ahead=read_ahead, staging=staging)
 
 
 def _source_with_others(

@@ -1,22 +1,22 @@
-"""Masked-LM accuracy over the whole held-out set, sharded over the ranks.
+"""Masked-LM accuracy over the whole held-out set, sharded over the ranks."""
 
-Micro-batches are cut from the length-sorted set and depend on `eval.batch_size` alone, so every
-masked token is predicted from the same numbers on any number of ranks.
-"""
-
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mlperf_bert.config import Precision
+from mlperf_bert.config import Precision, StepMode
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.eval_batches import HeldOutBatches
 from mlperf_bert.model.heads import correct_predictions
+from mlperf_bert.replay import Replay
 from mlperf_bert.step import forward
 
 
@@ -41,36 +41,47 @@ class Accuracy:
 
 
 class Evaluator:
-    """Evaluates this rank's share; samples are read at the first call and kept on the device."""
+    """Evaluates this rank's share of the set.
+
+    Shapes come from the index, so that all is in place, and captured, before a sample is read.
+    """
 
     def __init__(
         self,
         index: LengthIndex,
         reader: SampleReader,
         *,
-        batch_size: int,
+        tokens_per_forward: int,
         rank: int,
         world_size: int,
         device: torch.device,
         precision: Precision,
+        step_mode: StepMode = "eager",
     ) -> None:
-        self._index = index
-        self._gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
-        self._batch_size = batch_size
-        self._rank = rank
+        self._manifest = index.manifest
+        self._batches = HeldOutBatches(
+            index,
+            reader,
+            num_tokens=tokens_per_forward,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+        )
         self._world_size = world_size
         self._device = device
         self._precision: Precision = precision
-        self._batches: list[UnpaddedBatch] = []
+        self._step_mode: StepMode = step_mode
+        self._prepared: nn.Module | None = None
+        self._replay: Replay[Tensor] | None = None
 
     @property
     def num_samples(self) -> int:
         """Sequences of the whole held-out set."""
-        return self._index.manifest.num_samples
+        return self._manifest.num_samples
 
     def in_words(self, accuracy: Accuracy) -> str:
         """Both accuracies, as multiples of what needs no context where the set states that."""
-        baseline = self._index.manifest.baseline
+        baseline = self._manifest.baseline
         words = []
         for name, reached, guess in (
             ("accuracy", accuracy.mlm_accuracy, baseline and baseline.context_free_accuracy),
@@ -84,40 +95,72 @@ class Evaluator:
             words.append(f"{name} {reached:.4f}{multiple}")
         return ", ".join(words)
 
-    @torch.inference_mode()
+    def prepare(self, model: nn.Module) -> None:
+        """Capture the evaluation of `model`, where steps are captured; no sample is read.
+
+        Called in the untimed init phase. The weights must stay where they are from then on.
+        """
+        if self._step_mode == "captured":
+            with _evaluation_of(model):
+                batches = self._batches.static
+                self._replay = Replay(lambda: self._count_batches(model, batches), self._device)
+            self._prepared = model
+
+    def __enter__(self) -> Self:
+        """The run phase begins: from now on samples are read, in a thread beside the training."""
+        self._batches.read_ahead()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of what was captured, but after an error, when the device may never be done."""
+        if error is None and self._replay is not None:
+            self._replay.close()
+
     def __call__(self, model: nn.Module) -> Accuracy:
         """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank."""
-        if not self._batches:
-            self._batches = self._load()
-        was_training = model.training
-        model.eval()
+        return Accuracy(*self.count(model).tolist())  # host sync: the stop decision is the host's
+
+    def count(self, model: nn.Module) -> Tensor:
+        """The whole set's counts, int64 [4], in the order of `Accuracy`, on the device.
+
+        The host does not wait for them. It does at the first call for the samples, which are read
+        once and kept on the device.
+        """
+        assert self._prepared in (None, model)
+        with _evaluation_of(model):
+            self._batches.fill()
+            batches = self._batches.static
+            counts = self._replay() if self._replay else self._count_batches(model, batches)
+            if self._world_size > 1:
+                dist.all_reduce(counts)
+        return counts
+
+    def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
+        """Counts of some batches, int64 [4], in the order of `Accuracy`."""
         counts = torch.zeros(4, dtype=torch.int64, device=self._device)
-        for batch in self._batches:
-            counts += self._count(model, batch)
-        model.train(was_training)
-        if self._world_size > 1:
-            dist.all_reduce(counts)
-        return Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
+        for batch in batches:
+            counts += self._count_one(model, batch)
+        return counts
 
-    def _load(self) -> list[UnpaddedBatch]:
-        order = self._index.order_by_length.astype(np.int64)
-        starts = range(0, len(order), self._batch_size)[self._rank :: self._world_size]
-        return [
-            self._gatherer.batch(
-                order[start : start + self._batch_size], mlm_denominator=1.0, nsp_denominator=1.0
-            ).to(self._device)
-            for start in starts
-        ]
-
-    def _count(self, model: nn.Module, batch: UnpaddedBatch) -> Tensor:
+    def _count_one(self, model: nn.Module, batch: UnpaddedBatch) -> Tensor:
         correct = correct_predictions(forward(model, batch, self._precision), batch)
-        inputs = batch.input_ids[batch.masked_token_index]
-        at_mask = inputs == self._index.manifest.mask_id
-        return torch.stack(
-            [
-                correct.sum(),
-                torch.tensor(correct.numel(), device=self._device),
-                (correct & at_mask).sum(),
-                at_mask.sum(),
-            ]
-        )
+        at_mask = batch.input_ids[batch.masked_token_index] == self._manifest.mask_id
+        is_used = batch.labels >= 0
+        return torch.stack([correct, is_used, correct & at_mask, is_used & at_mask]).sum(dim=1)
+
+
+@contextmanager
+def _evaluation_of(model: nn.Module) -> Iterator[None]:
+    """Without dropout and gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)

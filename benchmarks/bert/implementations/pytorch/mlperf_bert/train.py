@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mlperf_bert.build import Parts
 from mlperf_bert.checkpoint import CheckpointState, save_checkpoint
-from mlperf_bert.evaluate import Accuracy
+from mlperf_bert.eval_schedule import Evaluated
 from mlperf_bert.warm_up import warm_up
 
 MAX_SKIPPED_IN_A_ROW = 10
@@ -23,13 +23,14 @@ class Outcome:
     steps: int
     samples: int
     seconds: float
-    accuracy: Accuracy | None
+    evaluated: Evaluated | None  # last
 
 
 def train(parts: Parts) -> Outcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome."""
     config, log = parts.config, parts.log
     warm_up(config, parts.step, parts.model, parts.optimizer, parts.device)
+    parts.evaluation.prepare()
     _settle(parts)
     log.init_stop()
     log.run_start()
@@ -37,35 +38,36 @@ def train(parts: Parts) -> Outcome:
     parts.metrics.start()
     started = time.perf_counter()
     step = samples = 0
-    accuracy = None
+    latest = None
     updating = True
-    with parts.loader as batches:
+    with parts.step, parts.evaluator, parts.loader as batches:
         for batch in batches:
             step = batch.plan.step
             result = parts.step(step, batch.micro_batches)
             samples += config.parallel.global_batch_size
             parts.metrics.add(batch, result)
             is_last = step == config.run.max_steps
-            evaluated = None
-            if is_last or _evaluation_is_due(samples, parts):
-                evaluated = accuracy = _evaluate(samples, parts)
+            evaluated = _evaluate(samples, is_last, parts)
+            latest = evaluated or latest
             if is_last or evaluated or parts.metrics.interval_is_full:
-                updating = _report(samples, evaluated, accuracy, parts)
-            if is_last or not updating or _reached(accuracy, parts):
+                updating = _report(samples, evaluated, latest, parts)
+            if is_last or not updating or _reached(latest, parts):
                 break
-        outcome = _stop_clock(started, step, samples, accuracy, parts)
+        outcome = _stop_clock(started, step, samples, latest, parts)
     _save(outcome, parts)
     return outcome
 
 
 def _stop_clock(
-    started: float, step: int, samples: int, accuracy: Accuracy | None, parts: Parts
+    started: float, step: int, samples: int, latest: Evaluated | None, parts: Parts
 ) -> Outcome:
     _finish_queued_work(parts.device)
     seconds = time.perf_counter() - started
-    status: Literal["success", "aborted"] = "success" if _reached(accuracy, parts) else "aborted"
-    parts.log.run_stop(samples, parts.evaluator.num_samples, status)
-    return Outcome(status, step, samples, seconds, accuracy)
+    if latest is not None and _reached(latest, parts):
+        parts.log.run_stop(latest.samples, parts.evaluator.num_samples, "success")
+        return Outcome("success", step, samples, seconds, latest)
+    parts.log.run_stop(samples, parts.evaluator.num_samples, "aborted")
+    return Outcome("aborted", step, samples, seconds, latest)
 
 
 def _evaluation_is_due(samples: int, parts: Parts) -> bool:
@@ -75,28 +77,33 @@ def _evaluation_is_due(samples: int, parts: Parts) -> bool:
     return samples // interval > before // interval
 
 
-def _evaluate(samples: int, parts: Parts) -> Accuracy:
-    _finish_queued_work(parts.device)  # training's, which must not count as evaluation
-    started = time.perf_counter()
-    parts.log.eval_start(samples)
-    accuracy = parts.evaluator(parts.model)
-    parts.log.eval_accuracy(samples, accuracy.mlm_accuracy)
-    parts.log.eval_stop(samples)
-    seconds = time.perf_counter() - started
-    parts.metrics.exclude(seconds)
-    parts.reporter.line(
-        f"evaluation at {samples:,} samples: {parts.evaluator.in_words(accuracy)} ({seconds:.1f} s)"
-    )
-    return accuracy
+def _evaluate(samples: int, is_last: bool, parts: Parts) -> Evaluated | None:
+    """Begin an evaluation where one is due; the newest result, where there is a new one."""
+    is_due = is_last or _evaluation_is_due(samples, parts)
+    evaluated = _poll(samples, is_due, parts)
+    if is_due and not _reached(evaluated, parts):
+        parts.metrics.exclude(parts.evaluation.begin(samples))
+        evaluated = _poll(samples, is_last, parts) or evaluated
+    return evaluated
+
+
+def _poll(samples: int, wait: bool, parts: Parts) -> Evaluated | None:
+    evaluated = parts.evaluation.poll(samples, wait=wait)
+    if evaluated:
+        parts.reporter.line(
+            f"evaluation at {evaluated.samples:,} samples: "
+            f"{parts.evaluator.in_words(evaluated.accuracy)} ({evaluated.seconds:.1f} s)"
+        )
+    return evaluated
 
 
 def _report(
-    samples: int, evaluated: Accuracy | None, latest: Accuracy | None, parts: Parts
+    samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
 ) -> bool:
     """Write and show the interval's record; False where too many steps in a row were skipped."""
-    record = parts.metrics.record(samples, evaluated.mlm_accuracy if evaluated else None)
+    record = parts.metrics.record(samples, evaluated.accuracy.mlm_accuracy if evaluated else None)
     parts.metrics_file.write(record)
-    parts.reporter.progress(record, latest.mlm_accuracy if latest else None)
+    parts.reporter.progress(record, latest.accuracy.mlm_accuracy if latest else None)
     if evaluated:
         parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
     skipped = parts.metrics.most_skipped_in_a_row
@@ -110,18 +117,23 @@ def _report(
     return False
 
 
-def _reached(accuracy: Accuracy | None, parts: Parts) -> bool:
-    return accuracy is not None and accuracy.mlm_accuracy >= parts.config.eval.target_accuracy
+def _reached(evaluated: Evaluated | None, parts: Parts) -> bool:
+    target = parts.config.eval.target_accuracy
+    return evaluated is not None and evaluated.accuracy.mlm_accuracy >= target
 
 
 def _save(outcome: Outcome, parts: Parts) -> None:
     if parts.config.checkpoint.save == "never":
         return
+    evaluated = outcome.evaluated
+    mlm_accuracy = None  # of these very weights, or not known
+    if evaluated and evaluated.samples == outcome.samples:
+        mlm_accuracy = evaluated.accuracy.mlm_accuracy
     state = CheckpointState(
         step=outcome.steps,
         samples=outcome.samples,
         seed=parts.seed,
-        mlm_accuracy=outcome.accuracy.mlm_accuracy if outcome.accuracy else None,
+        mlm_accuracy=mlm_accuracy,
         vocabulary_sha256=parts.vocabulary_sha256,
     )
     path = save_checkpoint(

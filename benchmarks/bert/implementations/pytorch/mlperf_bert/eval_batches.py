@@ -1,0 +1,138 @@
+"""The held-out set as batches: cut by tokens, shapes from the index, samples read when they may be.
+
+A batch depends on the set and on the tokens of a forward alone, so that every masked token is
+predicted from the same numbers on any number of ranks.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import IntArray, SampleReader
+from mlperf_bert.errors import DataError
+
+# On a GPU BERT-large's products then fill about four waves of tiles or more, a forward takes less
+# than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
+# On a CPU 2,048 to 8,192 are equally fast, 16,384 takes 1.1 to 1.2 times as long (one core, fp32,
+# 2 layers of hidden 128 and 4 of 256).
+AUTO_TOKENS_CUDA = 16_384
+AUTO_TOKENS_CPU = 4_096
+
+
+def tokens_per_forward(
+    setting: int | Literal["auto"], index: LengthIndex, world_size: int, device: torch.device
+) -> int:
+    """Of a config's setting: "auto" is the device's, or a rank's share of the set if that is less.
+
+    Args:
+        setting: eval.tokens_per_forward.
+        index: of the held-out set.
+        world_size: ranks that the config asks for, however many evaluate.
+        device: which evaluates.
+    """
+    if setting != "auto":
+        return setting
+    share = -(-int(index.lengths.sum(dtype=np.int64)) // world_size)
+    return min(AUTO_TOKENS_CUDA if device.type == "cuda" else AUTO_TOKENS_CPU, share)
+
+
+def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:
+    """Ids of the samples of each batch, int64, in the order of length.
+
+    Batches have equally many tokens, but for a part of a sequence, and about `num_tokens` at most.
+    """
+    order = index.order_by_length.astype(np.int64)
+    ends = np.cumsum(index.lengths[order], dtype=np.int64)
+    num_batches = -(-ends[-1] // num_tokens)
+    bounds = np.arange(1, num_batches) * (ends[-1] / num_batches)
+    cut = np.split(order, np.searchsorted(ends, bounds, side="right"))
+    return [ids for ids in cut if len(ids)]  # none where a sequence is longer than a batch
+
+
+class HeldOutBatches:
+    """One rank's batches, in tensors that a captured evaluation may go on reading."""
+
+    def __init__(
+        self,
+        index: LengthIndex,
+        reader: SampleReader,
+        *,
+        num_tokens: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+    ) -> None:
+        """Every `world_size`-th batch of `cut_by_tokens`: short and long ones for every rank."""
+        mine = cut_by_tokens(index, num_tokens)[rank::world_size]
+        # The largest first: what it leaves in the allocator then holds every other.
+        self._ids = sorted(mine, key=lambda ids: -int(index.lengths[ids].sum(dtype=np.int64)))
+        self._index = index
+        self._gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
+        self._device = device
+        self._reading: Future[list[UnpaddedBatch]] | None = None
+        self._is_filled = False
+
+    @cached_property
+    def static(self) -> list[UnpaddedBatch]:
+        """The batches on the device: of their final shape and place, all zeros until filled."""
+        return [self._blank(ids).to(self._device) for ids in self._ids]
+
+    def read_ahead(self) -> None:
+        """Begin to read the samples in a thread, so that `fill` need not wait for the disk."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="held-out")
+        self._reading = thread.submit(self._read)
+        thread.shutdown(wait=False)
+
+    def fill(self) -> None:
+        """Copy the samples into `static`, once. Raises DataError as `SampleReader.read`."""
+        if self._is_filled:
+            return
+        read = self._read() if self._reading is None else self._reading.result()
+        for static, batch in zip(self.static, read, strict=True):
+            self._overwrite(static, batch)
+        self._reading = None
+        self._is_filled = True
+
+    def _blank(self, ids: IntArray) -> UnpaddedBatch:
+        """Of the samples' sizes, on the host: word 0 throughout, first tokens of each masked."""
+        lengths = self._index.lengths[ids].astype(np.int64)
+        counts = self._index.masked_counts[ids].astype(np.int64)
+        batch = empty_batch(tuple(lengths.tolist()), tuple(counts.tolist()))
+        for tensor in _tensors(batch).values():
+            tensor.zero_()
+        ends, masked_ends = np.cumsum(lengths), np.cumsum(counts)
+        batch.cu_seqlens.numpy()[1:] = ends
+        first = np.repeat((ends - lengths) - (masked_ends - counts), counts)
+        batch.masked_token_index.numpy()[:] = first + np.arange(len(first))
+        return batch
+
+    def _read(self) -> list[UnpaddedBatch]:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a new thread's is GPU 0
+        return [
+            self._gatherer.batch(ids, mlm_denominator=1.0, nsp_denominator=1.0) for ids in self._ids
+        ]
+
+    def _overwrite(self, static: UnpaddedBatch, batch: UnpaddedBatch) -> None:
+        if (static.lengths, static.masked_counts) != (batch.lengths, batch.masked_counts):
+            raise DataError(
+                str(self._gatherer.reader.set_dir),
+                "has samples of other sizes than its index says",
+                "run `mlperf_bert verify --full` on it, and prepare it again",
+            )
+        new = _tensors(batch)
+        for name, tensor in _tensors(static).items():
+            tensor.copy_(new[name], non_blocking=True)  # page-locked: the host does not wait
+
+
+def _tensors(batch: UnpaddedBatch) -> dict[str, Tensor]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -1,0 +1,113 @@
+"""Replay and evaluation on a GPU: captured equals eager, in turn and beside training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlperf_bert.config import ModelSection, StepMode
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.eval_schedule import Beside
+from mlperf_bert.evaluate import Evaluator
+from mlperf_bert.mlperf_log import MlperfLog
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.replay import Replay
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: nothing is captured here"
+)
+MODES: tuple[StepMode, ...] = ("eager", "captured")
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.device_count() - 1)
+
+
+def model(seed: int) -> BertForPretraining:
+    config = ModelSection(
+        vocab_size=69,
+        hidden_size=128,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=32,
+        initializer_range=0.5,
+        precision="bf16",
+    )
+    return BertForPretraining(config, device(), seed=seed).to(torch.bfloat16)
+
+
+def evaluator(data: Path, step_mode: StepMode) -> Evaluator:
+    index = LengthIndex.open(data / "eval")
+    return Evaluator(
+        index,
+        SampleReader(data / "eval", index.manifest),
+        tokens_per_forward=600,
+        rank=0,
+        world_size=1,
+        device=device(),
+        precision="bf16",
+        step_mode=step_mode,
+    )
+
+
+def settled() -> None:
+    pass
+
+
+def test_a_replay_reads_what_lies_in_its_inputs() -> None:
+    static = torch.ones(1000, device=device())
+    stream = torch.cuda.Stream(device())
+    pool = torch.cuda.graph_pool_handle()
+    calls = []
+
+    def doubled() -> torch.Tensor:
+        calls.append(1)
+        return (2 * static).sum()
+
+    replays = [Replay(doubled, device(), stream=stream, pool=pool) for _ in range(2)]
+    assert len(calls) == 4  # each: warm-up and capture
+    for value in (3.0, 5.0):
+        static.fill_(value)
+        assert [replay().item() for replay in replays] == [2000 * value] * 2
+    assert replays[0]() is replays[0]()
+    assert len(calls) == 4
+    for replay in replays:
+        replay.close()
+
+
+def test_a_captured_evaluation_equals_an_eager_one(synthetic_data: Path) -> None:
+    trained = model(1)
+    captured, eager = (evaluator(synthetic_data, mode) for mode in reversed(MODES))
+    captured.prepare(trained)
+    found = []
+    with captured:
+        for seed in (1, 2):
+            with torch.no_grad():
+                trained.load_state_dict(model(seed).state_dict())
+            found.append(captured(trained))
+            assert found[-1] == eager(trained)
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("step_mode", MODES)
+def test_beside_training_the_weights_are_those_of_the_beginning(
+    synthetic_data: Path, step_mode: StepMode
+) -> None:
+    trained = model(1)
+    expected = evaluator(synthetic_data, "eager")(trained)
+    beside = evaluator(synthetic_data, step_mode)
+    schedule = Beside(beside, trained, model(2), settled, MlperfLog(None, False))
+    schedule.prepare()
+    with beside:
+        for samples in (1, 2, 3):
+            torch.cuda._sleep(50_000_000)  # training that is queued and not done yet
+            schedule.begin(samples)
+            kept = [parameter.detach().clone() for parameter in trained.parameters()]
+            with torch.no_grad():
+                torch._foreach_zero_(list(trained.parameters()))
+            found = schedule.poll(samples, wait=True)
+            assert found is not None and found.accuracy == expected
+            with torch.no_grad():
+                torch._foreach_copy_(list(trained.parameters()), kept)
