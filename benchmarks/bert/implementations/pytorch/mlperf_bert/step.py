@@ -16,7 +16,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clipping import Clipping
-from mlperf_bert.model.heads import PretrainingLogits, loss_sums, pretraining_loss
+from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 
@@ -115,9 +115,8 @@ class EagerStep:
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
         """Add one micro-batch's gradients; the last one averages them over the ranks."""
         with self._clip.forward(is_last=is_last):
-            loss = pretraining_loss(
-                loss_sums(forward(self._model, batch, self._precision), batch), batch
-            )
+            sums = training_loss_sums(self._model, batch, self._precision)
+            loss = pretraining_loss(sums, batch)
             self._optimizer.loss_scale.of(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -134,3 +133,11 @@ def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> Pre
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16_autocast"):
         logits: PretrainingLogits = model(batch)
     return logits
+
+
+def training_loss_sums(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> LossSums:
+    """The model's summed losses, as `forward`; logits need not be there all at once."""
+    device = batch.input_ids.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16_autocast"):
+        sums: LossSums = model(batch, "loss_sums")
+    return sums

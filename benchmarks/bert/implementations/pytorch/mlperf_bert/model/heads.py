@@ -6,15 +6,17 @@ The padded words are ordinary ones: their rows are trained and their logits take
 softmax, as in `transformers` built with vocab_size = V. No label ever names one.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config import HeadName, ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
+from mlperf_bert.model.cross_entropy import cross_entropy_sum
 
 
 class PretrainingLogits(NamedTuple):
@@ -72,12 +74,23 @@ class MaskedLmHead(nn.Module):
 
 
 class PretrainingHeads(nn.Module):
-    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1)."""
+    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1).
+
+    Raises ConfigError where model.head is "chunked" in fp16.
+    """
 
     def __init__(self, config: ModelSection, device: torch.device) -> None:
         super().__init__()
+        if config.head == "chunked" and config.precision == "fp16":
+            # Its gradients are rounded before the loss scale reaches them: most words get zero.
+            raise ConfigError(
+                "model.head",
+                "'chunked' cannot keep small gradients in fp16",
+                "use 'full', or set model.precision to 'bf16'",
+            )
         self.predictions = MaskedLmHead(config, device)
         self.seq_relationship = nn.Linear(config.hidden_size, 2, device=device)
+        self.head: HeadName = config.head
 
     def forward(self, masked: Tensor, pooled: Tensor, word_embeddings: Tensor) -> PretrainingLogits:
         """Masked positions [P, D], pooled first tokens [B, D], decoder matrix [V, D] -> logits."""
@@ -85,12 +98,29 @@ class PretrainingHeads(nn.Module):
             mlm=self.predictions(masked, word_embeddings), nsp=self.seq_relationship(pooled)
         )
 
+    def loss_sums(
+        self, masked: Tensor, pooled: Tensor, word_embeddings: Tensor, batch: UnpaddedBatch
+    ) -> LossSums:
+        """`loss_sums` of the logits of the same arguments.
+
+        Where model.head is "chunked", logits of the masked positions are never there all at once.
+        """
+        if self.head == "full":
+            return loss_sums(self(masked, pooled, word_embeddings), batch)
+        transformed = self.predictions.transform(masked)
+        return LossSums(
+            mlm=chunked_cross_entropy_sum(
+                transformed, word_embeddings, self.predictions.bias, batch.labels
+            ),
+            nsp=cross_entropy_sum(self.seq_relationship(pooled), batch.next_sentence_label),
+        )
+
 
 def loss_sums(logits: PretrainingLogits, batch: UnpaddedBatch) -> LossSums:
     """Summed cross-entropy of both tasks; zero, with a gradient, where P is zero."""
     return LossSums(
-        mlm=_cross_entropy_sum(logits.mlm, batch.labels),
-        nsp=_cross_entropy_sum(logits.nsp, batch.next_sentence_label),
+        mlm=cross_entropy_sum(logits.mlm, batch.labels),
+        nsp=cross_entropy_sum(logits.nsp, batch.next_sentence_label),
     )
 
 
@@ -100,35 +130,8 @@ def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:
 
 
 def correct_predictions(logits: PretrainingLogits, batch: UnpaddedBatch) -> Tensor:
-    """Bool [P]: the highest score is the label's (MLPerf's masked-LM accuracy counts these)."""
-    return logits.mlm.argmax(dim=-1) == batch.labels
+    """Bool [P]: the highest score is the label's (MLPerf's masked-LM accuracy counts these).
 
-
-def _cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    # bf16 keeps 8 bits of mantissa: a log-sum-exp over 30,000 words needs float32 at least.
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    total: Tensor = _CrossEntropySum.apply(precise, labels)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _CrossEntropySum(torch.autograd.Function):
-    """F.cross_entropy(logits, labels, reduction="sum") with a backward that needs no new [P, V].
-
-    The saved log-probabilities become the gradient in place, so there is one backward and no second
-    derivative. Memory that is new to the process is slow on a CPU: at P 600, V 30,528 a step
-    of 2 layers, hidden 128 takes a tenth less time.
+    False where a label is IGNORED, whatever the logits hold.
     """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        log_probabilities = torch.log_softmax(logits, dim=-1)
-        ctx.save_for_backward(log_probabilities, labels)
-        return F.nll_loss(log_probabilities, labels, reduction="sum")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        log_probabilities, labels = ctx.saved_tensors
-        gradient = log_probabilities.exp_().mul_(grad)  # of log-sum-exp: the softmax
-        gradient.scatter_add_(1, labels[:, None], -grad.expand(len(labels), 1))
-        return gradient, None
+    return logits.mlm.argmax(dim=-1) == batch.labels

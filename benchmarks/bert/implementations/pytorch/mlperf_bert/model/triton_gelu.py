@@ -1,0 +1,126 @@
+"""Bias and GELU (erf) on a GPU: one Triton kernel forward, one backward.
+
+Backward computes the sum under the GELU again from the product, which is all that is kept.
+
+Shape letters: R rows, F feed-forward width.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlperf_bert.model.triton_parts import computed_in, empty_sums, kernel, sum_programs
+
+BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
+# In backward, on every GPU, so that sums have one order: as many as an H100 or H200 runs at once
+# (80 registers a thread, which leaves room for 6 programs on each of 132 multiprocessors).
+MOST_PROGRAMS = 768
+
+
+def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
+    """GELU(product + bias) (arXiv 1606.08415): [R, F], contiguous, and [F] -> [R, F]."""
+    rows, columns = product.shape
+    output = torch.empty_like(product)
+    grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, BLOCK_COLUMNS))
+    _forward[grid](
+        product,
+        bias,
+        output,
+        rows,
+        columns,
+        computed_in(product),
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+    )
+    return output
+
+
+def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of product [R, F] and bias [F] from that of the output, [R, F] and contiguous."""
+    rows, columns = product.shape
+    column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
+    # Four blocks of rows each at least, as in `num_programs`.
+    programs = min(triton.cdiv(rows, 4 * BLOCK_ROWS), max(MOST_PROGRAMS // column_blocks, 1))
+    of_product = torch.empty_like(product)
+    partials = empty_sums(product, programs, 1, columns)
+    _backward[(programs, column_blocks)](
+        gradient,
+        product,
+        bias,
+        of_product,
+        partials,
+        rows,
+        columns,
+        computed_in(product),
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+    )
+    return of_product, sum_programs(partials, (bias.dtype,))[0]
+
+
+@kernel
+def _forward(
+    product: tl.tensor,
+    bias: tl.tensor,
+    output: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    dtype: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)[:, None]
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
+    is_there = (row < rows) & (column < columns)
+    at = row * columns + column
+    values = tl.load(product + at, mask=is_there, other=0.0).to(dtype)
+    values += tl.load(bias + column, mask=column < columns, other=0.0).to(dtype)
+    values *= normal_distribution(values)
+    tl.store(output + at, values.to(output.dtype.element_ty), mask=is_there)
+
+
+@kernel
+def _backward(
+    gradient: tl.tensor,
+    product: tl.tensor,
+    bias: tl.tensor,
+    of_product: tl.tensor,
+    partials: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    dtype: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+) -> None:
+    first = tl.program_id(0).to(tl.int64) * block_rows
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
+    biases = tl.load(bias + column, mask=column < columns, other=0.0).to(dtype)
+    total = tl.zeros((block_rows, block_columns), dtype)
+    while first < rows:
+        row = first + tl.arange(0, block_rows)[:, None]
+        is_there = (row < rows) & (column < columns)
+        at = row * columns + column
+        values = tl.load(product + at, mask=is_there, other=0.0).to(dtype) + biases
+        given = tl.load(gradient + at, mask=is_there, other=0.0).to(dtype)
+        given *= gelu_slope(values)
+        tl.store(of_product + at, given.to(of_product.dtype.element_ty), mask=is_there)
+        total += given
+        first += tl.num_programs(0) * block_rows
+    own = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    tl.store(partials + tl.program_id(0) * columns + own, tl.sum(total, 0), mask=own < columns)
+
+
+@kernel
+def normal_distribution(values: tl.tensor) -> Any:
+    """Phi, the share of a standard normal distribution below each value; GELU(z) = z Phi(z)."""
+    return 0.5 + 0.5 * tl.erf(values * 0.7071067811865476)  # 1 / sqrt(2)
+
+
+@kernel
+def gelu_slope(values: tl.tensor) -> Any:
+    """Derivative of the GELU: Phi(z) + z phi(z)."""
+    density = 0.3989422804014327 * tl.exp(-0.5 * values * values)  # 1 / sqrt(2 pi)
+    return normal_distribution(values) + values * density

@@ -1,0 +1,146 @@
+"""What fused blocks must do on every device: results and gradients of the reference blocks.
+
+Shape letters: R rows, D hidden.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.model.blocks import Blocks, ReferenceBlocks
+from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, make_site
+
+NUM_WORDS, NUM_POSITIONS = 11, 40
+EPSILON = 1e-12
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of the largest element of each result; 16-bit references round after every operator.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+BLOCKS = ("residual_output", "intermediate", "embed", "project_qkv", "project_qkv_of_rows")
+Case = tuple[Any, tuple[Tensor, ...], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Random inputs of a case."""
+
+    rows: int
+    hidden: int
+    dtype: torch.dtype
+    device: str
+    generator: torch.Generator
+
+    def normal(self, *shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        return drawn.to(self.device, self.dtype)
+
+    def ids(self, bound: int) -> Tensor:
+        return torch.randint(bound, (self.rows,), generator=self.generator).to(self.device)
+
+
+def make_case(
+    block: str, rows: int, hidden: int, dtype: torch.dtype, device: str, *, dropout: bool
+) -> Case:
+    """Modules, inputs with gradients, and how to run a set of blocks on them."""
+    generator = torch.Generator().manual_seed(rows + 100 * hidden)
+    source = Source(rows, hidden, dtype, device, generator)
+    site = _site(rows, device) if dropout else None
+    make = {"residual_output": _residual_output, "intermediate": _intermediate, "embed": _embed}
+    if block in make:
+        modules, inputs, run = make[block](source, site)
+    else:
+        modules, inputs, run = _project_qkv(source, every=2 if block.endswith("rows") else 1)
+    made = nn.ModuleDict(modules).to(device, dtype)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(source.normal(*parameter.shape) / 2)
+    return made, tuple(each.requires_grad_() for each in inputs), run
+
+
+def _residual_output(source: Source, site: DropoutSite | None) -> Case:
+    rows, hidden, width = source.rows, source.hidden, source.hidden + 5
+
+    def run(blocks: Blocks, m: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        return (blocks.residual_output(x, residual, m["dense"], m["norm"], site),)
+
+    modules = {"dense": nn.Linear(width, hidden), "norm": nn.LayerNorm(hidden, EPSILON)}
+    return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
+
+
+def _intermediate(source: Source, _: DropoutSite | None) -> Case:
+    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        return (blocks.intermediate(hidden, m["dense"]),)
+
+    modules = {"dense": nn.Linear(source.hidden, source.hidden + 5)}
+    return modules, (source.normal(source.rows, source.hidden),), run
+
+
+def _embed(source: Source, site: DropoutSite | None) -> Case:
+    sizes = {"words": NUM_WORDS, "types": 2, "positions": NUM_POSITIONS}
+    words, types, positions = (source.ids(size) for size in sizes.values())
+
+    def run(blocks: Blocks, m: Any) -> tuple[Tensor, ...]:
+        tables = (m["words"], m["types"], m["positions"])
+        return (blocks.embed((words, types, positions), tables, m["norm"], site),)
+
+    tables = {name: nn.Embedding(size, source.hidden) for name, size in sizes.items()}
+    return {**tables, "norm": nn.LayerNorm(source.hidden, EPSILON)}, (), run
+
+
+def _project_qkv(source: Source, *, every: int) -> Case:
+    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        wanted = hidden if every == 1 else hidden[::every]
+        return blocks.project_qkv(hidden, wanted, m["query"], m["key"], m["value"])
+
+    hidden = source.hidden
+    modules = {name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")}
+    return modules, (source.normal(source.rows, hidden),), run
+
+
+def _site(rows: int, device: str) -> DropoutSite | None:
+    keys = DropoutKeys(
+        seed=2**40 + 17,
+        step=torch.tensor([3], device=device),
+        sample_ids=torch.arange(rows, device=device) // 7 + 1000,
+        positions=torch.arange(rows, device=device) % 7,
+    )
+    return make_site(0.3, 5, keys)
+
+
+def results(
+    run: Callable[..., Any], blocks: Blocks, modules: nn.ModuleDict, inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Outputs, then gradients of inputs and parameters for a fixed random gradient of outputs."""
+    outputs = run(blocks, modules, *inputs)
+    generator = torch.Generator().manual_seed(1)
+    given = [
+        torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each)
+        for each in outputs
+    ]
+    gradients = torch.autograd.grad(outputs, (*inputs, *modules.parameters()), given)
+    return [*(each.detach() for each in outputs), *gradients]
+
+
+def assert_near(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        scale = float(theirs.detach().double().abs().max()) or 1.0
+        torch.testing.assert_close(
+            ours.double(), theirs.double(), rtol=0.0, atol=tolerance * max(scale, 1e-3)
+        )
+
+
+def check_block(
+    fused: Blocks, block: str, rows: int, hidden: int, dtype: torch.dtype, device: str
+) -> None:
+    """With dropout and without; twice, as the sums must have one order."""
+    for dropout in (False, True):
+        modules, inputs, run = make_case(block, rows, hidden, dtype, device, dropout=dropout)
+        expected = results(run, ReferenceBlocks(), modules, inputs)
+        found = results(run, fused, modules, inputs)
+        assert_near(found, expected, TOLERANCES[dtype])
+        again = results(run, fused, modules, inputs)
+        assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))

@@ -1,0 +1,88 @@
+"""Fused blocks on a GPU: equal to the reference, repeatable, and part of a CUDA graph."""
+
+import pytest
+import torch
+
+from block_cases import (
+    BLOCKS,
+    DTYPES,
+    TOLERANCES,
+    assert_near,
+    check_block,
+    make_case,
+    results,
+)
+from mlperf_bert.model.blocks import Blocks, ReferenceBlocks, choose_blocks
+from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
+from mlperf_bert.model.cross_entropy import cross_entropy_sum
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: fused blocks are not run on one here"
+)
+DEVICE = "cuda"
+
+
+@pytest.fixture
+def fused() -> Blocks:
+    pytest.importorskip("triton", reason="triton is not installed")
+    return choose_blocks("fused", torch.device(DEVICE), 1024)
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 8), (17, 100), (3001, 1024)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_fused_blocks(fused: Blocks, block: str, dtype: str, rows: int, hidden: int) -> None:
+    check_block(fused, block, rows, hidden, DTYPES[dtype], DEVICE)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_autocast_gives_the_dtypes_of_the_reference(fused: Blocks, block: str) -> None:
+    modules, inputs, run = make_case(block, 300, 64, torch.float32, DEVICE, dropout=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = results(run, fused, modules, inputs)
+        expected = results(run, ReferenceBlocks(), modules, inputs)
+    assert_near(found, expected, TOLERANCES[torch.bfloat16])
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_captured_block_follows_its_inputs(fused: Blocks, block: str) -> None:
+    """4,000 rows: above 3,072 torch sorts the ids of embeddings in backward."""
+    modules, inputs, run = make_case(block, 4000, 128, torch.bfloat16, DEVICE, dropout=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        results(run, fused, modules, inputs)  # compiles
+    torch.cuda.current_stream().wait_stream(side)
+    given = [torch.ones_like(each) for each in run(fused, modules, *inputs)]
+    graph = torch.cuda.CUDAGraph()
+    leaves = (*inputs, *modules.parameters())
+    with torch.cuda.graph(graph):
+        captured = torch.autograd.grad(run(fused, modules, *inputs), leaves, given)
+    for step in range(3):
+        with torch.no_grad():
+            for number, leaf in enumerate(leaves):
+                leaf.copy_(torch.randn_like(leaf) + step + number)
+        graph.replay()
+        eager = torch.autograd.grad(run(fused, modules, *inputs), leaves, given)
+        assert all(torch.equal(one, other) for one, other in zip(captured, eager, strict=True))
+
+
+def test_a_chunked_head_needs_less_memory_than_full_logits() -> None:
+    positions, hidden_size, words = 4096, 256, 30528
+    hidden = torch.randn(positions, hidden_size, device=DEVICE, requires_grad=True)
+    weight = torch.randn(words, hidden_size, device=DEVICE, requires_grad=True)
+    bias = torch.randn(words, device=DEVICE, requires_grad=True)
+    labels = torch.randint(words, (positions,), device=DEVICE)
+    peaks, found = [], []
+    for chunked in (False, True):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        if chunked:
+            loss = chunked_cross_entropy_sum(hidden, weight, bias, labels)
+        else:
+            loss = cross_entropy_sum(torch.nn.functional.linear(hidden, weight, bias), labels)
+        found.append([loss.detach(), *torch.autograd.grad(loss, (hidden, weight, bias))])
+        del loss
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert_near(found[1], found[0], TOLERANCES[torch.float32])
+    assert peaks[1] < peaks[0] / 2

@@ -1,0 +1,121 @@
+"""What test_blocks.py runs by itself: `blocks_job.py interpret|compile`, without a GPU.
+
+The first runs the fused blocks in Triton's interpreter, which has to be chosen before triton is
+imported. The second compiles their kernels for a GPU and runs nothing, because the interpreter
+takes Python that the compiler refuses.
+"""
+
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from model_cases import TINY, gradients, our_loss, ragged_batch, scattered_model
+
+from block_cases import (
+    BLOCKS,
+    DTYPES,
+    TOLERANCES,
+    assert_near,
+    check_block,
+    make_case,
+    results,
+)
+from mlperf_bert.model import bert
+from mlperf_bert.model.blocks import ReferenceBlocks
+from mlperf_bert.model.fused_blocks import FusedBlocks
+from mlperf_bert.model.triton_parts import sum_programs
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
+SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
+
+
+def interpret() -> None:
+    fused = FusedBlocks()
+    for block, (rows, hidden) in product(BLOCKS, SIZES):
+        print(block, rows, hidden, flush=True)
+        check_block(fused, block, rows, hidden, torch.float64, "cpu")
+    for block in BLOCKS:
+        check_block(fused, block, 3, 24, torch.float32, "cpu")
+        check_autocast(fused, block)
+    check_block(fused, "intermediate", 41, 300, torch.float64, "cpu")  # several programs each way
+    check_sums()
+    check_model(fused)
+
+
+def check_autocast(fused: FusedBlocks, block: str) -> None:
+    """What is float32 under autocast with the reference, and what bfloat16, is so with `fused`."""
+    modules, inputs, run = make_case(block, 3, 24, torch.float32, "cpu", dropout=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (
+            results(run, blocks, modules, inputs) for blocks in (fused, ReferenceBlocks())
+        )
+    assert_near(found, expected, TOLERANCES[torch.bfloat16])
+
+
+def check_sums() -> None:
+    """Of more programs than are added at a time, for parameters of two dtypes."""
+    partials = torch.randn(150, 2, 50, dtype=torch.float64)
+    one, other = sum_programs(partials, (torch.float64, torch.float32))
+    torch.testing.assert_close(one, partials[:, 0].sum(0), rtol=1e-12, atol=1e-12)
+    assert other.dtype == torch.float32
+    torch.testing.assert_close(other, partials[:, 1].sum(0).float())
+
+
+def check_model(fused: FusedBlocks) -> None:
+    """Loss and gradients of a whole model, dropout on; and its logits in evaluation."""
+    batch = ragged_batch((7, 5, 9))
+    config = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
+    found = []
+    for blocks in (fused, ReferenceBlocks()):
+        with patch.object(bert, "choose_blocks", lambda *_, blocks=blocks: blocks):
+            model = scattered_model(config, spread=0.2, dtype=torch.float64)
+        loss = our_loss(model, batch)
+        of_parameters = gradients(model, loss).values()
+        with torch.inference_mode():
+            found.append([loss, *of_parameters, *model.eval()(batch)])
+    assert_near(*found, 1e-11)
+
+
+def compile_all() -> None:
+    JITFunction.run = compile_instead
+    for dtype, block, dropout in product(("fp32", "bf16"), BLOCKS, (False, True)):
+        modules, inputs, run = make_case(block, 4, 100, DTYPES[dtype], "cpu", dropout=dropout)
+        results(run, FusedBlocks(), modules, inputs)
+
+
+def compile_instead(kernel: Any, *arguments: Any, num_warps: int = 4, **_: Any) -> None:
+    """Called where a kernel is launched."""
+    given = dict(zip(kernel.arg_names, arguments, strict=True))
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        value = given[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        else:
+            signature[parameter.name] = (
+                f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else "i32"
+            )
+    options = {"num_warps": num_warps}
+    done = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options=options)
+    assert done.asm["cubin"]
+
+
+if __name__ == "__main__":
+    {"interpret": interpret, "compile": compile_all}[sys.argv[1]]()
