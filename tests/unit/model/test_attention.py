@@ -1,168 +1,289 @@
 """Attention policies: they agree, they drop what they should, and they refuse what they cannot."""
 
-import itertools
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import CPU
+from model_cases import CPU, TINY
+from torch import Tensor
 
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.attention import (
-    AttentionPolicy,
-    choose_attention,
-    grouped,
-    packed,
-    reference,
-    varlen,
+from attention_cases import (
+    NUM_HEADS,
+    check_policy,
+    layout_of,
+    make_case,
+    queries_of,
+    results,
 )
-from mlperf_bert.model.attention_layout import AttentionLayout, build_groups, build_rows
-
-# Rounds to none of 2**16: takes the way of dropout, and drops nothing.
-DROPS_NOTHING = 2.0**-20
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
+from mlperf_bert.model.attention_choice import TOLERANCE, choose_attention, choose_fastest
+from mlperf_bert.model.attention_trial import Trial
+from mlperf_bert.model.padded_slots import build_groups, build_rows
+from mlperf_bert.model.varlen_operators import flash
+from support import run_process
 
 MAX_LENGTH = 40  # rows of packed sequences are as long
 LENGTHS = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=12).map(tuple)
+RATE = 0.25
 
 
-def layout_of(lengths: tuple[int, ...], device: str = "cpu") -> AttentionLayout:
-    cu_seqlens = [0, *itertools.accumulate(lengths)]
-    on_device = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
-    return AttentionLayout(lengths, on_device, MAX_LENGTH)
+@pytest.mark.parametrize("some_queries", [False, True])
+@pytest.mark.parametrize("lengths", [(1,), (9, 5, 5), (3, 17, 8, 0, 0)])
+def test_reference_is_attention_of_each_sequence(
+    lengths: tuple[int, ...], some_queries: bool
+) -> None:
+    """Against a plain softmax, token by token."""
+    case = make_case(lengths, some_queries=some_queries)
+    q, k, v = case.inputs
+    found = reference(q, k, v, case.layout, None)
+    sequence = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    rows = case.layout.queries.rows if some_queries else torch.arange(len(sequence))
+    for number, row in enumerate(rows.tolist()):
+        own = sequence == sequence[row]
+        for head in range(NUM_HEADS):
+            weights = (k[own, head] @ q[number, head] / q.shape[-1] ** 0.5).exp()
+            expected = weights @ v[own, head] / weights.sum()
+            torch.testing.assert_close(found[number, head], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("probability", [0.0, RATE])
+@pytest.mark.parametrize("attend", [grouped, packed])
+def test_policies_are_reference(attend: AttentionPolicy, probability: float) -> None:
+    """With dropout too: all drop the same elements."""
+    check_policy(attend, probability, torch.float64, 1e-12)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=LENGTHS)
-def test_all_are_reference(lengths: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(sum(lengths))
-    q, k, v, grad = torch.randn(
-        4, sum(lengths), 2, 8, dtype=torch.float64, generator=generator
-    ).unbind()
-    results = []
-    for attend, dropout_p in (
-        (reference, 0.0),
-        (grouped, 0.0),
-        (grouped, DROPS_NOTHING),
-        (packed, 0.0),
-        (packed, DROPS_NOTHING),
-    ):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        context = attend(*leaves, layout_of(lengths), dropout_p)
-        results.append((context, *torch.autograd.grad(context, leaves, grad)))
-    for result in results[1:]:
-        torch.testing.assert_close(results[0], result, rtol=0, atol=1e-12)
+def test_policies_are_reference_at_any_lengths(lengths: tuple[int, ...]) -> None:
+    case = make_case(lengths, max_length=MAX_LENGTH, some_queries=len(lengths) % 2 == 1)
+    for probability in (0.0, RATE):
+        expected = results(reference, case, probability)
+        for attend in (grouped, packed):
+            found = results(attend, case, probability)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=LENGTHS)
 def test_groups_hold_every_token_once(lengths: tuple[int, ...]) -> None:
-    groups = build_groups(lengths, CPU)
+    groups = build_groups((*lengths, 0), CPU)
     num_tokens = sum(lengths)
-    num_slots = sum(group.num_slots for group in groups.members)
-    assert sum(group.num_sequences for group in groups.members) == len(lengths)
-    if groups.slot_token is None or groups.token_slot is None:
-        assert num_slots == num_tokens
-        return
-    assert groups.slot_token.shape == (num_slots,)
-    torch.testing.assert_close(groups.slot_token[groups.token_slot], torch.arange(num_tokens))
-    masks = [
-        torch.ones(group.num_slots, dtype=torch.bool)
-        if group.key_is_real is None
-        else group.key_is_real.flatten()
-        for group in groups.members
+    assert sorted(number for own in groups.sequences for number in own) == [*range(len(lengths))]
+    sizes = [
+        len(own) * padded for own, padded in zip(groups.sequences, groups.keys.lengths, strict=True)
     ]
-    torch.testing.assert_close(
-        torch.cat(masks).nonzero().flatten(), groups.token_slot.sort().values
-    )
+    slots = groups.keys.slots
+    if slots is None:
+        assert sum(sizes) == num_tokens
+        return
+    assert slots.slot_row.shape == (sum(sizes),)
+    torch.testing.assert_close(slots.slot_row[slots.row_slot], torch.arange(num_tokens))
+    masks = [
+        torch.ones(size, dtype=torch.bool) if is_real is None else is_real.flatten()
+        for size, is_real in zip(sizes, groups.key_is_real, strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(masks).nonzero().flatten(), slots.row_slot.sort().values)
 
 
 def test_sequences_of_one_length_are_one_group_without_copies() -> None:
     groups = build_groups((16, 16, 16), CPU)
-    (group,) = groups.members
-    assert group.key_is_real is None
-    assert groups.slot_token is None
+    assert groups.key_is_real == (None,)
+    assert groups.keys.slots is None
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=LENGTHS)
 def test_rows_hold_every_sequence_whole_and_once(lengths: tuple[int, ...]) -> None:
-    rows = build_rows(lengths, MAX_LENGTH, CPU)
+    rows = build_rows((*lengths, 0), None, MAX_LENGTH, CPU)
     num_rows = len(rows.is_visible)
-    assert rows.slot_token.shape == (num_rows * MAX_LENGTH,)
-    torch.testing.assert_close(rows.slot_token[rows.token_slot], torch.arange(sum(lengths)))
-    for slots in rows.token_slot.split(lengths):
-        row = int(slots[0]) // MAX_LENGTH
+    slots = rows.keys
+    assert slots.slot_row.shape == (num_rows * MAX_LENGTH,)
+    torch.testing.assert_close(slots.slot_row[slots.row_slot], torch.arange(sum(lengths)))
+    torch.testing.assert_close(rows.queries.row_slot, slots.row_slot)
+    for own in slots.row_slot.split(lengths):
+        row = int(own[0]) // MAX_LENGTH
         seen = torch.zeros(MAX_LENGTH, dtype=torch.bool)
-        seen[slots - row * MAX_LENGTH] = True
-        assert int(slots[-1] - slots[0]) == len(slots) - 1
-        assert int(slots[-1]) // MAX_LENGTH == row
+        seen[own - row * MAX_LENGTH] = True
+        assert int(own[-1] - own[0]) == len(own) - 1
+        assert int(own[-1]) // MAX_LENGTH == row
         is_visible = rows.is_visible[row, 0, seen]
-        assert torch.equal(is_visible, seen.expand(len(slots), -1))
+        assert torch.equal(is_visible, seen.expand(len(own), -1))
     assert rows.is_visible.any(dim=-1).all()  # no softmax over nothing
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(lengths=LENGTHS)
+def test_rows_hold_every_query_beside_its_keys(lengths: tuple[int, ...]) -> None:
+    queries = queries_of(lengths)
+    rows = build_rows(lengths, queries.lengths, MAX_LENGTH, CPU)
+    slots, num_queries = rows.queries, rows.is_visible.shape[2]
+    torch.testing.assert_close(slots.slot_row[slots.row_slot], torch.arange(len(queries.rows)))
+    assert rows.is_visible.any(dim=-1).all()  # no softmax over nothing
+    pairs = zip(
+        slots.row_slot.split(queries.lengths), rows.keys.row_slot.split(lengths), strict=True
+    )
+    for of_queries, of_keys in pairs:
+        for slot in of_queries.tolist():
+            row, place = divmod(slot, num_queries)
+            keys = row * MAX_LENGTH + rows.is_visible[row, 0, place].nonzero().flatten()
+            torch.testing.assert_close(keys, of_keys)
+            assert int(rows.first_key[slot]) == int(of_keys[0]) % MAX_LENGTH
+            assert int(rows.num_keys[slot]) == len(of_keys)
 
 
 def test_packing_needs_fewer_rows_than_padding() -> None:
     lengths = (40, 12, 7, 28, 33, 20, 20)
     assert sum(lengths) == 4 * MAX_LENGTH
-    assert len(build_rows(lengths, MAX_LENGTH, CPU).is_visible) == 4
+    assert len(build_rows(lengths, None, MAX_LENGTH, CPU).is_visible) == 4
 
 
 @pytest.mark.parametrize("attend", [reference, grouped, packed])
 def test_dropout_rate(attend: AttentionPolicy) -> None:
     # Equal scores and one-hot values: the context is the probabilities themselves.
-    lengths, num_heads, head_size, rate = (32, 32, 20, 24, 31), 16, 32, 0.25
-    place = torch.cat([torch.arange(length) for length in lengths])
-    v = torch.nn.functional.one_hot(place, head_size).float()
-    v = v[:, None].expand(-1, num_heads, -1).contiguous()
+    lengths, num_channels = (32, 32, 20, 24, 31), 32
+    case = make_case(lengths, max_length=MAX_LENGTH)
+    values = torch.nn.functional.one_hot(case.keys.positions, num_channels).double()
+    v = values[:, None].expand(-1, NUM_HEADS, -1).contiguous()
     zeros = torch.zeros_like(v)
-    torch.manual_seed(0)
-    dropped = attend(zeros, zeros, v, layout_of(lengths), rate)
-    whole = attend(zeros, zeros, v, layout_of(lengths), 0.0)
+    dropped, whole = (
+        attend(zeros, zeros, v, case.layout, case.site(probability)) for probability in (RATE, 0.0)
+    )
     is_key = whole > 0
     num_keys = int(is_key.sum())
-    assert num_keys == num_heads * sum(length**2 for length in lengths)
+    assert num_keys == NUM_HEADS * sum(length**2 for length in lengths)
     num_dropped = int((dropped[is_key] == 0).sum())
-    standard_error = (num_keys * rate * (1 - rate)) ** 0.5
-    assert abs(num_dropped - num_keys * rate) < 4 * standard_error
+    standard_error = (num_keys * RATE * (1 - RATE)) ** 0.5
+    assert abs(num_dropped - num_keys * RATE) < 4 * standard_error
     kept = dropped > 0
-    torch.testing.assert_close(dropped[kept], whole[kept] / (1 - rate))
+    torch.testing.assert_close(dropped[kept], whole[kept] / (1 - RATE))
 
 
 @pytest.mark.parametrize("attend", [reference, grouped, packed])
 def test_choice_by_name(attend: AttentionPolicy) -> None:
     name: Any = attend.__name__
-    assert choose_attention(name, CPU, torch.float32, 64) is attend
+    choice = choose_attention(replace(TINY, attention=name), CPU, torch.float32)
+    assert choice.policy is attend
+    assert attend.__name__ in choice.note
 
 
-def test_auto_on_cpu_is_grouped() -> None:
-    assert choose_attention("auto", CPU, torch.float32, 64) is grouped
-    assert choose_attention("auto", CPU, torch.bfloat16, 64) is grouped
-    assert choose_attention("auto", torch.device("cuda"), torch.float32, 64) is grouped
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_without_cuda_is_grouped(device: str, dtype: torch.dtype) -> None:
+    assert choose_attention(TINY, torch.device(device), dtype).policy is grouped
 
 
+def test_auto_is_grouped_where_no_kernel_takes_the_dtype() -> None:
+    choice = choose_attention(TINY, torch.device("cuda"), torch.float32)
+    assert choice.policy is grouped
+    assert "flash left out (it needs bf16 or fp16" in choice.note
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn", "triton"])
 @pytest.mark.parametrize(
     ("device", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float32), ("cuda", torch.float32)]
 )
-def test_varlen_is_refused_where_it_cannot_run(device: str, dtype: torch.dtype) -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
-        choose_attention("varlen", torch.device(device), dtype, 64)
+def test_cuda_policies_are_refused_where_they_cannot_run(
+    name: Any, device: str, dtype: torch.dtype
+) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.attention.*'{name}'.*'grouped'"):
+        choose_attention(replace(TINY, attention=name), torch.device(device), dtype)
 
 
-def test_varlen_refuses_float32_inputs() -> None:
-    x = torch.zeros(5, 2, 8)
-    with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
-        varlen(x, x, x, layout_of((5,)), 0.0)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("cudnn", "out of bounds"), ("flash", "without flash kernels"), ("triton", "8 channels")],
+)
+def test_kernels_are_refused_where_they_would_be_wrong(
+    name: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, with this torch and heads of 8 channels."""
+    monkeypatch.setattr(torch, "__version__", "2.13.1+cu130")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    device = torch.device("cuda")
+    with pytest.raises(ConfigError, match=f"'{name}' cannot run here: .*{reason}"):
+        choose_attention(replace(TINY, attention=name), device, torch.bfloat16)
+    choice = choose_attention(TINY, device, torch.bfloat16)
+    assert choice.policy is grouped
+    assert f"{name} left out (" in choice.note
 
 
-def test_varlen_calls_operators_as_their_schemas_say() -> None:
+def scaled(factor: float) -> AttentionPolicy:
+    def attend(*arguments: Any) -> Tensor:
+        return factor * reference(*arguments)
+
+    return attend
+
+
+def missing() -> AttentionPolicy:
+    raise ModuleNotFoundError("no such library\nand more lines")
+
+
+def test_the_fastest_candidate_that_is_right_is_chosen() -> None:
+    seconds = iter((0.5, 0.25))
+    slow, fast = scaled(1 - TOLERANCE / 2), scaled(1 + TOLERANCE / 2)
+    calls = []
+
+    def timer(run: Any) -> float:
+        calls.append(run())
+        return next(seconds)
+
+    candidates = {
+        "wrong": lambda: scaled(1 + 2 * TOLERANCE),
+        "slow": lambda: slow,
+        "not finite": lambda: scaled(float("nan")),
+        "fast": lambda: fast,
+        "missing": missing,
+    }
+    trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
+    choice = choose_fastest(candidates, trial, timer, {"old": "too old"})
+    assert choice.policy is fast
+    assert len(calls) == 2  # what is wrong is not timed
+    assert choice.note.startswith("attention: fast (forward and backward of ")
+    for part in (
+        "slow 500 ms, fast 250 ms",
+        "old left out (too old)",
+        "missing left out (no such library)",
+        "wrong left out (differs from reference by 4.0e-02",
+        "not finite left out (differs from reference by nan",
+    ):
+        assert part in choice.note
+    assert "\n" not in choice.note
+
+
+def test_grouped_is_chosen_where_no_candidate_is_left() -> None:
+    trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
+    assert choose_fastest({"missing": missing}, trial, lambda run: 0.0, {}).policy is grouped
+
+
+def test_flash_calls_operators_as_their_schemas_say() -> None:
     """Shapes only, on "meta": no kernel runs here. Its numbers have not been checked on a GPU."""
+    lengths = (5, 7)
+    layout = layout_of(lengths, "meta").for_queries(queries_of(lengths, "meta"))
     q, k, v = (
-        torch.empty(12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
-        for _ in range(3)
+        torch.empty(count, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for count in (len(layout.queries.rows), 12, 12)
     )
-    context = varlen(q, k, v, layout_of((5, 7), "meta"), 0.1)
+    site = make_case(lengths).site(0.1)
+    context = flash(q, k, v, layout, site)
     assert context.shape == q.shape
     grads = torch.autograd.grad(context, (q, k, v), torch.empty_like(context))
-    assert [grad.shape for grad in grads] == [q.shape] * 3
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize("how", ["interpret", "compile"])
+def test_triton_attention(how: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: its kernels are not run here")
+    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
+    job = Path(__file__).with_name("triton_attention_job.py")
+    done = run_process(sys.executable, job, how, **environ)
+    assert done.returncode == 0, done.stderr

@@ -1,15 +1,27 @@
 """The whole model: size, names, initial weights, dropout, autocast and edge cases."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from model_cases import CPU, TINY, gradients, our_loss, ragged_batch, scattered_model
+from model_cases import (
+    CPU,
+    TINY,
+    gradients,
+    our_loss,
+    ragged_batch,
+    scattered_model,
+    worst_gradient_difference,
+)
 
 from mlperf_bert.config import ModelSection
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.padding import pad
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertBody, BertForPretraining
 from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums
+from mlperf_bert.model.last_rows import last_rows
 
 META = torch.device("meta")
 
@@ -66,11 +78,59 @@ def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
         torch.testing.assert_close(dropping(batch), plain(batch), rtol=0, atol=0)
 
 
-def test_chosen_rows_of_the_last_layer_are_rows_of_all() -> None:
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
+def test_last_layer_computes_only_what_is_read(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss and gradients, dropout on, as if the last layer computed all tokens."""
+    batch = ragged_batch((9, 30, 1, 12))
+    batch.masked_token_index[0] = 0  # a first token that is masked as well
+    config = replace(TINY, attention=attention, hidden_dropout=0.2, attention_dropout=0.3)
+    model = scattered_model(config, spread=0.1, dtype=torch.float64)
+    saving = our_loss(model, batch)
+    computed: list[int] = []
+
+    def all_rows(body: BertBody, *arguments: Any) -> torch.Tensor:
+        *of_batch, queries = arguments
+        hidden = whole(body, *of_batch)
+        computed.append(len(hidden))
+        return hidden[queries.rows]
+
+    whole = BertBody.forward
+    monkeypatch.setattr(BertBody, "forward", all_rows)
+    wasting = our_loss(model, batch)
+    assert computed == [52]
+    torch.testing.assert_close(saving, wasting, rtol=1e-9, atol=0)
+    ours, theirs = gradients(model, saving), gradients(model, wasting)
+    assert worst_gradient_difference(ours, theirs) < 1e-9
+
+
+def test_rows_of_a_padded_batch_belong_to_their_sequences() -> None:
     batch = ragged_batch((9, 30, 12))
-    body = scattered_model(TINY, spread=0.1, dtype=torch.float64).bert
-    rows = torch.tensor([0, 50, 17, 9])
-    torch.testing.assert_close(body(batch, rows), body(batch)[rows], rtol=0, atol=1e-12)
+    shape = StaticShape(tokens=64, sequences=5, masked=14, max_seqlen=32, max_masked=6)
+    padded = pad(batch, shape)
+    read = last_rows(padded, 32)
+    queries = read.queries
+    first, masked = queries.rows[read.place].tensor_split((5,))
+    torch.testing.assert_close(first, padded.cu_seqlens[:5].long())
+    torch.testing.assert_close(masked, padded.masked_token_index)
+    assert queries.cu_seqlens.diff().tolist() == list(queries.lengths)
+    assert max(queries.lengths) <= queries.max_length == 7
+    for number, rows in enumerate(queries.rows.split(queries.lengths)):
+        own = padded.cu_seqlens[number : number + 2].tolist()
+        assert all(own[0] <= row < own[1] for row in rows.tolist())
+
+
+@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
+def test_padding_adds_nothing(attention: str) -> None:
+    batch = ragged_batch((9, 30, 12))
+    shape = StaticShape(tokens=96, sequences=5, masked=14, max_seqlen=32, max_masked=6)
+    config = replace(TINY, attention=attention, hidden_dropout=0.2, attention_dropout=0.3)
+    model = scattered_model(config, spread=0.1, dtype=torch.float64)
+    losses = [our_loss(model, each) for each in (batch, pad(batch, shape))]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-9, atol=0)
+    apart = worst_gradient_difference(*(gradients(model, loss) for loss in losses))
+    assert apart < 1e-9
 
 
 def test_no_masked_positions() -> None:
@@ -125,6 +185,6 @@ def test_correct_predictions_count_the_highest_score() -> None:
     assert correct.tolist() == [i != 1 for i in range(len(batch.labels))]
 
 
-def test_varlen_on_cpu_is_a_config_error() -> None:
+def test_flash_on_cpu_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
-        BertForPretraining(replace(TINY, attention="varlen", precision="bf16"), CPU)
+        BertForPretraining(replace(TINY, attention="flash", precision="bf16"), CPU)

@@ -109,6 +109,7 @@ def build(
         model = make_model(config, seed, device)
         if init_checkpoint is not None:
             on_every_rank(info, lambda: load_weights(model, init_checkpoint, vocabulary_sha256))
+        reporter.line(model.attention.note)
         log.weights_initialization(map(tensorflow_name, model.state_dict()))
         model.dropout_seed = derive_seed(seed, "dropout")
         torch.manual_seed(derive_seed(seed, "dropout of others' kernels", info.rank))

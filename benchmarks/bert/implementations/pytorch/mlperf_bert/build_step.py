@@ -14,7 +14,9 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.node_group import check_nodes
 from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
 from mlperf_bert.distributed.wire import make_wire
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.graphs import CapturedStep
+from mlperf_bert.model.attention import grouped, packed, reference
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
 from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
@@ -42,6 +44,8 @@ def build_step(
     `model` has its initial weights, on `device`; it is left as it is but for where its weights and
     gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
     """
+    if shapes:
+        _check_attention(model, device)
     parallel = config.parallel
     check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
     layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
@@ -73,6 +77,14 @@ def build_step(
         warm_up_calls=DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS,
         hang_timeout_s=config.run.hang_timeout_s,
     )
+
+
+def _check_attention(model: BertForPretraining, device: torch.device) -> None:
+    """A graph cannot read lengths on the host. Raises ConfigError."""
+    if device.type == "cuda" and model.attention.policy in (grouped, packed, reference):
+        problem = f"{model.attention.policy.__name__!r} reads lengths on the host in every step"
+        remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
+        raise ConfigError("model.attention", problem, remedy)
 
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:

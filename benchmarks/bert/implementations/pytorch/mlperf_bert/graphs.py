@@ -123,18 +123,21 @@ class _Ending:
     """Whether the device has done all that a step queued."""
 
     def __init__(self) -> None:
-        self._queued = False
+        self._queued = False  # on a CPU: and done
         self._event: torch.cuda.Event | None = None
 
     def is_queued(self, device: torch.device) -> None:
         """Say that the step has queued everything."""
         if device.type == "cuda":
             self._event = torch.cuda.current_stream(device).record_event()
-        self._queued = True
+        else:
+            self._queued = True
 
     def is_over(self) -> bool:
         """Without waiting; called by another thread."""
-        return self._queued and (self._event is None or bool(self._event.query()))
+        if self._event is None:
+            return self._queued
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 class StaticInputs:

@@ -99,13 +99,13 @@ def _layer(
     yield _linear(f"{name}.intermediate.dense", hidden, wide, rows)
     yield _layer_norm(f"{name}.attention.output", hidden)
     yield _linear(f"{name}.attention.output.dense", hidden, hidden, rows)
-    # Scores and context: each S rows of S products of D channels.
-    yield _Part({}, 2 * num_tokens**2 * hidden)
+    # Scores and context: each S products of D channels in a row.
+    yield _Part({}, 2 * rows * num_tokens * hidden)
     if qkv == "fused":
         yield _linear(f"{name}.attention.self.qkv", hidden, 3 * hidden, num_tokens)
         return
-    for projection in ("value", "key", "query"):
-        yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, num_tokens)
+    for projection, projected in (("value", num_tokens), ("key", num_tokens), ("query", rows)):
+        yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, projected)
 
 
 def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:

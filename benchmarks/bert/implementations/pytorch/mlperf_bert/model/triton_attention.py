@@ -1,0 +1,169 @@
+"""Variable-length attention with keyed dropout on a GPU, in Triton: the policy and its forward.
+
+Shape letters: B sequences, T tokens, R queries, N heads, H head size.
+
+Softmax is computed block by block as keys pass by, and only its logarithmic sum is kept for the
+backward (FlashAttention-2, arXiv 2307.08691). One program has a block of queries of one sequence
+and head; programs behind a sequence's end return at once. Bounds of sequences are read on the
+device and every result has a fixed shape, so a step with these kernels can be captured. Sums are
+float32. What dropout keeps is read from bits that another kernel wrote (`model/dropout.py`).
+"""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.dropout import DropoutSite, attention_keep_bits, scale_of
+from mlperf_bert.model.triton_attention_backward import gradients
+from mlperf_bert.model.triton_tiles import (
+    LOG2_E,
+    Saved,
+    Tile,
+    at_rows,
+    is_kept,
+    load_tile,
+    span,
+    store_tile,
+)
+
+TILES = MappingProxyType(  # by head size
+    {
+        16: Tile(128, 64, 4, 3),
+        32: Tile(128, 64, 4, 3),
+        64: Tile(128, 64, 8, 3),
+        128: Tile(128, 64, 8, 3),
+    }
+)
+
+
+def _kernel(function: Callable[..., None]) -> Any:
+    # Otherwise compiled once more for a number of rows that is a multiple of 16.
+    return triton.jit(function, do_not_specialize=["num_rows"])
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
+    """The policy: see `model/attention.py`. bf16 or fp16, H one of 16, 32, 64 and 128.
+
+    Rows behind the last sequence are neither read nor written.
+    """
+    context: Tensor = _Attention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
+    return context
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+    ) -> Tensor:
+        q, k, v = (_in_rows(x) for x in (q, k, v))
+        num_heads = q.shape[1]
+        keep = q.new_empty(0, dtype=torch.uint8)
+        if site is not None:
+            bounds = (layout.cu_seqlens, layout.max_length, layout.cu_queries)
+            keep = attention_keep_bits(site, num_heads, *bounds)
+        saved = Saved(
+            *(q, k, v),
+            context=q.new_empty(q.shape),
+            logsumexp=q.new_empty((num_heads, len(q)), dtype=torch.float32),
+            keep=keep,
+            cu_queries=layout.cu_queries,
+            cu_seqlens=layout.cu_seqlens,
+        )
+        ctx.max_queries, ctx.max_length = layout.max_queries, layout.max_length
+        ctx.keep_scale = None if site is None else scale_of(site.probability)
+        _launch(saved, ctx.max_queries, ctx.keep_scale)
+        ctx.save_for_backward(*saved)
+        return saved.context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = Saved(*ctx.saved_tensors)
+        longest = (ctx.max_queries, ctx.max_length)
+        return *gradients(_in_rows(grad), saved, *longest, ctx.keep_scale), None, None
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """[rows, N, H] whose rows lie anywhere, but each in one piece."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def _launch(saved: Saved, max_queries: int, keep_scale: float | None) -> None:
+    num_rows, num_heads, head_size = saved.q.shape
+    tile = TILES[head_size]
+    grid = (triton.cdiv(max_queries, tile.queries), num_heads, len(saved.cu_queries) - 1)
+    _forward[grid](
+        *saved,
+        *(x.stride(0) for x in (saved.q, saved.k, saved.v)),
+        num_rows,
+        saved.keep.shape[-1],
+        head_size**-0.5,
+        keep_scale,
+        head_size,
+        tile.queries,
+        tile.keys,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+@_kernel
+def _forward(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    context: tl.tensor,
+    logsumexp: tl.tensor,
+    keep: tl.tensor,
+    cu_queries: tl.tensor,
+    cu_seqlens: tl.tensor,
+    q_stride: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
+    num_rows: tl.tensor,
+    keep_bytes: tl.tensor,
+    scale: tl.constexpr,
+    keep_scale: tl.constexpr,
+    head_size: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+) -> None:
+    queries, keys = span(cu_queries), span(cu_seqlens)
+    if tl.program_id(0) * block_q < queries[1]:
+        query = tl.program_id(0) * block_q + tl.arange(0, block_q)
+        own_q = load_tile(q, q_stride, queries, query, head_size)
+        highest = tl.full((block_q,), float("-inf"), tl.float32)
+        total = tl.zeros((block_q,), tl.float32)
+        sums = tl.zeros((block_q, head_size), tl.float32)
+        for start in range(0, keys[1], block_k):
+            key = start + tl.arange(0, block_k)
+            own_k = load_tile(k, k_stride, keys, key, head_size)
+            # In powers of two, which the hardware has an instruction for.
+            scores = tl.dot(own_q, tl.trans(own_k)) * (scale * LOG2_E)
+            scores = tl.where((key < keys[1])[None, :], scores, float("-inf"))
+            higher = tl.maximum(highest, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+            shrink = tl.exp2(highest - higher)
+            total = total * shrink + tl.sum(weights, 1)
+            if keep_scale is not None:
+                kept = is_kept(keep, keep_bytes, queries, query, start, block_q, block_k)
+                weights = tl.where(kept, weights, 0.0)
+            own_v = load_tile(v, v_stride, keys, key, head_size)
+            sums = tl.dot(weights.to(own_v.dtype), own_v, sums * shrink[:, None])
+            highest = higher
+        result = sums / total[:, None]
+        if keep_scale is not None:
+            result *= keep_scale
+        stride = tl.num_programs(1) * head_size
+        store_tile(context, stride, queries, query, result, head_size)
+        at = at_rows(logsumexp, num_rows, queries, query)
+        tl.store(at, highest + tl.log2(total), mask=query < queries[1])

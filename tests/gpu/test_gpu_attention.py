@@ -1,0 +1,131 @@
+"""Attention policies on a GPU: equal to the reference, captured, and chosen by measuring."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_cases import Case, bounds_of, check_policy, make_case, results
+from mlperf_bert.config import ModelSection
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.attention import AttentionPolicy, grouped
+from mlperf_bert.model.attention_choice import TOLERANCE, choose_attention
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: attention kernels are not run here"
+)
+DEVICE = "cuda"
+KERNELS = ("triton", "flash", "cudnn")
+MODEL = ModelSection(max_position_embeddings=256)
+
+
+def policy(name: Any, dtype: torch.dtype, head_size: int = 64) -> AttentionPolicy:
+    config = replace(MODEL, attention=name, hidden_size=head_size * MODEL.num_heads)
+    try:
+        return choose_attention(config, torch.device(DEVICE), dtype).policy
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("head_size", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_are_reference(name: str, dtype: torch.dtype, head_size: int) -> None:
+    attend = policy(name, dtype, head_size)
+    check_policy(attend, 0.0, dtype, TOLERANCE, head_size=head_size, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_triton_drops_what_reference_drops(dtype: torch.dtype) -> None:
+    attend = policy("triton", dtype)
+    check_policy(attend, 0.3, dtype, TOLERANCE, head_size=64, device=DEVICE, spare_rows=3)
+
+
+def test_grouped_is_reference_on_several_streams() -> None:
+    check_policy(grouped, 0.0, torch.float32, 1e-4, device=DEVICE)
+
+
+@pytest.mark.parametrize("some_queries", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_backward_drops_what_the_forward_dropped(name: str, some_queries: bool) -> None:
+    """The context is linear in v: its product with a gradient is that of v with its own."""
+    attend = policy(name, torch.bfloat16)
+    case = make_case((130, 7), head_size=64, some_queries=some_queries, device=DEVICE)
+    context, _, _, of_v = results(attend, case, 0.3, torch.bfloat16)
+    plain = results(attend, case, 0.0, torch.bfloat16)[0]
+    assert (context - plain).abs().max() > 0.1  # something was dropped
+    v, gradient = (x.to(DEVICE) for x in (case.inputs[2], case.gradient))
+    of_context = (context.double() * gradient).sum()
+    torch.testing.assert_close((of_v.double() * v).sum(), of_context, rtol=0.02, atol=0.5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_nothing_waits_for_the_device(name: str) -> None:
+    attend = policy(name, torch.bfloat16)
+    case = make_case((130, 7), head_size=64, device=DEVICE)
+    results(attend, case, 0.1, torch.bfloat16)  # compiles
+    leaves = [x.to(DEVICE, torch.bfloat16).requires_grad_() for x in case.inputs]
+    gradient = case.gradient.to(DEVICE, torch.bfloat16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        context = attend(*leaves, case.layout, case.site(0.1))
+        torch.autograd.grad(context, leaves, gradient)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def captured(attend: AttentionPolicy, case: Case, probability: float, dtype: torch.dtype) -> Any:
+    """A graph of forward and backward, its leaves and its results."""
+    leaves = [x.to(DEVICE, dtype).requires_grad_() for x in case.inputs]
+    gradient = case.gradient.to(DEVICE, dtype)
+
+    def both() -> list[Tensor]:
+        context = attend(*leaves, case.layout, case.site(probability))
+        return [context, *torch.autograd.grad(context, leaves, gradient)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = both()
+    return graph, outputs
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_captured_kernel_follows_its_bounds(name: str, probability: float) -> None:
+    """Other lengths and another step in a replay give what they give without a graph."""
+    if probability and name != "triton":
+        pytest.skip("torch's generator: no two runs drop the same")
+    attend = policy(name, torch.bfloat16)
+    case = make_case((130, 64, 6), head_size=64, device=DEVICE)
+    graph, outputs = captured(attend, case, probability, torch.bfloat16)
+    for step, lengths in ((6, (70, 130, 0)), (7, (1, 63, 136))):
+        case.layout.cu_seqlens.copy_(bounds_of(lengths, DEVICE))
+        case.keys.step.fill_(step)
+        graph.replay()
+        expected = results(attend, case, probability, torch.bfloat16)
+        torch.testing.assert_close(outputs, expected, rtol=0, atol=3e-2)
+
+
+def test_grouped_is_captured_with_its_side_streams() -> None:
+    case = make_case((130, 64, 6, 33, 100), device=DEVICE)
+    results(grouped, case, 0.0, torch.float32)  # its indices are copied to the device
+    graph, outputs = captured(grouped, case, 0.0, torch.float32)
+    graph.replay()
+    expected = results(grouped, case, 0.0, torch.float32)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
+
+
+def test_auto_measures_and_says_so() -> None:
+    state = torch.cuda.get_rng_state()
+    choice = choose_attention(MODEL, torch.device(DEVICE), torch.bfloat16)
+    print(choice.note)
+    assert "flash" in choice.note
+    assert " ms" in choice.note
+    assert torch.equal(torch.cuda.get_rng_state(), state)
