@@ -48,7 +48,6 @@ class Run:
             ),
         )
         self.model: BertForPretraining = make_model(self.config, 1, device)
-        self.model.dropout_seed = 5
         self.optimizer: FlatOptimizer
         self.step: Step
         self.optimizer, self.step = build_step(self.model, self.config, ONE_RANK, device, shapes)

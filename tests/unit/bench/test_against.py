@@ -8,7 +8,6 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,11 +18,12 @@ from mlperf_bert.bench.against import (
     check_same_loss,
     make_ours,
 )
-from mlperf_bert.bench.contenders import make_contenders, make_data, real_lengths
-from mlperf_bert.bench.peer import IGNORED, make_peer
-from mlperf_bert.bench.synthetic import SHORTEST
+from mlperf_bert.bench.contenders import make_contenders, make_data, run_config
+from mlperf_bert.bench.other_peers import BUILDERS
+from mlperf_bert.bench.peer import make_peer
+from mlperf_bert.bench.training_run import run_of_model
 from mlperf_bert.config import ModelSection
-from mlperf_bert.data.length_histogram import wikipedia_lengths
+from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -85,7 +85,11 @@ def test_result_says_what_was_compared(result: dict[str, Any]) -> None:
         "steps": 5,
         "distinct_batches": NUM_BATCHES,
         "device": "cpu",
+        "precision": "fp32",
         "ours_attention": "grouped",
+        "ours_step_mode": "eager",
+        "ours_padding_share": 0.0,
+        "padded_autocast": None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -95,9 +99,35 @@ def test_result_says_what_was_compared(result: dict[str, Any]) -> None:
     assert result["loss_difference"] <= LARGEST_LOSS_DIFFERENCE
 
 
-def test_unpadded_peer_is_null_with_a_reason(result: dict[str, Any]) -> None:
-    assert result["unpadded_peer_samples_per_s"] is None
+def test_what_does_not_run_is_null_with_a_reason(result: dict[str, Any]) -> None:
+    for name in BUILDERS:
+        assert result[f"{name}_samples_per_s"] is None
+        assert result[f"ratio_{name}"] is None
+    assert "--compile" in result["padded_compiled_reason"]
+    assert "CUDA" in result["padded_flash_reason"]
     assert "CUDA" in result["unpadded_peer_reason"]
+
+
+def test_rounded_weights_captured_and_a_compiled_peer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled = []
+
+    def note(module: torch.nn.Module, **_: object) -> torch.nn.Module:
+        compiled.append(module)
+        return module
+
+    monkeypatch.setattr(torch, "compile", note)  # the real one takes a minute
+    changes = ("--precision", "bf16", "--step-mode", "captured", "--compile", "--json")
+    assert bench(*ARGUMENTS, *changes) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(compiled) == 1
+    assert result["ratio_padded_compiled"] == pytest.approx(
+        result["ours_samples_per_s"] / result["padded_compiled_samples_per_s"]
+    )
+    assert result["padded_compiled_reason"] is None
+    assert result["ours_padding_share"] > 0
+    assert result["padded_autocast"] == "bfloat16"
 
 
 def test_words_name_every_rate(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,10 +164,12 @@ def test_both_sides_train_alike_without_dropout() -> None:
     model = replace(TINY, hidden_dropout=0.0, attention_dropout=0.0)
     data = make_data(model, num_batches=3, batch_size=4, seed=1, device=CPU)
     ours = make_ours(model, 1, CPU)
-    contenders = make_contenders(ours, make_peer(ours, model, CPU), data)
-    for number in range(3):  # the second loss already depends on the first update
-        losses = [contenders[name](number).item() for name in ("ours", "padded")]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    peer = make_peer(ours, model, CPU)
+    with run_of_model(ours, run_config(model, 4, 1, "eager"), data.updates, ()) as run:
+        contenders = make_contenders(run, peer, data)
+        for number in range(3):  # the second loss already depends on the first update
+            losses = [contenders[name](number).item() for name in ("ours", "padded")]
+            assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert ours.training
 
 
@@ -156,16 +188,6 @@ def test_padded_inputs_hold_the_batch() -> None:
             labels = inputs["labels"][is_real]
             assert torch.equal((labels != IGNORED).nonzero()[:, 0], batch.masked_token_index)
             assert torch.equal(labels[batch.masked_token_index], batch.labels)
-
-
-def test_lengths_are_published_ones_or_in_proportion() -> None:
-    published = wikipedia_lengths()
-    lengths = real_lengths(400, published.max_length, seed=1)
-    np.testing.assert_array_equal(lengths, published.draw_evenly(400, seed=1))
-    shorter = real_lengths(400, 64, seed=1)
-    assert shorter.max() == 64
-    assert shorter.min() >= SHORTEST
-    assert shorter.mean() / 64 == pytest.approx(lengths.mean() / 512, abs=1 / 64)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def build(
             on_every_rank(info, lambda: load_weights(model, init_checkpoint, vocabulary_sha256))
         reporter.line(model.attention.note)
         log.weights_initialization(map(tensorflow_name, model.state_dict()))
-        model.dropout_seed = derive_seed(seed, "dropout")
         torch.manual_seed(derive_seed(seed, "dropout of others' kernels", info.rank))
         optimizer, step = build_step(model, config, info, device, shapes)
         evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
@@ -165,8 +164,10 @@ def _report_data(
 
 
 def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
-    """The bare model, its weights drawn from the run's seed, equal on every rank."""
-    return BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+    """The bare model, its weights and dropout from the run's seed, equal on every rank."""
+    model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+    model.dropout_seed = derive_seed(seed, "dropout")
+    return model
 
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:

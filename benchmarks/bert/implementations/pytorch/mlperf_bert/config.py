@@ -10,7 +10,9 @@ from typing import Literal
 
 from mlperf_bert.config_checks import check_closed_rules, check_ranges, check_shapes
 
-AttentionName = Literal["auto", "reference", "grouped", "packed", "varlen"]
+AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
+KernelsName = Literal["auto", "reference", "fused"]
+HeadName = Literal["full", "chunked"]
 SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
 BalancePolicy = Literal[
     "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
@@ -19,9 +21,10 @@ Deal = Literal["snake", "one_direction"]
 CountsPerRank = Literal["equal", "unequal"]
 BalanceModel = Literal["tokens", "cost"]
 LossNormalization = Literal["global", "per_rank"]
-Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16"]
+Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16", "fp8"]
 DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
 AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
+StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 
@@ -32,13 +35,19 @@ EMBEDDED_RECIPE = "2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """What runs where, and for how long at most."""
+    """What runs where, and for how long at most.
+
+    `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
+    each update as one graph. A step that has not ended after `hang_timeout_s` ends the run.
+    """
 
     max_steps: int
     seed: int | Literal["random"] = "random"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     log_interval_steps: int = 20
     warm_up_steps: int = 3
+    step_mode: StepMode = "eager"
+    hang_timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +55,9 @@ class ModelSection:
     """Shape, precision and attention policy of the encoder. Defaults are BERT-large.
 
     In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
-    `bf16_autocast` keeps the weights fp32.
+    `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
+    `kernels` says who computes what is around the products (`model/blocks.py`); `head = "chunked"`
+    trains the masked-LM head in a bounded number of rows at a time.
     """
 
     vocab_size: int = 30522
@@ -62,6 +73,8 @@ class ModelSection:
     initializer_range: float = 0.02
     attention: AttentionName = "auto"
     precision: Precision = "fp32"
+    kernels: KernelsName = "auto"
+    head: HeadName = "full"
 
     @property
     def head_size(self) -> int:
@@ -186,12 +199,15 @@ class ClipSection:
 class EvalSection:
     """When to evaluate, and the masked-LM accuracy that ends the run.
 
-    `batch_size` is in sequences per forward, the same on any number of ranks.
+    `tokens_per_forward` is about how many tokens are evaluated at a time; "auto" is 16,384 on a
+    GPU and 4,096 on a CPU, or a rank's share of the held-out set where that is less.
+    `overlap = "side_stream"` goes on training while a copy of the weights is evaluated.
     """
 
     target_accuracy: float
     interval_samples: int | Literal["mlperf"] = "mlperf"
-    batch_size: int = 64
+    tokens_per_forward: int | Literal["auto"] = "auto"
+    overlap: Literal["none", "side_stream"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,6 +71,11 @@ class CapturedStep:
             ),
         )
 
+    @property
+    def shapes(self) -> tuple[StaticShape, ...]:
+        """What batches are padded to, the smallest first."""
+        return self._shapes
+
     def prepare(self, make_batch: MakeBatch) -> None:
         """Capture an update of each shape, on made-up batches: weights and moments change."""
         pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None

@@ -35,6 +35,10 @@ MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 class Step(Protocol):
     """What the loop calls: EagerStep, or CapturedStep (graphs.py)."""
 
+    @property
+    def shapes(self) -> tuple[StaticShape, ...]:
+        """What batches are padded to, the smallest first; none where they are not."""
+
     def prepare(self, make_batch: MakeBatch) -> None:
         """Get ready, on made-up batches of a shape, in the untimed init phase."""
 
@@ -70,6 +74,11 @@ class EagerStep:
         self._step = step
         self._clip = clip
         self._precision: Precision = precision
+
+    @property
+    def shapes(self) -> tuple[StaticShape, ...]:
+        """None: batches are not padded."""
+        return ()
 
     @property
     def optimizer(self) -> FlatOptimizer:

@@ -33,7 +33,8 @@ def warm_up(
     Weights, optimizer and random streams are afterwards bit for bit what they were.
     """
     saved = _snapshot(model, optimizer, device)
-    batch = synthetic_batch(config).to(device)
+    largest = step.shapes[-1] if step.shapes else None
+    batch = synthetic_batch(config, largest).to(device)
     for number in range(1, config.run.warm_up_steps + 1):
         step(number, (batch,) * config.parallel.grad_accum_steps)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))

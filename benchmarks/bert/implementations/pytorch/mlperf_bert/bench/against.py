@@ -5,30 +5,39 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from mlperf_bert.bench.batches import run_shapes
 from mlperf_bert.bench.contenders import (
     OPTIMIZER_IN_WORDS,
     Data,
     fastest_attention,
     make_contenders,
     make_data,
+    run_config,
 )
-from mlperf_bert.bench.peer import import_transformers, make_peer
+from mlperf_bert.bench.other_peers import BUILDERS, OtherPeers, make_other_peers
+from mlperf_bert.bench.peer import autocast_dtype, import_transformers, make_peer
 from mlperf_bert.bench.timing import InterleavedTimes
-from mlperf_bert.config import ModelSection
+from mlperf_bert.bench.training_run import own_stream, run_of_model
+from mlperf_bert.config import ModelSection, StepMode
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.model.layers import SelfAttention
 from mlperf_bert.seeds import derive_seed
+from mlperf_bert.step import forward
 
 NUM_BATCHES = 4  # distinct ones; each is measured several times
 LARGEST_LOSS_DIFFERENCE = 1e-5
+LARGEST_CUDA_DIFFERENCE = 1e-4  # fp32 too, but products are summed in other orders
+LARGEST_ROUNDED_DIFFERENCE = 0.05  # of a loss near 10, in 16 bits or fewer
 PEER_ATTENTIONS = ("sdpa", "eager")
 RATIOS = {  # name: our contender, the other side's
     "ratio_padded": ("ours", "padded"),
     "ratio_padded_to_longest": ("ours", "padded_to_longest"),
     "ratio_encoder": ("ours_encoder", "padded_encoder"),
+    **{f"ratio_{name}": ("ours", name) for name in BUILDERS},
 }
 
 
@@ -37,7 +46,8 @@ class Settings:
     """What is compared, and for how long.
 
     `model.max_position_embeddings` is the maximum length. `steps` are measured steps a side at
-    most; no further one begins after `seconds`, once every batch was measured.
+    most; no further one begins after `seconds`, once every batch was measured. In another precision
+    than fp32 the other side keeps fp32 weights and runs under autocast.
     """
 
     model: ModelSection
@@ -46,6 +56,8 @@ class Settings:
     steps: int
     seconds: float
     seed: int
+    step_mode: StepMode
+    with_compile: bool
 
 
 def compare(
@@ -55,54 +67,86 @@ def compare(
 
     Raises ConfigError when transformers is missing, or when the two sides' losses differ.
     """
-    transformers = import_transformers()
+    import_transformers()
     torch.set_num_threads(settings.threads)
-    model = settings.model
-    data = make_data(
-        model,
-        num_batches=min(NUM_BATCHES, settings.steps),
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        device=device,
-    )
-    ours = make_ours(model, settings.seed, device)
-    peer = make_peer(ours, model, device)
-    loss_difference = check_same_loss(ours, peer, data)
+    with own_stream(device):
+        data = make_data(
+            settings.model,
+            num_batches=min(NUM_BATCHES, settings.steps),
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            device=device,
+        )
+        return _compare_on(data, settings, device, report)
+
+
+def _compare_on(
+    data: Data, settings: Settings, device: torch.device, report: Callable[[str], None]
+) -> dict[str, Any]:
+    model, autocast = settings.model, autocast_dtype(settings.model.precision)
+    exact = make_ours(exact_model(model), settings.seed, device)
+    peer = make_peer(exact, model, device)
+    loss_difference = check_same_loss(exact, peer, data)
     report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
-
+    expected = loss_without_dropout(exact, data)
+    ours = exact if model.precision == "fp32" else make_ours(model, settings.seed, device)
+    # Before ours is trained: all get its weights.
     torch.manual_seed(derive_seed(settings.seed, "dropout"))
-    contenders = make_contenders(ours, peer, data)
-    report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
-    peer_attention = fastest_attention(peer, contenders["padded"], PEER_ATTENTIONS)
-    report(f"fastest is {peer_attention}; measuring")
-    for run in contenders.values():  # warm-up
-        run(0)
-    times = InterleavedTimes(contenders, len(data.batches))
-    times.measure(num_steps=settings.steps, seconds=settings.seconds, report=report)
+    others = make_other_peers(
+        lambda: make_peer(exact, model, device),
+        data,
+        model.precision,
+        device=device,
+        with_compile=settings.with_compile,
+        check=lambda loss: check_loss(loss, expected, model),
+        report=report,
+    )
+    config = run_config(model, settings.batch_size, settings.seed, settings.step_mode)
+    shapes = run_shapes(config) if settings.step_mode == "captured" else ()
+    with run_of_model(ours, config, data.updates, shapes) as run:
+        check_loss(loss_without_dropout(ours, data), expected, model)
+        contenders = make_contenders(run, peer, data)
+        report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
+        peer_attention = fastest_attention(peer, contenders["padded"], PEER_ATTENTIONS)
+        report(f"fastest is {peer_attention}; measuring")
+        for contender in contenders.values():  # warm-up
+            contender(0)
+        times = InterleavedTimes(contenders | others.contenders, len(data.batches))
+        times.measure(num_steps=settings.steps, seconds=settings.seconds, report=report)
+        return {
+            **_measured(times, others, settings),
+            "mean_length": data.mean_length,
+            **facts(settings),
+            "device": device.type,
+            "steps": times.num_steps,
+            "distinct_batches": len(data.batches),
+            "loss_difference": loss_difference,
+            "ours_attention": attention_name(ours),
+            "ours_step_mode": settings.step_mode,
+            "ours_padding_share": run.padding_share,
+            "padded_attention": peer_attention,
+            "padded_autocast": None if autocast is None else str(autocast).removeprefix("torch."),
+            "optimizer": OPTIMIZER_IN_WORDS,
+            "torch": torch.__version__,
+            "transformers": import_transformers().__version__,
+        }
 
+
+def _measured(times: InterleavedTimes, others: OtherPeers, settings: Settings) -> dict[str, Any]:
+    """Rates, ratios and reasons; None for what does not run."""
     rates = {
         f"{name}_samples_per_s": settings.batch_size / times.seconds_per_batch(name)
-        for name in contenders
+        for name in times.names
     }
+    missing = [name for name in BUILDERS if name not in times.names]
     return {
         "schema_version": 1,
         **rates,
         **ratios(rates),
         **ratio_ranges(times),
-        "unpadded_peer_samples_per_s": None,
-        "unpadded_peer_reason": "transformers runs without padding only through flash-attn on "
-        f"CUDA; this run is on {device.type}",
-        "mean_length": data.mean_length,
-        **facts(settings),
-        "device": device.type,
-        "steps": times.num_steps,
-        "distinct_batches": len(data.batches),
-        "loss_difference": loss_difference,
-        "ours_attention": attention_name(ours),
-        "padded_attention": peer_attention,
-        "optimizer": OPTIMIZER_IN_WORDS,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{f"{name}_samples_per_s": None for name in missing},
+        **{f"ratio_{name}": None for name in missing},
+        **{f"{name}_reason": others.reasons.get(name) for name in BUILDERS},
     }
 
 
@@ -111,6 +155,7 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
     return {
         name: rates[f"{ours}_samples_per_s"] / rates[f"{theirs}_samples_per_s"]
         for name, (ours, theirs) in RATIOS.items()
+        if f"{theirs}_samples_per_s" in rates
     }
 
 
@@ -119,6 +164,7 @@ def ratio_ranges(times: InterleavedTimes) -> dict[str, list[float]]:
     return {
         f"{name}_range": times.range_of_ratios(theirs, ours)
         for name, (ours, theirs) in RATIOS.items()
+        if theirs in times.names
     }
 
 
@@ -158,25 +204,51 @@ def attention_name(ours: BertForPretraining) -> str:
     return first.attend.__name__
 
 
+def exact_model(model: ModelSection) -> ModelSection:
+    """The same in fp32, in which two models can be told from one: as it is where it is in fp32."""
+    if model.precision == "fp32":
+        return model
+    return replace(model, precision="fp32", attention="reference", kernels="reference")
+
+
+@torch.no_grad()
+def loss_without_dropout(ours: BertForPretraining, data: Data) -> Tensor:
+    """Of our model on the first batch."""
+    batch = data.batches[0]
+    ours.eval()
+    loss = pretraining_loss(loss_sums(forward(ours, batch, ours.config.precision), batch), batch)
+    ours.train()
+    return loss
+
+
 @torch.no_grad()
 def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
     """How far the losses of the first batch are apart in nats at most, without dropout.
 
-    Every attention of the other side is held against ours, on both of its paddings.
-    Raises ConfigError above LARGEST_LOSS_DIFFERENCE: times of different models mean nothing.
+    Every attention of the other side is held against ours, on both of its paddings, all in fp32.
+    Raises ConfigError where they differ (`check_loss`): times of different models mean nothing.
     """
-    batch = data.batches[0]
-    ours.eval()
+    our_loss = loss_without_dropout(ours, data)
     peer.eval()
-    our_loss = pretraining_loss(loss_sums(ours(batch), batch), batch)
-    difference = 0.0
+    differences = []
     for attention in PEER_ATTENTIONS:
         peer.set_attn_implementation(attention)
         for inputs in (data.padded[0], data.padded_to_longest[0]):
-            difference = max(difference, float((our_loss - peer(**inputs).loss).abs()))
-    ours.train()
+            differences.append(check_loss(peer(**inputs).loss, our_loss, ours.config))
     peer.train()
-    if not difference <= LARGEST_LOSS_DIFFERENCE:
+    return max(differences)
+
+
+def check_loss(loss: Tensor, expected: Tensor, model: ModelSection) -> float:
+    """How far two losses are apart in nats.
+
+    Raises ConfigError above what rounding can do, in the model's precision and on its device.
+    """
+    limit = LARGEST_LOSS_DIFFERENCE if loss.device.type == "cpu" else LARGEST_CUDA_DIFFERENCE
+    if model.precision != "fp32":
+        limit = LARGEST_ROUNDED_DIFFERENCE
+    difference = float((loss - expected).abs())
+    if not difference <= limit:
         raise ConfigError(
             "bench against",
             f"with equal weights the two losses differ by {difference:.1e}",

@@ -3,41 +3,75 @@
 Shape letters: B sequences, S padded length, T tokens, D hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mlperf_bert.bench.peer import PaddedStep, padded_inputs, usual_adamw
-from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
+from mlperf_bert.bench.batches import MAX_PREDICTIONS, Update, make_updates, real_lengths
+from mlperf_bert.bench.peer import (
+    PeerStep,
+    autocast,
+    autocast_dtype,
+    padded_inputs,
+    usual_adamw,
+)
 from mlperf_bert.bench.timing import Contender, seconds_of
-from mlperf_bert.config import ClipSection, ModelSection, OptimSection
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.shards import IntArray
-from mlperf_bert.distributed.clipping import make_clipping
-from mlperf_bert.distributed.wire import plain_wire
+from mlperf_bert.bench.training_run import TrainingRun
+from mlperf_bert.config import (
+    CheckpointSection,
+    ClipSection,
+    DataSection,
+    EvalSection,
+    MlperfSection,
+    ModelSection,
+    OptimSection,
+    ParallelSection,
+    Precision,
+    RunConfig,
+    RunSection,
+    ScheduleSection,
+    StepMode,
+)
+from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step import EagerStep
 
-MAX_PREDICTIONS = 76  # of a sample, as in MLPerf's data
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
 CLIP = ClipSection()
 OPTIMIZER_IN_WORDS = f"fused AdamW after clipping to norm {CLIP.max_norm:g}, on both sides"
+_MOST_STEPS = 1000  # with a learning rate; a contender starts again behind them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """The same samples for both sides, already on the device: no step waits for its batch."""
 
-    batches: list[UnpaddedBatch]
+    updates: list[Update]  # of one batch each, on the host
+    batches: list[UnpaddedBatch]  # the same
     padded: list[dict[str, Tensor]]  # to the maximum length
     padded_to_longest: list[dict[str, Tensor]]  # to the longest of each batch
     mean_length: float
+
+
+def run_config(model: ModelSection, batch_size: int, seed: int, step_mode: StepMode) -> RunConfig:
+    """Our side as a run; the learning rate is constant, as the other side's."""
+    return RunConfig(
+        run=RunSection(max_steps=_MOST_STEPS, seed=seed, step_mode=step_mode),
+        model=model,
+        data=DataSection(
+            max_seq_length=model.max_position_embeddings, max_predictions=MAX_PREDICTIONS
+        ),
+        parallel=ParallelSection(local_batch_size=batch_size),
+        optim=OPTIM,
+        schedule=ScheduleSection(decay_steps=_MOST_STEPS, power=0.0),
+        clip=CLIP,
+        eval=EvalSection(target_accuracy=0.72),
+        mlperf=MlperfSection(),
+        checkpoint=CheckpointSection(),
+    )
 
 
 def make_data(
@@ -46,19 +80,17 @@ def make_data(
     """Distinct batches of published lengths, at most model.max_position_embeddings."""
     max_length = model.max_position_embeddings
     lengths = real_lengths(num_batches * batch_size, max_length, derive_seed(seed, "lengths"))
-    batches = []
-    for number, part in enumerate(np.split(lengths, num_batches)):
-        samples = synthetic_samples(
-            part,
-            vocab_size=model.vocab_size,
-            max_predictions=MAX_PREDICTIONS,
-            seed=derive_seed(seed, "samples", number),
-        )
-        num_masked = int(samples.masked_counts.sum())
-        ids = np.arange(number * batch_size, (number + 1) * batch_size)
-        batch = make_batch(samples, ids, mlm_denominator=num_masked, nsp_denominator=batch_size)
-        batches.append(batch.to(device))
+    updates = make_updates(
+        lengths,
+        num_batches,
+        forwards=1,
+        vocab_size=model.vocab_size,
+        max_predictions=MAX_PREDICTIONS,
+        seed=seed,
+    )
+    batches = [batch.to(device) for (batch,) in updates]
     return Data(
+        updates=updates,
         batches=batches,
         padded=[padded_inputs(batch, max_length) for batch in batches],
         padded_to_longest=[padded_inputs(batch, batch.max_seqlen) for batch in batches],
@@ -66,33 +98,23 @@ def make_data(
     )
 
 
-def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
-    """Published lengths, int64 [count]; for another maximum than theirs, in proportion."""
-    published = wikipedia_lengths()
-    scaled = published.draw_evenly(count, seed) * max_length
-    return np.maximum(-(-scaled // published.max_length), SHORTEST)
-
-
-def make_contenders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str, Contender]:
+def make_contenders(ours: TrainingRun, peer: Any, data: Data) -> dict[str, Contender]:
     """Whole steps and encoders (forward and backward), by the name of what is timed."""
-    device = next(ours.parameters()).device
-    optimizer = make_optimizer_alone(OPTIM, ours)
-    our_step = EagerStep(
-        ours,
-        optimizer,
-        torch.tensor([0.0, OPTIM.learning_rate], dtype=torch.float64, device=device),
-        make_clipping(CLIP, ours, plain_wire(device)),
-        ours.step,
-        ours.config.precision,
-    )
-    padded_step = PaddedStep(peer, usual_adamw(peer, OPTIM, "fused"), CLIP.max_norm)
+    precision = ours.config.model.precision
+    step = peer_step(peer, lambda inputs: peer(**inputs).loss, precision)
     return {
-        "ours": lambda number: our_step(1, (data.batches[number],)).loss,
-        "padded": lambda number: padded_step(data.padded[number]),
-        "padded_to_longest": lambda number: padded_step(data.padded_to_longest[number]),
-        "ours_encoder": _our_encoder(ours, data),
-        "padded_encoder": _padded_encoder(peer, data),
+        "ours": ours,
+        "padded": lambda number: step(data.padded[number]),
+        "padded_to_longest": lambda number: step(data.padded_to_longest[number]),
+        "ours_encoder": _our_encoder(ours.model, data),
+        "padded_encoder": _padded_encoder(peer, data, precision),
     }
+
+
+def peer_step(peer: Any, loss_of: Callable[[Any], Tensor], precision: Precision) -> PeerStep:
+    """A step of the other side with its optimizer, in its way to compute in a precision of ours."""
+    optimizer = usual_adamw(peer, OPTIM, "fused")
+    return PeerStep(peer, loss_of, optimizer, CLIP.max_norm, autocast_dtype(precision))
 
 
 def fastest_attention(peer: Any, step: Contender, names: tuple[str, ...]) -> str:
@@ -108,20 +130,24 @@ def fastest_attention(peer: Any, step: Contender, names: tuple[str, ...]) -> str
 
 def _our_encoder(ours: BertForPretraining, data: Data) -> Contender:
     """Forward and backward of embeddings and all layers, every token's output computed."""
-    hidden_size = ours.config.hidden_size
-    gradients = [_random((len(batch.input_ids), hidden_size), batch) for batch in data.batches]
+    config = ours.config
+    gradients = [
+        _random((len(batch.input_ids), config.hidden_size), batch) for batch in data.batches
+    ]
+    dtype = torch.bfloat16 if config.precision == "bf16_autocast" else None
 
     def run(number: int) -> Tensor:
         ours.zero_grad()
         batch = data.batches[number]
-        hidden: Tensor = ours.bert(batch, ours.dropout_keys(batch))
-        torch.autograd.backward(hidden, gradients[number])
+        with autocast(batch.input_ids.device, dtype):
+            hidden: Tensor = ours.bert(batch, ours.dropout_keys(batch))
+        torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
         return hidden.detach()[0, 0]
 
     return run
 
 
-def _padded_encoder(peer: Any, data: Data) -> Contender:
+def _padded_encoder(peer: Any, data: Data, precision: Precision) -> Contender:
     """The same of the other side, which computes padding too."""
     inputs = [
         {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
@@ -134,8 +160,9 @@ def _padded_encoder(peer: Any, data: Data) -> Contender:
 
     def run(number: int) -> Tensor:
         peer.zero_grad()
-        hidden: Tensor = peer.bert(**inputs[number]).last_hidden_state
-        torch.autograd.backward(hidden, gradients[number])
+        with autocast(gradients[number].device, autocast_dtype(precision)):
+            hidden: Tensor = peer.bert(**inputs[number]).last_hidden_state
+        torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
         return hidden.detach()[0, 0, 0]
 
     return run

@@ -32,34 +32,35 @@ def open_or_make_set(set_dir: Path, *, num_bytes: int, seed: int) -> LengthIndex
     Raises DataError when what is there cannot be read, or a file cannot be written.
     """
     if not os.path.exists(set_dir / "index" / "dataset.json"):
-        _make_set(set_dir, num_bytes=num_bytes, seed=seed)
+        histogram = wikipedia_lengths()
+        lengths = np.maximum(histogram.draw_evenly(DISTINCT_SAMPLES, seed), SHORTEST)
+        samples = synthetic_samples(
+            lengths, vocab_size=VOCAB_SIZE, max_predictions=MAX_PREDICTIONS, seed=seed
+        )
+        bytes_once = sum(values.nbytes for values in _arrays(samples, 1).values())
+        settings = ShardSettings(
+            vocabulary_sha256=DIGEST,
+            max_seq_length=histogram.max_length,
+            max_predictions=MAX_PREDICTIONS,
+            seed=seed,
+            dupe_factor=-(-num_bytes // bytes_once),
+            split_sentences=False,
+            pick_eval=None,
+        )
+        write_set(set_dir, samples, settings, VOCAB_SIZE)
     return LengthIndex.open(set_dir)
 
 
-def _make_set(set_dir: Path, *, num_bytes: int, seed: int) -> None:
-    histogram = wikipedia_lengths()
-    lengths = np.maximum(histogram.draw_evenly(DISTINCT_SAMPLES, seed), SHORTEST)
-    samples = synthetic_samples(
-        lengths, vocab_size=VOCAB_SIZE, max_predictions=MAX_PREDICTIONS, seed=seed
-    )
-    bytes_once = sum(values.nbytes for values in _arrays(samples, 1).values())
-    repeats = -(-num_bytes // bytes_once)
-    settings = ShardSettings(
-        vocabulary_sha256=DIGEST,
-        max_seq_length=histogram.max_length,
-        max_predictions=MAX_PREDICTIONS,
-        seed=seed,
-        dupe_factor=repeats,
-        split_sentences=False,
-        pick_eval=None,
-    )
+def write_set(set_dir: Path, samples: Samples, settings: ShardSettings, vocab_size: int) -> None:
+    """A set of one shard, which holds the samples `settings.dupe_factor` times."""
+    repeats = settings.dupe_factor
     make_directory(set_dir / "shards")
     path = set_dir / "shards" / "made-up.bin"
     _write_shard(path, _arrays(samples, repeats), settings)
     entry = ShardEntry.of(path)
     manifest = Manifest(
         num_samples=entry.num_samples,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         vocabulary_sha256=DIGEST,
         pad_id=0,
         unk_id=1,
@@ -67,8 +68,8 @@ def _make_set(set_dir: Path, *, num_bytes: int, seed: int) -> None:
         sep_id=3,
         mask_id=4,
         max_seq_length=settings.max_seq_length,
-        max_predictions=MAX_PREDICTIONS,
-        seed=seed,
+        max_predictions=settings.max_predictions,
+        seed=settings.seed,
         dupe_factor=repeats,
         shards=(entry,),
     )

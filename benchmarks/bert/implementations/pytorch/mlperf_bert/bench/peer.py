@@ -4,18 +4,17 @@ Shape letters: B sequences, S padded length, D hidden.
 """
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config import ModelSection, OptimSection
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.config import ModelSection, OptimSection, Precision
+from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.param_groups import param_groups
-
-IGNORED = -100  # label of a position that is not predicted, in `transformers` and torch
 
 
 def import_transformers() -> ModuleType:
@@ -34,19 +33,19 @@ def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> An
     Its vocabulary is config.vocab_size, without our padded words.
     """
     transformers = import_transformers()
-    peer = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            intermediate_size=config.intermediate_size,
-            max_position_embeddings=config.max_position_embeddings,
-            hidden_dropout_prob=config.hidden_dropout,
-            attention_probs_dropout_prob=config.attention_dropout,
-            layer_norm_eps=config.layer_norm_epsilon,
-        )
-    ).to(device)
+    peer_config = transformers.BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+        hidden_dropout_prob=config.hidden_dropout,
+        attention_probs_dropout_prob=config.attention_dropout,
+        layer_norm_eps=config.layer_norm_epsilon,
+    )
+    with device:  # so that its own initial weights are drawn there
+        peer = transformers.BertForPreTraining(peer_config)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
@@ -93,18 +92,43 @@ def usual_adamw(
     )
 
 
-class PaddedStep:
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """What users of `transformers` let products be computed in; None: in fp32, the weights' own.
+
+    Their weights stay fp32 in every precision.
+    """
+    if precision == "fp32":
+        return None
+    return torch.float16 if precision == "fp16" else torch.bfloat16
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """Products in `dtype`, or as they are."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+
+class PeerStep:
     """One update as users of `transformers` write it: forward, backward, clip, optimizer."""
 
-    def __init__(self, peer: Any, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+    def __init__(
+        self,
+        peer: Any,
+        loss_of: Callable[[Any], Tensor],
+        optimizer: torch.optim.Optimizer,
+        max_norm: float,
+        dtype: torch.dtype | None,
+    ) -> None:
         self._peer = peer
+        self._loss_of = loss_of
         self._optimizer = optimizer
         self._max_norm = max_norm
+        self._dtype = dtype
 
-    def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
+    def __call__(self, inputs: Any) -> Tensor:
         """Update once; the loss before it."""
         self._optimizer.zero_grad()
-        loss: Tensor = self._peer(**inputs).loss
+        with autocast(self._peer.device, self._dtype):
+            loss = self._loss_of(inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._peer.parameters(), self._max_norm)
         self._optimizer.step()

@@ -20,6 +20,11 @@ class InterleavedTimes:
         }
         self.num_steps = 0
 
+    @property
+    def names(self) -> list[str]:
+        """Of the contenders."""
+        return list(self._contenders)
+
     def measure(self, *, num_steps: int, seconds: float, report: Callable[[str], None]) -> None:
         """Let all contenders do each step in turn, the batches one after the other, over and over.
 

@@ -101,7 +101,7 @@ def _launch(saved: Saved, max_queries: int, keep_scale: float | None) -> None:
     num_rows, num_heads, head_size = saved.q.shape
     tile = TILES[head_size]
     grid = (triton.cdiv(max_queries, tile.queries), num_heads, len(saved.cu_queries) - 1)
-    _forward[grid](
+    _attention_forward[grid](
         *saved,
         *(x.stride(0) for x in (saved.q, saved.k, saved.v)),
         num_rows,
@@ -117,7 +117,7 @@ def _launch(saved: Saved, max_queries: int, keep_scale: float | None) -> None:
 
 
 @_kernel
-def _forward(
+def _attention_forward(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,

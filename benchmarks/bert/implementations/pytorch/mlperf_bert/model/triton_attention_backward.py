@@ -70,7 +70,7 @@ def gradients(
         head_size,
     )
     tile = TILES_OF_QUERIES[head_size]
-    _of_queries[(triton.cdiv(max_queries, tile.queries), num_heads, num_sequences)](
+    _attention_of_queries[(triton.cdiv(max_queries, tile.queries), num_heads, num_sequences)](
         *saved,
         *(grad, products, grad_q),
         *sizes,
@@ -80,7 +80,7 @@ def gradients(
         num_stages=tile.num_stages,
     )
     tile = TILES_OF_KEYS[head_size]
-    _of_keys[(triton.cdiv(max_length, tile.keys), num_heads, num_sequences)](
+    _attention_of_keys[(triton.cdiv(max_length, tile.keys), num_heads, num_sequences)](
         *(q, k, v, saved.logsumexp, saved.keep, saved.cu_queries, saved.cu_seqlens),
         *(grad, products, grad_k, grad_v),
         *sizes,
@@ -101,7 +101,7 @@ def _empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_kernel
-def _of_queries(
+def _attention_of_queries(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
@@ -159,7 +159,7 @@ def _of_queries(
 
 
 @_kernel
-def _of_keys(
+def _attention_of_keys(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,

@@ -55,7 +55,7 @@ def embedding_norm(
     groups = num_groups(size)
     output = tables[0].new_empty((rows, size))
     statistics = empty_sums(output, 2, rows)
-    _forward[(rows,)](
+    _embedding_forward[(rows,)](
         *ids,
         *tables,
         weight,
@@ -107,7 +107,7 @@ def embedding_norm_backward(
     groups, programs = num_groups(size), num_programs(rows)
     of_sum = torch.empty_like(gradient)
     partials = empty_sums(gradient, programs, 2 + num_types, size)
-    _backward[(programs,)](
+    _embedding_backward[(programs,)](
         gradient,
         *ids,
         *tables,
@@ -136,7 +136,7 @@ def embedding_norm_backward(
 
 
 @kernel
-def _forward(
+def _embedding_forward(
     word_ids: tl.tensor,
     type_ids: tl.tensor,
     position_ids: tl.tensor,
@@ -172,7 +172,7 @@ def _forward(
 
 
 @kernel
-def _backward(
+def _embedding_backward(
     gradient: tl.tensor,
     word_ids: tl.tensor,
     type_ids: tl.tensor,

@@ -25,7 +25,7 @@ def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
     rows, columns = product.shape
     output = torch.empty_like(product)
     grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, BLOCK_COLUMNS))
-    _forward[grid](
+    _gelu_forward[grid](
         product,
         bias,
         output,
@@ -46,7 +46,7 @@ def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple
     programs = min(triton.cdiv(rows, 4 * BLOCK_ROWS), max(MOST_PROGRAMS // column_blocks, 1))
     of_product = torch.empty_like(product)
     partials = empty_sums(product, programs, 1, columns)
-    _backward[(programs, column_blocks)](
+    _gelu_backward[(programs, column_blocks)](
         gradient,
         product,
         bias,
@@ -62,7 +62,7 @@ def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple
 
 
 @kernel
-def _forward(
+def _gelu_forward(
     product: tl.tensor,
     bias: tl.tensor,
     output: tl.tensor,
@@ -83,7 +83,7 @@ def _forward(
 
 
 @kernel
-def _backward(
+def _gelu_backward(
     gradient: tl.tensor,
     product: tl.tensor,
     bias: tl.tensor,

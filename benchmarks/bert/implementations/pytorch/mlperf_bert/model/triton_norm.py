@@ -59,7 +59,7 @@ def residual_norm(
     groups = num_groups(size)
     output = torch.empty_like(product, dtype=torch.promote_types(product.dtype, residual.dtype))
     statistics = empty_sums(product, 2, rows)
-    _forward[(rows,)](
+    _norm_forward[(rows,)](
         product,
         bias,
         residual,
@@ -105,7 +105,7 @@ def residual_norm_backward(
     is_same = keep is None and product.dtype == residual.dtype
     of_product = of_residual if is_same else torch.empty_like(product)
     partials = empty_sums(statistics, programs, 3, size)
-    _backward[(programs,)](
+    _norm_backward[(programs,)](
         gradient,
         product,
         bias,
@@ -129,7 +129,7 @@ def residual_norm_backward(
 
 
 @kernel
-def _forward(
+def _norm_forward(
     product: tl.tensor,
     bias: tl.tensor,
     residual: tl.tensor,
@@ -161,7 +161,7 @@ def _forward(
 
 
 @kernel
-def _backward(
+def _norm_backward(
     gradient: tl.tensor,
     product: tl.tensor,
     bias: tl.tensor,

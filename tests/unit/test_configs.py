@@ -1,0 +1,103 @@
+"""Every config that is shipped loads, is as large as its name says, and says whether it has run."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config_io import load_config
+from mlperf_bert.optim.schedule import learning_rate
+from support import CONFIGS
+
+SIZE = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
+NAMED_BY_SIZE = sorted(path for path in CONFIGS.glob("*.toml") if SIZE.search(path.stem))
+CLOSED = [path for path in NAMED_BY_SIZE if not path.stem.startswith("open_")]
+OPEN = [path for path in NAMED_BY_SIZE if path.stem.startswith("open_")]
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+def load(stem: str) -> RunConfig:
+    return load_config(CONFIGS / f"{stem}.toml")
+
+
+def test_only_cpu_tiny_has_no_size_in_its_name() -> None:
+    assert {path.stem for path in set(CONFIGS.glob("*.toml")) - set(NAMED_BY_SIZE)} == {"cpu_tiny"}
+    assert len(CLOSED) >= 2
+    assert len(OPEN) >= 2
+
+
+@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_size_is_that_of_the_name(path: Path) -> None:
+    config = load_config(path)
+    match = SIZE.search(path.stem)
+    assert match is not None
+    nodes, ranks, batch, accum = map(int, match.groups())
+    parallel = config.parallel
+    assert (parallel.nodes, parallel.ranks_per_node) == (nodes, ranks)
+    assert (parallel.local_batch_size, parallel.grad_accum_steps) == (batch, accum)
+    assert parallel.world_size == nodes * ranks
+    assert parallel.global_batch_size == nodes * ranks * batch * accum
+
+
+@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_captured_on_cuda_with_bert_large(path: Path) -> None:
+    config = load_config(path)
+    assert (config.run.device, config.run.step_mode) == ("cuda", "captured")
+    assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
+    assert config.model.precision == "bf16"
+    assert config.data.max_seq_length == 512
+    assert config.schedule.decay_steps <= config.run.max_steps
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=name)
+def test_closed_division(path: Path) -> None:
+    config = load_config(path)
+    assert config.mlperf.division == "closed"
+    assert config.mlperf.enforce_rules
+    assert config.optim.name == "lamb"
+    assert config.eval.target_accuracy == CLOSED_TARGET_ACCURACY
+    assert config.eval_interval_samples == 150_000  # MLPerf's formula at 448 and at 768
+
+
+@pytest.mark.parametrize("path", OPEN, ids=name)
+def test_open_recipes_say_that_they_have_not_run(path: Path) -> None:
+    assert load_config(path).mlperf.division == "open"
+    assert path.read_text(encoding="utf-8").startswith("# Not run. ")
+
+
+def test_open_recipe_at_448_is_the_published_one() -> None:
+    config = load("open_adamw_h200_1x1x448x1")
+    assert (config.model.hidden_dropout, config.model.attention_dropout) == (0.0, 0.0)
+    assert config.clip.policy == "none"
+    assert config.eval_interval_samples == 55 * 448
+    # Published as a share of a weight a step, not times the learning rate.
+    assert config.optim.weight_decay * config.optim.learning_rate == pytest.approx(1e-5)
+    steps = 630_000 / 448
+    rate = learning_rate(round(steps), config.schedule, config.optim.learning_rate)
+    assert rate == pytest.approx(config.optim.learning_rate / 2, rel=0.03)
+
+
+def test_extrapolated_recipe_lies_between_the_two_published_ones() -> None:
+    config = load("open_adamw_dgxa100_128x8x4x1")
+    small, large, batch = 448, 16_384, config.parallel.global_batch_size
+    assert batch == 4096
+    assert config.schedule.decay_steps == round(145 * (1 + 3900 / batch))
+
+    def between(at_small: float, at_large: float) -> float:
+        """A straight line through both, in logarithms of value and batch."""
+        share = math.log(batch / small) / math.log(large / small)
+        return float(at_small * (at_large / at_small) ** share)
+
+    optim = config.optim
+    assert optim.learning_rate == pytest.approx(between(1e-4, 3.93e-4), rel=0.02)
+    assert 1 - optim.beta_1 == pytest.approx(between(1 - 0.9, 1 - 0.80036), rel=0.02)
+    assert 1 - optim.beta_2 == pytest.approx(between(1 - 0.98, 1 - 0.81747), rel=0.02)
+    assert optim.weight_decay == pytest.approx(between(0.1, 2.886e-3), rel=0.05)
+    end = config.schedule.end_learning_rate / optim.learning_rate
+    assert end == pytest.approx(4.945e-5 / 3.93e-4, rel=0.01)
