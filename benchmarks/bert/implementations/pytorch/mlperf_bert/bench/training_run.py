@@ -102,7 +102,6 @@ def run_of_model(
         updates: on the host, without padding.
         shapes: of a captured step; none for an eager one.
     """
-    model.dropout_seed = derive_seed(int(config.run.seed), "dropout")
     device = model.step.device
     _, step = build_step(model, config, ALONE, device, shapes)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
