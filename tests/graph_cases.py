@@ -85,7 +85,12 @@ def to_smallest(batch: UnpaddedBatch) -> UnpaddedBatch:
 
 
 def state_of(run: Run) -> dict[str, Tensor]:
-    state = {**run.model.state_dict(), **run.optimizer.changed_by_step()}
-    return {name: tensor.clone() for name, tensor in state.items()} | {
-        "random stream": torch.get_rng_state()
+    state = {
+        **run.model.state_dict(),
+        **run.optimizer.changed_by_step(),
+        **run.model.fp8_state(),
+        "random stream": torch.get_rng_state(),
     }
+    if run.model.step.is_cuda:
+        state["random stream of the GPU"] = torch.cuda.get_rng_state()
+    return {name: tensor.clone() for name, tensor in state.items()}

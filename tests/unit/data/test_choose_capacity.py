@@ -55,6 +55,13 @@ def test_even_batches_need_one_shape() -> None:
     assert sizes.tokens.max() <= shape.tokens <= (1 + WASTE) * sizes.tokens.mean() + 16
 
 
+def test_ranks_that_differ_cost_no_capacity_that_is_never_used() -> None:
+    steps = planner("uniform", 4, world_size=32)
+    shapes = plan_shapes(steps, 60, **LIMITS)
+    used = {shape_of(steps.plan(step), shapes) for step in range(1, 61)}
+    assert used == set(shapes)
+
+
 def test_unequal_counts_leave_a_token_for_each_empty_slot() -> None:
     balance = Balance(policy="presort_global", counts="unequal")
     steps = planner("uniform", 3, world_size=16, balance=balance)

@@ -47,5 +47,6 @@ def make_schedule(
     if config.eval.overlap == "none":
         return InTurn(evaluator, model, optimizer.settle, log)
     weights = next(model.parameters())
-    snapshot = BertForPretraining(config.model, weights.device).to(weights.dtype)
+    snapshot = BertForPretraining(config.model, weights.device, attention=model.attention)
+    snapshot.to(weights.dtype)
     return Beside(evaluator, model, snapshot, optimizer.settle, log)

@@ -125,6 +125,8 @@ def _reduction(
             bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
             gradient_as_bucket_view=True,
         )
+        # Its own statistics wait for the device every 100 steps, which a capture forbids.
+        model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
     clipping = make_clipping(
         config.clip,
         model,

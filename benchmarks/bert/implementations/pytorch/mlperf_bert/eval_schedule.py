@@ -162,7 +162,9 @@ class Beside:
         started = time.perf_counter()
         if pending.event is not None:
             pending.event.synchronize()  # host sync: the stop decision is the host's
-        accuracy = Accuracy(*pending.counts.tolist())
+        # Here, at the same step on all ranks: an all-reduce behind the evaluation would hold up
+        # training's own.
+        accuracy = self._evaluator.accuracy(pending.counts)
         _log_result(self._log, pending.samples, accuracy)
         seconds = pending.seconds + time.perf_counter() - started
         return Evaluated(pending.samples, accuracy, seconds)

@@ -123,10 +123,17 @@ class Evaluator:
 
     def __call__(self, model: nn.Module) -> Accuracy:
         """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank."""
-        return Accuracy(*self.count(model).tolist())  # host sync: the stop decision is the host's
+        return self.accuracy(self.count(model))
+
+    def accuracy(self, counts: Tensor) -> Accuracy:
+        """Of all ranks' `count` of the same weights; the host waits for it."""
+        counts = counts.to(self._device)
+        if self._world_size > 1:
+            dist.all_reduce(counts)
+        return Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
 
     def count(self, model: nn.Module) -> Tensor:
-        """The whole set's counts, int64 [4], in the order of `Accuracy`, on the device.
+        """This rank's counts, int64 [4], in the order of `Accuracy`, on the device.
 
         The host does not wait for them. It does at the first call for the samples, which are read
         once and kept on the device.
@@ -135,10 +142,7 @@ class Evaluator:
         with _evaluation_of(model):
             self._batches.fill()
             batches = self._batches.static
-            counts = self._replay() if self._replay else self._count_batches(model, batches)
-            if self._world_size > 1:
-                dist.all_reduce(counts)
-        return counts
+            return self._replay() if self._replay else self._count_batches(model, batches)
 
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
         """Counts of some batches, int64 [4], in the order of `Accuracy`."""

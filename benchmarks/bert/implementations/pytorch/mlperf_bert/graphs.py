@@ -78,17 +78,19 @@ class CapturedStep:
 
     def prepare(self, make_batch: MakeBatch) -> None:
         """Capture an update of each shape, on made-up batches: weights and moments change."""
-        pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        for shape in reversed(self._shapes):  # the largest first: the others find memory
-            inputs = StaticInputs(make_batch(shape), self._forwards, self._device)
-            replay = Replay(
-                self._update_of(inputs),
-                self._device,
-                warm_up_calls=self._warm_up_calls,
-                stream=torch.cuda.current_stream() if pool else None,
-                pool=pool,
-            )
-            self._captured[shape] = inputs, replay
+        is_cuda = self._device.type == "cuda"
+        static = [StaticInputs(make_batch(s), self._forwards, self._device) for s in self._shapes]
+        # All warm-ups first: they cannot use the memory that the first capture keeps to itself.
+        # The largest first, so that the others find memory.
+        for inputs in reversed(static):
+            for _ in range(self._warm_up_calls if is_cuda else 0):
+                self._update_of(inputs)()
+        pool = torch.cuda.graph_pool_handle() if is_cuda else None
+        stream = torch.cuda.current_stream(self._device) if is_cuda else None
+        for inputs in reversed(static):
+            update = self._update_of(inputs)
+            replay = Replay(update, self._device, warm_up_calls=0, stream=stream, pool=pool)
+            self._captured[inputs.batches[0].shape] = inputs, replay
 
     def _update_of(self, inputs: "StaticInputs") -> Callable[[], StepResult]:
         def update() -> StepResult:
@@ -100,17 +102,18 @@ class CapturedStep:
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
         """Update once; the result is overwritten by the next call."""
-        ending = _Ending()
+        ending = _Ending(self._device)
         self._heartbeat.watch(step, ending.is_over)
         captured = self._captured.get(micro_batches[0].shape)
         if captured is None:
             result = self._eager(step, micro_batches)
         else:
             inputs, replay = captured
+            self._eager.optimizer.settle()  # after an eager step, whose weights may still travel
             self._eager.number.fill_(step)
             inputs.overwrite(micro_batches)
             result = replay()
-        ending.is_queued(self._device)
+        ending.is_queued()
         return result
 
     def __enter__(self) -> Self:
@@ -119,22 +122,24 @@ class CapturedStep:
 
     def __exit__(self, *_: object) -> None:
         """Free the graphs, before the process group goes that their collectives belong to."""
-        self._heartbeat.__exit__()
         for _inputs, replay in self._captured.values():
             replay.close()
+        self._captured.clear()
+        self._heartbeat.__exit__()  # last: the device may hang until then
 
 
 class _Ending:
     """Whether the device has done all that a step queued."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._queued = False  # on a CPU: and done
         self._event: torch.cuda.Event | None = None
 
-    def is_queued(self, device: torch.device) -> None:
+    def is_queued(self) -> None:
         """Say that the step has queued everything."""
-        if device.type == "cuda":
-            self._event = torch.cuda.current_stream(device).record_event()
+        if self._device.type == "cuda":
+            self._event = torch.cuda.current_stream(self._device).record_event()
         else:
             self._queued = True
 
@@ -142,7 +147,8 @@ class _Ending:
         """Without waiting; called by another thread."""
         if self._event is None:
             return self._queued
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):  # a new thread's is GPU 0, whatever the rank's is
+            return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 class StaticInputs:

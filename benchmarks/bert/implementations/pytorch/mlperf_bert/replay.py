@@ -75,3 +75,4 @@ class Replay(Generic[Result]):
             self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         ):
             self._result = self._function()
+        self._graph.replay()  # the first one also sends the graph to the device

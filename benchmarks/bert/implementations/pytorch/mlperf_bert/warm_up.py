@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
 from mlperf_bert.data.shards import Samples
+from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step import Step
 
@@ -24,13 +25,13 @@ from mlperf_bert.step import Step
 def warm_up(
     config: RunConfig,
     step: Step,
-    model: nn.Module,
+    model: BertForPretraining,
     optimizer: FlatOptimizer,
     device: torch.device,
 ) -> None:
     """Run `run.warm_up_steps` steps and let `step` prepare itself, then restore all state.
 
-    Weights, optimizer and random streams are afterwards bit for bit what they were.
+    Weights, optimizer, FP8 scales and random streams are afterwards bit for bit what they were.
     """
     saved = _snapshot(model, optimizer, device)
     largest = step.shapes[-1] if step.shapes else None
@@ -67,10 +68,13 @@ def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> Unpa
     )
 
 
-def _snapshot(model: nn.Module, optimizer: FlatOptimizer, device: torch.device) -> dict[str, Any]:
+def _snapshot(
+    model: BertForPretraining, optimizer: FlatOptimizer, device: torch.device
+) -> dict[str, Any]:
     return {
         "model": _copies(model.state_dict()),
         "optimizer": _copies(optimizer.changed_by_step()),
+        "fp8": _copies(model.fp8_state()),
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
@@ -81,13 +85,18 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _restore(
-    model: nn.Module, optimizer: FlatOptimizer, device: torch.device, saved: dict[str, Any]
+    model: BertForPretraining,
+    optimizer: FlatOptimizer,
+    device: torch.device,
+    saved: dict[str, Any],
 ) -> None:
     optimizer.zero_grad()
     optimizer.settle()
     model.load_state_dict(saved["model"])
     for name, tensor in optimizer.changed_by_step().items():
         tensor.copy_(saved["optimizer"][name])
+    for name, tensor in model.fp8_state().items():
+        tensor.copy_(saved["fp8"][name])
     torch.set_rng_state(saved["cpu_rng"])
     if saved["cuda_rng"] is not None:
         torch.cuda.set_rng_state(saved["cuda_rng"], device)

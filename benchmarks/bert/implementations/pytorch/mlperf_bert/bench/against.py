@@ -193,6 +193,7 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
     """
     model = replace(model, initializer_range=model.hidden_size**-0.5)
     ours = BertForPretraining(model, device, seed=derive_seed(seed, "weights"))
+    ours.dropout_seed = derive_seed(seed, "dropout")
     with torch.no_grad():
         ours.cls.predictions.bias[model.vocab_size :] = -1e4
     return ours

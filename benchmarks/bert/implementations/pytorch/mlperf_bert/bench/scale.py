@@ -119,8 +119,7 @@ def _measured(
 ) -> dict[str, Any]:
     """The measured part of a row, or the reason why there is none."""
     try:
-        with training_run(config, device, num_updates=NUM_UPDATES, tokens=tokens) as run:
-            return {**rates(run, timed(run, how_long)), "memory_peak_bytes": memory_bytes(device)}
+        return _rates_of_run(config, device, how_long, tokens)
     except torch.OutOfMemoryError as error:
         return {"reason": f"{OUT_OF_MEMORY} ({str(error).splitlines()[0]})"}
     except ConfigError as error:
@@ -129,6 +128,14 @@ def _measured(
         gc.collect()  # a model's parts refer to each other; the next row needs their memory
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _rates_of_run(
+    config: RunConfig, device: torch.device, how_long: HowLong, tokens: int | None
+) -> dict[str, Any]:
+    # A function of its own, so that nothing holds the run's parts when memory is collected.
+    with training_run(config, device, num_updates=NUM_UPDATES, tokens=tokens) as run:
+        return {**rates(run, timed(run, how_long)), "memory_peak_bytes": memory_bytes(device)}
 
 
 def _progress(what: str, row: dict[str, Any]) -> str:

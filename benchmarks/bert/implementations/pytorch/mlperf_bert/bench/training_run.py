@@ -103,6 +103,9 @@ def run_of_model(
         shapes: of a captured step; none for an eager one.
     """
     device = model.step.device
+    padded_updates = [padded(update, shapes) for update in updates]
+    needed = {batch.shape for update in padded_updates for batch in update}
+    shapes = tuple(shape for shape in shapes if shape in needed)  # a capture takes seconds
     _, step = build_step(model, config, ALONE, device, shapes)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     with step:
@@ -112,5 +115,5 @@ def run_of_model(
             model=model,
             step=step,
             host_updates=updates,
-            updates=on_device([padded(update, shapes) for update in updates], device),
+            updates=on_device(padded_updates, device),
         )

@@ -117,9 +117,11 @@ def empty_batch(
     num_pairs = num_sequences if num_pairs is None else num_pairs
     words = [num_tokens] * 3 + [sum(masked_counts)] * 2 + [num_pairs, num_sequences]
     words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
-    block = torch.empty(sum(words), dtype=torch.int64, pin_memory=pin_memory, device=device)
+    # Each begins at a multiple of 16 bytes, for which kernels are compiled.
+    padded = [count + count % 2 for count in words]
+    block = torch.empty(sum(padded), dtype=torch.int64, pin_memory=pin_memory, device=device)
     tokens, positions, types, index, labels, next_labels, ids, ends, denominators = (
-        block.split_with_sizes(words)
+        part[:count] for part, count in zip(block.split_with_sizes(padded), words, strict=True)
     )
     mlm_denominator, nsp_denominator = denominators.view(torch.float32).unbind()
     return UnpaddedBatch(

@@ -14,6 +14,7 @@ from mlperf_bert.data.capacity import (
     ForwardSizes,
     StaticShape,
 )
+from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
 PLANNED_STEPS = 256  # of a longer run: its other steps have a bound
@@ -36,7 +37,8 @@ def plan_shapes(
     # Unequal counts: a slot without a sequence takes a padding token.
     free = int(largest.sequences - sizes.sequences.min())
     largest = replace(largest, tokens=largest.tokens + free)
-    ladder = _smallest_ladder(largest, sizes)
+    # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
+    ladder = _smallest_ladder(largest, sizes.tokens.max(axis=1), sizes.masked.max(axis=1))
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
         for capacity in ladder.capacities
@@ -54,30 +56,33 @@ def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | N
     return next((shape for shape in shapes if shape.holds(**sizes)), None)
 
 
-def _smallest_ladder(largest: CapacityPlan, sizes: ForwardSizes) -> CapacityLadder:
-    """One capacity, or as many as bring the waste under WASTE: LADDER_CAPACITIES at most."""
+def _smallest_ladder(
+    largest: CapacityPlan, tokens: Int64Array, masked: Int64Array
+) -> CapacityLadder:
+    """One capacity, or as many as bring the waste under WASTE: LADDER_CAPACITIES at most.
+
+    `tokens` and `masked` are the sizes of each step's largest forwards.
+    """
     for number in range(1, LADDER_CAPACITIES + 1):
-        ladder = _by_quantiles(largest, sizes, number)
-        if ladder.token_waste(sizes) <= WASTE:
+        ladder = _by_quantiles(largest, tokens, masked, number)
+        room = np.array([capacity.tokens for capacity in ladder.capacities])
+        if room[np.searchsorted(room, tokens)].sum() <= (1 + WASTE) * tokens.sum():
             break
     return ladder
 
 
-def _by_quantiles(largest: CapacityPlan, sizes: ForwardSizes, number: int) -> CapacityLadder:
-    """`number` capacities: the largest, that of the forwards seen, and others at their quantiles.
+def _by_quantiles(
+    largest: CapacityPlan, tokens: Int64Array, masked: Int64Array, number: int
+) -> CapacityLadder:
+    """`number` capacities: the largest, that of the largest step seen, and others at quantiles.
 
     Fewer where some are the same.
     """
-    tokens, masked = sizes.tokens.ravel(), sizes.masked.ravel()
     shares = np.arange(1, number) / max(number - 1, 1)
     limits = np.unique(np.quantile(tokens, shares, method="higher").astype(np.int64))
-    return CapacityLadder(
-        (
-            *(
-                replace(largest, tokens=limit, masked=int(masked[tokens <= limit].max()))
-                for limit in limits.tolist()
-                if limit < largest.tokens
-            ),
-            largest,
-        )
+    smaller = (
+        replace(largest, tokens=limit, masked=int(masked[tokens <= limit].max()))
+        for limit in limits.tolist()
+        if limit < largest.tokens
     )
+    return CapacityLadder((*smaller, largest))

@@ -4,17 +4,23 @@ Shape letters: B sequences, T tokens, D hidden, V vocabulary (padded), P masked 
 """
 
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mlperf_bert.config import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.model.attention import AttentionPolicy, choose_attention
-from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.attention import AttentionPolicy
+from mlperf_bert.model.attention_choice import AttentionChoice, choose_attention
+from mlperf_bert.model.attention_layout import AttentionLayout, Queries
+from mlperf_bert.model.blocks import Blocks, choose_blocks
 from mlperf_bert.model.dropout import DropoutKeys
 from mlperf_bert.model.embeddings import Embeddings
-from mlperf_bert.model.heads import Pooler, PretrainingHeads, PretrainingLogits
+from mlperf_bert.model.fp8 import Fp8Scales
+from mlperf_bert.model.fp8_blocks import PRODUCTS_PER_LAYER, choose_fp8_blocks, products_of
+from mlperf_bert.model.heads import LossSums, Pooler, PretrainingHeads, PretrainingLogits
+from mlperf_bert.model.last_rows import last_rows
 from mlperf_bert.model.layers import Encoder
 
 COMPUTED_IN = MappingProxyType(
@@ -23,6 +29,7 @@ COMPUTED_IN = MappingProxyType(
         "bf16": torch.bfloat16,
         "bf16_autocast": torch.bfloat16,
         "fp16": torch.float16,
+        "fp8": torch.bfloat16,
     }
 )
 
@@ -30,20 +37,26 @@ COMPUTED_IN = MappingProxyType(
 class BertBody(nn.Module):
     """Embeddings, encoder and pooler."""
 
-    def __init__(self, config: ModelSection, attend: AttentionPolicy, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, device: torch.device
+    ) -> None:
         super().__init__()
         self.max_length = config.max_position_embeddings
-        self.embeddings = Embeddings(config, device)
-        self.encoder = Encoder(config, attend, device)
+        self.embeddings = Embeddings(config, blocks, device)
+        self.encoder = Encoder(config, attend, blocks, device)
         self.pooler = Pooler(config, device)
 
     def forward(
-        self, batch: UnpaddedBatch, keys: DropoutKeys | None, rows: Tensor | None = None
+        self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
     ) -> Tensor:
-        """Final hidden states [T, D], or only those of the given rows (int64 [R]) -> [R, D]."""
-        layout = AttentionLayout(batch.lengths, batch.cu_seqlens, self.max_length)
-        hidden: Tensor = self.encoder(self.embeddings(batch, keys), layout, keys, rows)
+        """Final hidden states [T, D], or only those of the queries [R, D]."""
+        layout = AttentionLayout(batch.lengths, batch.cu_seqlens, self.longest(batch))
+        hidden: Tensor = self.encoder(self.embeddings(batch, keys), layout, keys, queries)
         return hidden
+
+    def longest(self, batch: UnpaddedBatch) -> int:
+        """Tokens of the longest sequence that may come, in all batches of this one's shape."""
+        return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
 class BertForPretraining(nn.Module):
@@ -57,23 +70,39 @@ class BertForPretraining(nn.Module):
             weights are float32, and rounded, or run under autocast, from outside.
         device: where the weights are made; on "meta" they stay unset.
         seed: of the initial weights, which do not depend on the device.
+        attention: of another model of this config; None: chosen here.
 
     Raises:
-        ConfigError: model.attention names a policy this device cannot run.
+        ConfigError: model.attention or model.kernels names what this device cannot run.
     """
 
-    def __init__(self, config: ModelSection, device: torch.device, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: ModelSection,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        attention: AttentionChoice | None = None,
+    ) -> None:
         super().__init__()
         dtype = COMPUTED_IN[config.precision]
-        attend = choose_attention(config.attention, device, dtype, config.head_size)
+        self.fp8: Fp8Scales | None = None
+        if config.precision == "fp8":
+            self.fp8 = Fp8Scales(PRODUCTS_PER_LAYER * config.num_layers, device)
+            blocks = choose_fp8_blocks(config, device, self.fp8)
+        else:
+            blocks = choose_blocks(config.kernels, device, config.hidden_size)
         self.config = config
+        self.attention = attention or choose_attention(config, device, dtype)
         self.dropout_seed = 0
         # Of the update that is computed: a plain attribute, as it is no part of the model's state.
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         # skip_init's way: modules made on "meta" draw nothing from the global generator.
         meta = torch.device("meta")
-        self.bert = BertBody(config, attend, meta)
+        self.bert = BertBody(config, self.attention.policy, blocks, meta)
         self.cls = PretrainingHeads(config, meta)
+        if self.fp8 is not None:
+            self.fp8.assign(products_of(self.bert.encoder.layer))
         if device.type != "meta":
             self.to_empty(device=device)
             self.reset_parameters(torch.Generator().manual_seed(seed))
@@ -106,12 +135,27 @@ class BertForPretraining(nn.Module):
         sample_ids = batch.sample_ids.repeat_interleave(counts, output_size=num_tokens)
         return DropoutKeys(self.dropout_seed, self.step, sample_ids, batch.position_ids)
 
-    def forward(self, batch: UnpaddedBatch) -> PretrainingLogits:
-        """Logits of the masked positions [P, V] and of the sentence pairs [B, 2]."""
-        num_masked = batch.masked_token_index.shape[0]
+    def fp8_state(self) -> dict[str, Tensor]:
+        """What a step changes beside weights and optimizer: scales of FP8 products, by name."""
+        return {} if self.fp8 is None else self.fp8.tensors()
+
+    def forward(
+        self, batch: UnpaddedBatch, result: Literal["logits", "loss_sums"] = "logits"
+    ) -> PretrainingLogits | LossSums:
+        """Logits of the masked positions [P, V] and of the sentence pairs [B, 2], or their losses.
+
+        Training asks for `loss_sums`, which need not have all logits at once (`model.head`).
+        """
+        if self.fp8 is not None and self.training:
+            self.fp8.follow(self.step)
         # Nothing else of the last layer is used, so nothing else of it is computed.
-        rows = torch.cat((batch.masked_token_index, batch.cu_seqlens[:-1].long()))
-        masked, first = self.bert(batch, self.dropout_keys(batch), rows).tensor_split((num_masked,))
+        read = last_rows(batch, self.bert.longest(batch))
+        hidden = self.bert(batch, self.dropout_keys(batch), read.queries)
+        num_first = batch.next_sentence_label.shape[0]
+        first, masked = hidden.index_select(0, read.place).tensor_split((num_first,))
         decoder = self.bert.embeddings.word_embeddings.weight
-        logits: PretrainingLogits = self.cls(masked, self.bert.pooler(first), decoder)
+        pooled = self.bert.pooler(first)
+        if result == "loss_sums":
+            return self.cls.loss_sums(masked, pooled, decoder, batch)
+        logits: PretrainingLogits = self.cls(masked, pooled, decoder)
         return logits

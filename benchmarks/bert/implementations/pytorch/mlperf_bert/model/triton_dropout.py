@@ -26,7 +26,8 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 def _kernel_of_site(function: Callable[..., None]) -> Any:
     # Otherwise compiled once more for a seed or stream that is 1, or a multiple of 16.
-    return triton.jit(function, do_not_specialize=["seed", "stream"])
+    names = ["seed", "stream", "num_rows", "num_sequences"]
+    return triton.jit(function, do_not_specialize=names)
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:

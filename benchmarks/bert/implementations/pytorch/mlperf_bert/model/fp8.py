@@ -1,0 +1,229 @@
+"""Matrix products in FP8 whose scales come from the update before, and the state of the scales.
+
+Shape letters: R rows, K input features, N output features of all weights of a product together.
+
+A matrix is divided by its *unit*, the power of two that one stands for, and rounded: inputs and
+weights to E4M3, gradients to E5M2 (arXiv 2209.05433). Looking for a maximum first would cost one
+more pass over each matrix, so the unit follows from the largest |value| of the update before
+("delayed scaling" with a history of one). Nothing here reads the device, so it can be captured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, cast
+
+INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
+DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
+# A new unit puts the maximum it is made of between limit / headroom and twice that, so a maximum
+# may grow at least headroom / 2 times until the next update before it saturates. A unit that is too
+# large costs no precision, only range at the lower end, of which E5M2 has most. From one update to
+# the next (cpu_tiny, 200 updates) inputs grew at most 1.5, weights 1.01 and gradients 3.7 times.
+HEADROOM = (4.0, 4.0, 32.0)
+# Before anything was seen, for one update: hidden states behind LayerNorm lie about 1 and weights
+# below, and the gradient of a mean over masked tokens is far below 1. Too large is no matter: FP8
+# resolves down to 2**-15 (E4M3) or 2**-26 (E5M2) of a maximum.
+FIRST_MAXIMA = (32.0, 4.0, 2.0**-4)
+_SMALLEST_UNIT = 2.0**-60  # so that the product of two is a normal float32
+_EXPONENT_BITS = 0x7F800000  # of a float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductScales:
+    """Of one product: float32 [3] each (input, weight, gradient), views of the model's state."""
+
+    units: Tensor
+    maxima: Tensor  # so far in this update
+
+    def target(self, role: int, *, records: bool = True) -> Target:
+        """What the matrix in that role is cast to; its maximum is noted where `records` is set."""
+        maximum = self.maxima[role] if records else None
+        return Target(DTYPES[role], self.units[role], maximum)
+
+
+class Fp8Scales:
+    """Units and maxima of all products, on the device: `state` is float32 [2, products, 3].
+
+    Every rank has its own, as in published runs: a maximum over ranks would be a collective in
+    every update. Ranks differ a little in what they round, as they do in their samples.
+    """
+
+    def __init__(self, num_products: int, device: torch.device) -> None:
+        """Units that fit FIRST_MAXIMA; nothing seen yet."""
+        limits = [torch.finfo(dtype).max for dtype in DTYPES]
+        self._headroom = torch.tensor(HEADROOM, device=device) / torch.tensor(limits, device=device)
+        self.state = torch.zeros((2, num_products, 3), device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._number_of: dict[nn.Linear, int] = {}
+        self.state[1] = torch.tensor(FIRST_MAXIMA, device=device)
+        self.follow(self.step + 1)
+        self.step.zero_()
+
+    def assign(self, products: Sequence[Sequence[nn.Linear]]) -> None:
+        """Say which layers each product is made of."""
+        assert len(products) == self.state.shape[1]
+        self._number_of = {
+            linear: number for number, linears in enumerate(products) for linear in linears
+        }
+
+    def of(self, linear: nn.Linear) -> ProductScales:
+        """Those of the product that `linear` is part of."""
+        return self._get(self._number_of[linear])
+
+    def behind(self, linear: nn.Linear) -> ProductScales | None:
+        """Those of the product after that of `linear`; None behind the last."""
+        number = self._number_of[linear] + 1
+        return self._get(number) if number < self.state.shape[1] else None
+
+    def _get(self, number: int) -> ProductScales:
+        units, maxima = self.state
+        return ProductScales(units[number], maxima[number])
+
+    def follow(self, step: Tensor) -> None:
+        """Before a forward of training: in a new step, units from the maxima of the step before.
+
+        So all forwards of one update use the same units. A product of which nothing but zeros or
+        values that are not finite was seen keeps its unit.
+
+        Args:
+            step: int64 [1], the number of the update.
+        """
+        units, maxima = self.state
+        is_new = step != self.step
+        # Without its mantissa a float32 is the power of two below it.
+        powers = (maxima * self._headroom).view(torch.int32).bitwise_and_(_EXPONENT_BITS)
+        wanted = powers.view(torch.float32).clamp_(_SMALLEST_UNIT, 1 / _SMALLEST_UNIT)
+        units.copy_(torch.where(is_new & (maxima > 0), wanted, units))
+        maxima.masked_fill_(is_new, 0.0)
+        self.step.copy_(step)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step changes, by name, for whoever saves and restores it."""
+        return {"fp8.state": self.state, "fp8.step": self.step}
+
+
+def check_fp8(config: ModelSection, device: torch.device) -> None:
+    """Raise ConfigError where the encoder's products cannot run in FP8."""
+    for name in ("hidden_size", "intermediate_size"):
+        size = getattr(config, name)
+        if size % COLUMNS_MULTIPLE:
+            raise ConfigError(
+                f"model.{name}",
+                f"{size} is no multiple of {COLUMNS_MULTIPLE}, as products in FP8 want it",
+                "round it up, or set model.precision to 'bf16'",
+            )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(
+            "model.precision",
+            f"'fp8' cannot run on {torch.cuda.get_device_name(device)}",
+            "use 'bf16' (or a device of capability 8.9 or more)",
+        )
+
+
+def product(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    scales: ProductScales,
+    x8: Fp8Matrix | None = None,
+) -> tuple[Tensor, ...]:
+    """x W^T + b for each weight and bias, as one product in FP8; bfloat16.
+
+    Where gradients are recorded, maxima are noted, and the backward runs in FP8 too: it keeps the
+    transposed FP8 copies of input and weights, and not the input.
+
+    Args:
+        x: [R, K], floating dtype.
+        weights: [N_i, K] each, K and N_i multiples of 16.
+        biases: [N_i] each.
+        scales: the product's own.
+        x8: `x` in FP8 under these scales, where whoever made it has cast it; `x` is then not read.
+
+    Returns:
+        [R, N_i] each, columns of one [R, N].
+    """
+    records = torch.is_grad_enabled()
+    results: tuple[Tensor, ...] = _Product.apply(
+        x, x8, scales, records, len(weights), *weights, *biases
+    )  # type: ignore[no-untyped-call]
+    return results
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        x8: Fp8Matrix | None,
+        scales: ProductScales,
+        records: bool,
+        num_weights: int,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, ...]:
+        weights, biases = parameters[:num_weights], parameters[num_weights:]
+        y, *transposed = multiply_inputs(x, x8, weights, biases, scales, records)
+        ctx.save_for_backward(*transposed)
+        ctx.scales, ctx.sizes = scales, [len(weight) for weight in weights]
+        return tuple(y.split_with_sizes(ctx.sizes, dim=1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g8 = cast(grads, 1, ctx.scales.target(GRADIENT), transpose=True)
+        x8_transposed, w8_transposed = ctx.saved_tensors
+        of_x, of_weights = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
+        of_biases = [grad.sum(0) for grad in grads]
+        return of_x, None, None, None, None, *of_weights.split_with_sizes(ctx.sizes), *of_biases
+
+
+def multiply_inputs(
+    x: Tensor,
+    x8: Fp8Matrix | None,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    scales: ProductScales,
+    records: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """A product's result [R, N], and what its backward needs: both factors' transposes in FP8.
+
+    There are as many biases as weights, or none, where they are added elsewhere.
+    """
+    if x8 is None:
+        x8 = cast((x,), 0, scales.target(INPUT, records=records), transpose=records)
+    w8 = cast(weights, 0, scales.target(WEIGHT, records=records), transpose=records)
+    bias = torch.cat(tuple(biases)).to(torch.bfloat16) if biases else None
+    y = _multiply(x8.rows, w8.rows, x8.unit, w8.unit, bias, is_forward=True)
+    return y, x8.transposed, w8.transposed
+
+
+def product_gradients(
+    g8: Fp8Matrix, x8_transposed: Tensor, w8_transposed: Tensor, scales: ProductScales
+) -> tuple[Tensor, Tensor]:
+    """Gradients of input [R, K] and weights [N, K], bfloat16, from that of the result [R, N]."""
+    assert g8.transposed is not None
+    input_unit, weight_unit, _ = scales.units.unbind()
+    of_x = _multiply(g8.rows, w8_transposed, g8.unit, weight_unit)
+    return of_x, _multiply(g8.transposed, x8_transposed, g8.unit, input_unit)
+
+
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    a_unit: Tensor,
+    b_unit: Tensor,
+    bias: Tensor | None = None,
+    *,
+    is_forward: bool = False,
+) -> Tensor:
+    """a b^T (+ bias) of FP8 [m, k] and [n, k] in bfloat16 [m, n]: n and k multiples of 16."""
+    # Forward sums may be kept in fewer bits, which is faster on Hopper; published runs do so.
+    return torch._scaled_mm(
+        a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
+    )

@@ -1,0 +1,97 @@
+"""Bias and GELU (erf) on a GPU whose results, forward and backward, leave the kernel in FP8 alone.
+
+What follows is a product in FP8 each time, so nothing is written in 16 bits and read again: 4 bytes
+an element are moved forward and 6 backward, which would be 8 and 10 with a cast of its own.
+
+Shape letters: R rows, F feed-forward width.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
+from mlperf_bert.model.triton_fp8 import TILE, empty_fp8, write_fp8, writing
+from mlperf_bert.model.triton_gelu import gelu_slope, normal_distribution
+from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
+
+
+def bias_gelu_fp8(product: Tensor, bias: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
+    """`cast` of GELU(product + bias): [R, F], contiguous, and [F]."""
+    result = empty_fp8(product, product.shape, target, transpose=transpose)
+    _launch(None, product, bias, None, result, target)
+    return result
+
+
+def bias_gelu_fp8_backward(
+    gradient: Tensor, product: Tensor, bias: Tensor, target: Target
+) -> tuple[Fp8Matrix, Tensor]:
+    """`cast` of the product's gradient [R, F], transposed too, and the bias's [F].
+
+    `gradient` [R, F], contiguous, is that of GELU(product + bias).
+    """
+    num_rows, num_columns = product.shape
+    result = empty_fp8(product, product.shape, target, transpose=True)
+    partials = empty_sums(product, triton.cdiv(num_rows, TILE), 1, num_columns)
+    _launch(gradient, product, bias, partials, result, target)
+    return result, sum_programs(partials, (bias.dtype,))[0]
+
+
+def _launch(
+    gradient: Tensor | None,
+    product: Tensor,
+    bias: Tensor,
+    partials: Tensor | None,
+    result: Fp8Matrix,
+    target: Target,
+) -> None:
+    num_rows, num_columns = product.shape
+    _gelu[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
+        product if gradient is None else gradient,
+        product,
+        bias,
+        bias if partials is None else partials,
+        num_rows,
+        num_columns,
+        gradient is not None,
+        *writing(result, target),
+        TILE,
+    )
+
+
+@kernel
+def _gelu(
+    gradient: tl.tensor,
+    product: tl.tensor,
+    bias: tl.tensor,
+    partials: tl.tensor,
+    num_rows: int,
+    num_columns: int,
+    is_backward: tl.constexpr,
+    rows: tl.tensor,
+    transposed: tl.tensor,
+    unit: tl.tensor,
+    maximum: tl.tensor,
+    rows_stride: int,
+    transposed_stride: int,
+    limit: tl.constexpr,
+    notes_maximum: tl.constexpr,
+    transposes: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    at = row[:, None] * num_columns + column[None, :]
+    values = tl.load(product + at, mask=inside, other=0.0).to(tl.float32)
+    values += tl.load(bias + column, mask=column < num_columns, other=0.0).to(tl.float32)[None, :]
+    if is_backward:
+        values = gelu_slope(values) * tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        values = values * normal_distribution(values)
+    values = tl.where(inside, values, 0.0)
+    if is_backward:
+        own = partials + tl.program_id(0).to(tl.int64) * num_columns + column
+        tl.store(own, tl.sum(values, 0), mask=column < num_columns)
+    place = rows, transposed, unit, maximum, rows_stride, transposed_stride
+    write_fp8(values, row, column, inside, place, limit, notes_maximum, transposes)

@@ -1,0 +1,225 @@
+"""What casts to FP8 and products of them must do on every device.
+
+Shape letters: R rows, C columns, K input features, N output features.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from itertools import product as combinations
+
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.model.blocks import Blocks, ReferenceBlocks
+from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
+from mlperf_bert.model.fp8 import DTYPES, GRADIENT, INPUT, WEIGHT, Fp8Scales, ProductScales, product
+from mlperf_bert.model.fp8_blocks import Fp8Blocks
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SHAPES = ((1, 8), (17, 16), (70, 130), (128, 64))
+Cast = Callable[..., Fp8Matrix]
+
+
+def values_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
+    """bfloat16 of every size, among them what saturates and what is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-24, 20, shape, generator=generator)
+    values = torch.randn(shape, generator=generator) * 2.0**exponents
+    flat = values.view(-1)
+    flat[1], flat[2], flat[3], flat[5] = math.nan, math.inf, -math.inf, -0.0
+    return values.bfloat16()
+
+
+def check_cast(cast: Cast, other: Cast, dtypes: tuple[torch.dtype, ...], device: str) -> None:
+    """`cast` is `other` bit for bit: several parts, odd sizes."""
+    for dtype, shape, dim in combinations(dtypes, SHAPES, (0, 1)):
+        parts = [values_of(shape, seed).to(device) for seed in range(3)]
+        wide = torch.zeros(shape[0], shape[1] + 5, dtype=torch.bfloat16, device=device)
+        parts[1] = wide[:, : shape[1]].copy_(parts[1])  # rows that lie apart
+        parts[2] = parts[2].t().contiguous().t()
+        unit = torch.tensor(0.25, device=device)
+        results, maxima = [], []
+        for each in (cast, other):
+            maxima.append(torch.tensor(0.5, device=device))
+            results.append(each(parts, dim, Target(dtype, unit, maxima[-1]), transpose=True))
+        assert_same(*results)
+        assert maxima[0] == maxima[1] > 0.5
+        silent = Target(dtype, unit, None)
+        assert_same(*(each(parts, dim, silent, transpose=False) for each in (cast, other)))
+
+
+def assert_same(one: Fp8Matrix, other: Fp8Matrix) -> None:
+    """Bit for bit but for the sign of NaN."""
+    assert one.rows.dtype == other.rows.dtype
+    assert one.rows.is_contiguous() and other.rows.is_contiguous()
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(one.rows.float(), other.rows.float(), **exactly)
+    assert (one.transposed is None) == (other.transposed is None)
+    if one.transposed is not None and other.transposed is not None:
+        assert one.transposed.is_contiguous() and other.transposed.is_contiguous()
+        torch.testing.assert_close(one.transposed.float(), other.transposed.float(), **exactly)
+
+
+def make_scales(device: str, number: int = 1) -> tuple[Fp8Scales, list[ProductScales]]:
+    """Scales of `number` products, named by layers that are used for nothing else."""
+    scales = Fp8Scales(number, torch.device(device))
+    layers = [nn.Linear(1, 1) for _ in range(number)]
+    scales.assign([(layer,) for layer in layers])
+    return scales, [scales.of(layer) for layer in layers]
+
+
+def step_of(number: int, device: str) -> Tensor:
+    return torch.tensor([number], device=device)
+
+
+class Case:
+    """A product of two weights, and what it should be in float64."""
+
+    def __init__(self, rows: int, device: str, *, size: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(rows)
+
+        def draw(*shape: int, deviation: float) -> Tensor:
+            values = torch.randn(shape, generator=generator) * deviation
+            return values.to(device, torch.bfloat16)
+
+        self.x = draw(rows, 64, deviation=size).requires_grad_()
+        self.weights = [draw(n, 64, deviation=0.1).requires_grad_() for n in (32, 16)]
+        self.biases = [draw(n, deviation=1.0).requires_grad_() for n in (32, 16)]
+        self.gradients = [draw(rows, n, deviation=1e-3) for n in (32, 16)]
+
+    def run(self, scales: ProductScales) -> None:
+        """Forward and backward; results in `y` and `.grad`."""
+        for leaf in (self.x, *self.weights, *self.biases):
+            leaf.grad = None
+        results = product(self.x, self.weights, self.biases, scales)
+        torch.autograd.backward(results, self.gradients)
+        self.y = torch.cat(results, dim=1).detach()
+
+    def check(self, scales: ProductScales) -> None:
+        """All results within what rounding to FP8 under these scales, and then to bf16, allows."""
+        x, w = self.x.detach(), torch.cat([each.detach() for each in self.weights])
+        g = torch.cat(self.gradients, dim=1)
+        x8, w8, g8 = (
+            bounds(values, scales.units[role], DTYPES[role])
+            for values, role in ((x, INPUT), (w, WEIGHT), (g, GRADIENT))
+        )
+        bias = torch.cat([each.detach() for each in self.biases]).double()
+        assert_within(self.y, product_bounds(x8, transposed(w8)), bias)
+        assert self.x.grad is not None
+        assert_within(self.x.grad, product_bounds(g8, w8))
+        of_weights = torch.cat([each.grad for each in self.weights if each.grad is not None])
+        assert_within(of_weights, product_bounds(transposed(g8), x8))
+        of_bias = torch.cat([each.grad for each in self.biases if each.grad is not None])
+        torch.testing.assert_close(of_bias.double(), g.double().sum(0), rtol=2**-8, atol=1e-6)
+
+
+Bounds = tuple[Tensor, Tensor]  # exact values in float64, how far off they may be
+
+
+def bounds(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Bounds:
+    """Of a matrix rounded to FP8: half a unit in the last place, of small ones of the smallest."""
+    info = torch.finfo(dtype)
+    exact = values.double()
+    smallest = info.smallest_normal * info.eps * unit.double()
+    assert exact.abs().max() <= info.max * unit
+    return exact, exact.abs() * info.eps / 2 + smallest / 2
+
+
+def transposed(matrix: Bounds) -> Bounds:
+    return matrix[0].t(), matrix[1].t()
+
+
+def product_bounds(a: Bounds, b: Bounds) -> Bounds:
+    """Of a b."""
+    largest = (a[0].abs() + a[1]) @ (b[0].abs() + b[1])
+    return a[0] @ b[0], largest - a[0].abs() @ b[0].abs()
+
+
+def assert_within(found: Tensor, allowed: Bounds, bias: Tensor | float = 0.0) -> None:
+    exact = allowed[0] + bias
+    error = (found.double() - exact).abs()
+    # Sums in float32, or in Hopper's fewer bits, then one rounding to bf16.
+    assert (error <= 1.02 * allowed[1] + 2**-7 * exact.abs() + 1e-12).all()
+    assert error.max() > 0  # FP8 it was
+
+
+def make_keys(rows: int, device: str) -> DropoutKeys:
+    """Of rows that are samples of one token each."""
+    numbers = torch.arange(rows, device=device)
+    return DropoutKeys(7, step_of(3, device), numbers, torch.zeros_like(numbers))
+
+
+Made = tuple[nn.ModuleDict, Tensor]
+LINEARS = {
+    **{"first": (32, 32), "wide": (32, 80), "last": (80, 32)},
+    **{"query": (32, 32), "key": (32, 32), "value": (32, 32), "end": (32, 32)},
+}
+PRODUCTS = (("first",), ("wide",), ("last",), ("query", "key", "value"), ("end",))
+
+
+def make_layers(rows: int, device: str) -> Made:
+    """Products of one encoder layer behind its attention and of the next one, and the input."""
+    generator = torch.Generator().manual_seed(rows)
+    linears = {name: nn.Linear(*sizes) for name, sizes in LINEARS.items()}
+    norms = {f"norm_of_{name}": nn.LayerNorm(32) for name in ("first", "last", "end")}
+    layers = nn.ModuleDict({**linears, **norms})
+    with torch.no_grad():
+        for name, parameter in layers.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+            if name.startswith("norm") and name.endswith("weight"):
+                parameter.add_(1.0)
+    hidden = torch.randn(rows, 32, generator=generator)
+    return layers.to(device, torch.bfloat16), hidden.to(device, torch.bfloat16).requires_grad_()
+
+
+def run_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> list[Tensor]:
+    """Results, gradients of input and parameters. Without a site queries are of all rows."""
+    layers, hidden = made
+
+    def residual_output(name: str, x: Tensor, residual: Tensor) -> Tensor:
+        return blocks.residual_output(x, residual, layers[name], layers[f"norm_of_{name}"], site)
+
+    attended = residual_output("first", hidden, hidden)
+    middle = residual_output("last", blocks.intermediate(attended, layers["wide"]), attended)
+    wanted = middle if site is None else middle[::2]
+    of_qkv = (layers[name] for name in ("query", "key", "value"))
+    q, k, v = blocks.project_qkv(middle, wanted, *of_qkv)
+    results = q, k, residual_output("end", v, middle)
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.randn(x.shape, generator=generator).bfloat16().to(x) for x in results]
+    gradients = torch.autograd.grad(results, (hidden, *layers.parameters()), given)
+    return [*(each.detach() for each in results), *gradients]
+
+
+def scales_of(made: Made, device: str) -> Fp8Scales:
+    scales = Fp8Scales(len(PRODUCTS), torch.device(device))
+    scales.assign([[made[0][name] for name in names] for names in PRODUCTS])
+    return scales
+
+
+def check_blocks(
+    make: Callable[[Fp8Scales], Blocks], rows: int, site: DropoutSite | None, device: str
+) -> None:
+    """Results and gradients are hardly farther from exact ones than those of the readable blocks.
+
+    They are not the same: where one rounds to bf16 and then to FP8, the other may round once.
+    """
+    made = make_layers(rows, device)
+    exactly = copy.deepcopy(made[0]).double(), made[1].detach().double().requires_grad_()
+    exact = run_layers(ReferenceBlocks(), exactly, site)
+    errors, maxima = [], []
+    for kind in (Fp8Blocks, make):
+        scales = scales_of(made, device)
+        for number in (1, 2):
+            scales.follow(step_of(number, device))
+            results = run_layers(kind(scales), made, site)
+        assert all(each.dtype == torch.bfloat16 for each in results)
+        errors.append([float((a - b).norm()) for a, b in zip(results, exact, strict=True)])
+        maxima.append(scales.state[1])
+    for one, other, result in zip(*reversed(errors), exact, strict=True):
+        assert one <= 1.5 * other + 2**-7 * float(result.norm())
+        assert one <= 0.25 * float(result.norm())
+    torch.testing.assert_close(*maxima, rtol=0.1, atol=0.0)
+    assert (maxima[0] > 0).all()

@@ -1,0 +1,71 @@
+"""FP8 on a GPU: casts bit for bit, products within their bounds, blocks, and scales in a graph."""
+
+import pytest
+import torch
+
+from fp8_cases import E4M3, E5M2, Case, check_blocks, check_cast, make_keys, make_scales, step_of
+from mlperf_bert.model import fp8_cast
+from mlperf_bert.model.dropout import make_site
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+    reason="no CUDA device of capability 8.9: products in FP8 are not run on one here",
+)
+DEVICE = "cuda"
+
+
+@pytest.fixture(autouse=True)
+def needs_triton() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+
+
+def test_casts_are_those_of_the_reference() -> None:
+    check_cast(fp8_cast.cast, fp8_cast.reference, (E4M3, E5M2), DEVICE)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 48, 1000])
+def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
+    (scales, (own,)), case = make_scales(DEVICE), Case(rows, DEVICE)
+    for number in (1, 2):
+        scales.follow(step_of(number, DEVICE))
+        case.run(own)
+        case.check(own)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 200])
+def test_fused_blocks(rows: int) -> None:
+    from mlperf_bert.model.fused_fp8_blocks import FusedFp8Blocks
+
+    for site in (None, make_site(0.3, 5, make_keys(rows, DEVICE))):
+        check_blocks(FusedFp8Blocks, rows, site, DEVICE)
+
+
+def test_scales_of_a_captured_product_follow_the_maxima() -> None:
+    (eager, (own,)), (captured, (other,)) = make_scales(DEVICE), make_scales(DEVICE)
+    case, static = Case(32, DEVICE), Case(32, DEVICE)
+    number = step_of(0, DEVICE)
+    first = captured.tensors()
+    saved = {name: tensor.clone() for name, tensor in first.items()}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles
+        captured.follow(number)
+        static.run(other)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.follow(number)
+        static.run(other)
+    for name, tensor in first.items():
+        tensor.copy_(saved[name])
+    for step, size in ((1, 1.0), (2, 30.0), (3, 0.01)):
+        for each in (case, static):
+            with torch.no_grad():
+                each.x.mul_(size)
+        number.fill_(step)
+        eager.follow(number)
+        case.run(own)
+        graph.replay()
+        assert torch.equal(captured.state, eager.state)
+        assert torch.equal(static.y, case.y)
+        assert torch.equal(static.x.grad, case.x.grad)

@@ -1,0 +1,193 @@
+"""What test_fp8.py runs by itself: `fp8_job.py interpret|compile`, without a GPU.
+
+The first runs the kernels in Triton's interpreter, which has to be chosen before triton is
+imported. It rounds to FP8 wrongly (1.99 to 1), so there they write float32, which is compared or
+rounded by torch. The second compiles them for a GPU and looks at how that rounds.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from fp8_cases import (
+    E4M3,
+    E5M2,
+    SHAPES,
+    check_blocks,
+    check_cast,
+    make_keys,
+    make_layers,
+    scales_of,
+    values_of,
+)
+from mlperf_bert.model import fp8_cast, fused_fp8_blocks, triton_fp8
+from mlperf_bert.model.dropout import make_site
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
+from mlperf_bert.model.fused_fp8_blocks import FusedFp8Blocks
+from mlperf_bert.model.triton_fp8_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
+from mlperf_bert.model.triton_fp8_norm import residual_norm_fp8, residual_norm_fp8_backward
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.uint8: "u8",
+    E4M3: "fp8e4nv",
+    E5M2: "fp8e5",
+}
+UNIT = 0.25
+KERNELS = (
+    *("bias_gelu_fp8", "bias_gelu_fp8_backward"),
+    *("residual_norm_fp8", "residual_norm_fp8_backward"),
+)
+
+
+def interpret() -> None:
+    for dtype, shape in product((E4M3, E5M2), SHAPES):
+        cast_in_float32(values_of(shape), dtype)
+    # Where each of several parts comes to lie.
+    check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
+    for shape in SHAPES:
+        gelu_in_float32(*shape)
+    for name in KERNELS:
+        setattr(fused_fp8_blocks, name, rounded_by_torch(getattr(fused_fp8_blocks, name)))
+    copies_are_taken()
+    for rows in (1, 17):
+        check_blocks(FusedFp8Blocks, rows, None, "cpu")
+        check_blocks(FusedFp8Blocks, rows, make_site(0.3, 5, make_keys(rows, "cpu")), "cpu")
+
+
+class InFloat32(Target):
+    """Where a matrix in float32 stands for one in FP8."""
+
+
+def copies_are_taken() -> None:
+    """A product reads the FP8 copy that its input carries, and takes it away."""
+    made = make_layers(17, "cpu")
+    layers, hidden = made
+    blocks = FusedFp8Blocks(scales_of(made, "cpu"))
+    attended = blocks.residual_output(
+        hidden, hidden, layers["first"], layers["norm_of_first"], None
+    )
+    copy = attended.fp8
+    exact = attended.detach().float() / copy.unit
+    torch.testing.assert_close(copy.rows.float(), exact, rtol=2**-4, atol=2**-10)
+    wide = blocks.intermediate(attended, layers["wide"])
+    assert not hasattr(attended, "fp8") and hasattr(wide, "fp8")
+    assert wide.isnan().all()  # whoever reads it in another way will notice
+
+
+def rounded_by_torch(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The same in float32, then in FP8."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        *others, target = arguments
+        found = kernel(*others, Target(torch.float32, target.unit, target.maximum), **options)
+        results = found if isinstance(found, tuple) else (found,)
+        rounded = tuple(
+            in_fp8(each, target) if isinstance(each, Fp8Matrix) else each for each in results
+        )
+        return rounded if isinstance(found, tuple) else rounded[0]
+
+    return run
+
+
+def in_fp8(found: Fp8Matrix, target: Target) -> Fp8Matrix:
+    both = (
+        each.clamp(-target.limit, target.limit).to(target.dtype)
+        for each in (found.rows, found.transposed)
+    )
+    return Fp8Matrix(found.unit, *both)
+
+
+def cast_in_float32(x: Tensor, dtype: torch.dtype) -> None:
+    limit = torch.finfo(dtype).max
+    rows = torch.full((x.shape[0], x.shape[1] + 3), 7.0)
+    transposed = torch.full((x.shape[1], x.shape[0] + 3), 7.0)
+    own = rows[:, : x.shape[1]], transposed[:, : x.shape[0]]
+    unit = torch.tensor(UNIT)
+    triton_fp8.cast_part(x, Fp8Matrix(unit, *own), InFloat32(dtype, unit, None))
+    exact = (x.float() / UNIT).clamp(-limit, limit).masked_fill(~x.isfinite(), math.nan)
+    for found, expected in zip(own, (exact, exact.t()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert (rows[:, x.shape[1] :] == 7).all() and (transposed[:, x.shape[0] :] == 7).all()
+
+
+def gelu_in_float32(rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    gradient, x = (torch.randn(rows, columns, generator=generator) for _ in range(2))
+    bias = torch.randn(columns, generator=generator)
+    exact, exact_bias = x.double().requires_grad_(), bias.double().requires_grad_()
+    result = F.gelu(exact + exact_bias)
+    result.backward(gradient.double())
+    maximum = torch.zeros(())
+    target = Target(torch.float32, torch.tensor(UNIT), maximum)
+    found = bias_gelu_fp8(x, bias, target, transpose=True)
+    check_matrix(found, result.detach(), maximum)
+    maximum.zero_()
+    found, of_bias = bias_gelu_fp8_backward(gradient, x, bias, target)
+    check_matrix(found, exact.grad, maximum)
+    torch.testing.assert_close(of_bias.double(), exact_bias.grad, rtol=1e-5, atol=1e-5)
+
+
+def check_matrix(found: Fp8Matrix, exact: Tensor, maximum: Tensor) -> None:
+    torch.testing.assert_close(found.rows.double() * UNIT, exact, rtol=1e-5, atol=1e-6)
+    num_rows = len(exact)
+    assert torch.equal(found.transposed[:, :num_rows], found.rows.t())
+    assert not found.transposed[:, num_rows:].any()
+    assert maximum == found.rows.abs().max() * UNIT
+
+
+def compile_all() -> None:
+    compiled: list[str] = []
+    JITFunction.run = lambda *arguments, **_: compiled.append(ptx_of(*arguments))
+    unit, maximum = torch.ones(()), torch.zeros(())
+    x, keep = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, 8, dtype=torch.uint8)
+    bias, statistics = x[0], torch.zeros(2, 64)
+    for noted, kept in ((None, None), (maximum, keep)):
+        trains, target = noted is not None, Target(E4M3, unit, noted)
+        triton_fp8.cast((x,), 0, target, transpose=trains)
+        bias_gelu_fp8(x, bias, target, transpose=trains)
+        residual_norm_fp8(x, bias, x, bias, bias, 1e-12, kept, 1.0, target, transpose=trains)
+    assert all("cvt.rn.satfinite.e4m3x2.f32" in ptx for ptx in compiled)
+    compiled.clear()
+    target = Target(E5M2, unit, maximum)
+    triton_fp8.cast((x,), 1, target, transpose=True)
+    bias_gelu_fp8_backward(x, x, bias, target)
+    for kept in (None, keep):
+        residual_norm_fp8_backward(x, x, bias, x, bias, statistics, kept, 1.0, target)
+    rounding = [ptx for ptx in compiled if "_sum_rows" not in ptx]
+    assert len(rounding) == 4
+    assert all("cvt.rn.satfinite.e5m2x2.f32" in ptx for ptx in rounding)
+
+
+def ptx_of(kernel: Any, *arguments: Any) -> str:
+    """Of a kernel that is launched."""
+    given = dict(zip(kernel.arg_names, arguments, strict=True))
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        value = given[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        else:
+            is_tensor = isinstance(value, Tensor)
+            signature[parameter.name] = f"*{TYPES[value.dtype]}" if is_tensor else "i32"
+    done = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER)
+    assert done.asm["cubin"]
+    return str(done.asm["ptx"])
+
+
+if __name__ == "__main__":
+    {"interpret": interpret, "compile": compile_all}[sys.argv[1]]()

@@ -1,0 +1,177 @@
+"""Products in FP8: casts, scales one step behind, bounds, what is not finite; Triton's casts."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8_cases import E4M3, E5M2, SHAPES, Case, make_scales, step_of, values_of
+from mlperf_bert.model.fp8 import DTYPES, FIRST_MAXIMA, GRADIENT, HEADROOM, INPUT, product
+from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Target, cast
+from support import run_process
+
+LIMITS = torch.tensor([torch.finfo(dtype).max for dtype in DTYPES])
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cast_takes_the_nearest_value(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = values_of(shape)
+    unit, maximum = torch.tensor(0.25), torch.tensor(0.5)
+    found = cast((x,), 0, Target(dtype, unit, maximum), transpose=True)
+    all_values = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    all_values = all_values[all_values.isfinite()] * unit
+    is_finite = x.isfinite()
+    exact = x.double().masked_fill(~is_finite, 0.0)
+    least_error = (exact[..., None] - all_values).abs().amin(dim=-1)
+    values = found.rows.double() * unit
+    assert torch.equal(values.isnan(), ~is_finite)  # no infinity either, and none is hidden
+    assert torch.equal((values - exact).abs()[is_finite], least_error[is_finite])
+    assert maximum == exact.abs().max()
+    assert found.transposed is not None
+    width = found.transposed.shape[1]
+    assert width % COLUMNS_MULTIPLE == 0 and width - shape[0] < COLUMNS_MULTIPLE
+    columns = found.transposed[:, : shape[0]].double() * unit
+    assert torch.equal(columns.t().nan_to_num(), values.nan_to_num())
+    assert not found.transposed[:, shape[0] :].float().any()
+
+
+def test_a_maximum_is_raised_only() -> None:
+    maximum = torch.tensor(0.0)
+    for x, expected in ((-3.0, 3.0), (2.0, 3.0), (float("nan"), 3.0), (5.0, 5.0)):
+        target = Target(E4M3, torch.tensor(1.0), maximum)
+        cast((torch.full((1, 16), x),), 0, target, transpose=False)
+        assert maximum == expected
+
+
+@pytest.mark.parametrize("rows", [1, 17, 48])
+def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
+    (scales, (own,)), case = make_scales("cpu"), Case(rows, "cpu")
+    for number in (1, 2, 3):
+        scales.follow(step_of(number, "cpu"))
+        case.run(own)
+        case.check(own)
+
+
+def test_weights_of_one_product_are_as_weights_of_several() -> None:
+    (_, (own,)), case = make_scales("cpu"), Case(16, "cpu")
+    case.run(own)
+    for number, (weight, bias) in enumerate(zip(case.weights, case.biases, strict=True)):
+        (result,) = product(case.x, (weight,), (bias,), own)
+        start = 32 * number
+        assert torch.equal(result, case.y[:, start : start + len(weight)])
+        of_weight = weight.grad
+        weight.grad = None
+        result.backward(case.gradients[number])
+        assert torch.equal(weight.grad, of_weight)
+
+
+def test_scales_follow_the_maxima_one_step_later() -> None:
+    scales, (own, _) = make_scales("cpu", 2)
+    units, maxima = scales.state
+    assert_fits(units[0], torch.tensor(FIRST_MAXIMA))
+    before = units.clone()
+    case = Case(16, "cpu")
+    scales.follow(step_of(1, "cpu"))
+    case.run(own)
+    seen = [case.x, torch.cat(case.weights), torch.cat(case.gradients, dim=1)]
+    expected = torch.stack([each.detach().abs().max() for each in seen])
+    assert torch.equal(maxima[0], expected) and torch.equal(units, before)
+    scales.follow(step_of(1, "cpu"))  # another forward of the same update
+    assert torch.equal(maxima[0], expected) and torch.equal(units, before)
+    scales.follow(step_of(2, "cpu"))
+    assert not maxima.any()
+    assert_fits(units[0], expected)
+    assert torch.equal(units[1], before[1])  # of this product nothing was seen
+
+
+def assert_fits(units: Tensor, maxima: Tensor) -> None:
+    mantissas, _ = torch.frexp(units)
+    assert (mantissas == 0.5).all()  # powers of two
+    at = maxima / units / LIMITS * torch.tensor(HEADROOM)
+    assert (at >= 1).all() and (at < 2).all()
+
+
+@pytest.mark.parametrize("maximum", [1e-30, 1e30])
+def test_units_stay_where_two_of_them_can_be_multiplied(maximum: float) -> None:
+    scales, _ = make_scales("cpu")
+    scales.state[1] = maximum
+    scales.follow(step_of(1, "cpu"))
+    both = scales.state[0, 0, INPUT] * scales.state[0, 0, GRADIENT]
+    assert both >= torch.finfo(torch.float32).smallest_normal and both.isfinite()
+
+
+def test_forwards_of_an_update_share_units_and_add_to_the_maxima() -> None:
+    (at_once, (own,)), (by_halves, (other,)) = make_scales("cpu"), make_scales("cpu")
+    whole = Case(32, "cpu")
+    whole.run(own)
+    x, gradients = whole.x.detach(), whole.gradients
+    sums = [torch.zeros_like(each, dtype=torch.float64) for each in whole.weights]
+    for rows in (slice(0, 16), slice(16, 32)):
+        half = Case(16, "cpu")
+        half.x, half.weights, half.biases = x[rows].requires_grad_(), whole.weights, whole.biases
+        half.gradients = [each[rows] for each in gradients]
+        of_whole = [each.grad for each in whole.weights]
+        half.run(other)
+        assert torch.equal(half.y, whole.y[rows])
+        for total, weight, kept in zip(sums, whole.weights, of_whole, strict=True):
+            total += weight.grad
+            weight.grad = kept
+    for total, weight in zip(sums, whole.weights, strict=True):
+        torch.testing.assert_close(total, weight.grad.double(), rtol=2**-6, atol=2**-8 * 0.03)
+    assert torch.equal(by_halves.state, at_once.state)
+
+
+def test_a_sudden_jump_saturates_and_is_caught_up_with() -> None:
+    (scales, (own,)), case = make_scales("cpu"), Case(16, "cpu", size=1000.0)
+    for number in (1, 2):
+        scales.follow(step_of(number, "cpu"))
+        case.run(own)
+        for result in (case.y, case.x.grad, case.weights[0].grad):
+            assert result.isfinite().all()
+        if number == 1:
+            with pytest.raises(AssertionError):
+                case.check(own)
+    case.check(own)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["x", "weights", "gradients"])
+def test_what_is_not_finite_stays_visible(where: str, value: float) -> None:
+    (scales, (own,)), case = make_scales("cpu"), Case(16, "cpu")
+    case.run(own)
+    target = case.x if where == "x" else getattr(case, where)[1]
+    with torch.no_grad():
+        target[3, 2] = value
+    scales.follow(step_of(2, "cpu"))
+    units = scales.state[0].clone()
+    case.run(own)
+    results = {"y": case.y, "x": case.x.grad, "weights": case.weights[1].grad}
+    expected = {"x": ("y", "weights"), "weights": ("y", "x"), "gradients": ("x", "weights")}
+    for name in expected[where]:
+        assert not results[name].isfinite().all(), name
+    # The next units are those of the other values.
+    scales.follow(step_of(3, "cpu"))
+    assert torch.equal(scales.state[0], units)
+
+
+def test_evaluation_notes_nothing() -> None:
+    (scales, (own,)), case = make_scales("cpu"), Case(16, "cpu")
+    before = scales.state.clone()
+    with torch.inference_mode():
+        results = product(case.x, case.weights, case.biases, own)
+    assert torch.equal(scales.state, before)
+    case.run(own)
+    assert torch.equal(torch.cat(results, dim=1), case.y)
+
+
+@pytest.mark.parametrize("how", ["interpret", "compile"])
+def test_triton_kernels(how: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: its kernels are not run here")
+    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = run_process(sys.executable, Path(__file__).with_name("fp8_job.py"), how, **environ)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,78 @@
+"""tools/study_fp8.py: runs of the train command, resuming, table and picture."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from support import REPOSITORY
+
+TOOLS = REPOSITORY / "tools"
+
+
+@pytest.fixture(scope="module")
+def tool() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(TOOLS))  # as when it is started by its path
+    yield importlib.import_module("study_fp8")
+    sys.path.remove(str(TOOLS))
+
+
+def call(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["study_fp8.py", *words])
+    tool.main()
+
+
+def test_a_small_study(
+    tool: ModuleType,
+    tiny_config: Path,
+    synthetic_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "study")
+    run = ["run", "--data", str(synthetic_data), "--out", out, "--config", str(tiny_config)]
+    run += ["--seeds", "3", "--max-steps", "2"]
+    call(tool, monkeypatch, *run)
+    call(tool, monkeypatch, *run)
+    printed = capsys.readouterr().out
+    assert "2 of 2 runs to do" in printed and "0 of 2 runs to do" in printed
+    for precision in tool.PRECISIONS:
+        result = json.loads((tmp_path / f"study/runs/{precision}-seed3.json").read_bytes())
+        assert result["config"]["model"]["precision"] == precision
+        assert result["skipped_steps"] == 0
+        ((samples, accuracy),) = result["curve"]
+        assert samples == 64 and 0 <= accuracy <= 1
+    call(tool, monkeypatch, "table", "--out", out)
+    assert "fp8 less bf16" in (tmp_path / "study/table.md").read_text()
+    assert (tmp_path / "study/fp8.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        call(tool, monkeypatch, *run[:-1], "3")  # another config
+    assert "give another --out" in capsys.readouterr().err
+
+
+def result_of(precision: str, seed: int, *accuracies: float) -> dict[str, Any]:
+    curve = [[(number + 1) * 10, value] for number, value in enumerate(accuracies)]
+    return {"curve": curve, "config": {"model": {"precision": precision}, "run": {"seed": seed}}}
+
+
+def test_the_table_compares_seed_by_seed(tool: ModuleType) -> None:
+    results = [
+        result_of("bf16", 1, 0.1, 0.2),
+        result_of("fp8", 1, 0.1, 0.22),
+        result_of("bf16", 2, 0.3, 0.4),
+        result_of("fp8", 2, 0.3, 0.4),
+        result_of("bf16", 3, 0.9, 0.9),  # no run to compare it with yet
+    ]
+    lines = tool.in_words(tool.curves_of(results)).splitlines()
+    assert lines[0] == "| accuracy | 10 | 20 samples |"
+    deviation = (0.02 / 2) * 2**0.5
+    assert (
+        lines[-1] == f"| fp8 less bf16, seed by seed | 0.0000 ± 0.0000 | 0.0100 ± {deviation:.4f} |"
+    )
+    assert lines[2].startswith("| bf16 | 0.2000 ± 0.1414 |")
