@@ -34,7 +34,7 @@ def commands_to_test() -> list[str]:
 def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
     if "run_and_time.sh" in command:
         command += (" --" if " -- " not in command else "") + REDUCED
-    elif " train " in command:
+    elif " bench " not in command and " train " in command:
         command += REDUCED
     elif " bench " in command:
         command += " --batch 2 --steps 1"

@@ -13,7 +13,8 @@ LEVELS = (
     {"errors", "compiled"},
     {"config", "config_checks", "seeds"},
     {"config_io"},
-    {"data", "model", "optim", "distributed", "mlperf_log", "replay"} | {"heartbeat"},
+    {"data", "model", "optim", "distributed", "mlperf_log", "replay"}
+    | {"heartbeat", "random_states"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
     | {"eval_batches", "eval_schedule", "open_data", "optimizer_state"},
     {"graphs"},

@@ -16,7 +16,6 @@ from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
 from mlperf_bert.distributed.wire import make_wire
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.graphs import CapturedStep
-from mlperf_bert.model.attention import grouped, packed, reference
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
 from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
@@ -27,6 +26,7 @@ from mlperf_bert.optim.schedule import learning_rate
 from mlperf_bert.step import EagerStep, Step, weights_dtype
 
 WARM_UP_CALLS = 3  # of an update before it is captured
+READ_LENGTHS_ON_THE_HOST = ("reference", "grouped", "packed")  # on CUDA
 DDP_WARM_UP_CALLS = 11  # what torch's notes on CUDA graphs ask for with DistributedDataParallel
 
 
@@ -45,7 +45,7 @@ def build_step(
     gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
     """
     if shapes:
-        _check_attention(model, device)
+        _check_capturable(model.attention.name, device)
     parallel = config.parallel
     check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
     layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
@@ -79,12 +79,17 @@ def build_step(
     )
 
 
-def _check_attention(model: BertForPretraining, device: torch.device) -> None:
-    """A graph cannot read lengths on the host. Raises ConfigError."""
-    if device.type == "cuda" and model.attention.policy in (grouped, packed, reference):
-        problem = f"{model.attention.policy.__name__!r} reads lengths on the host in every step"
+def _check_capturable(attention: str, device: torch.device) -> None:
+    """What a graph can hold. Raises ConfigError."""
+    if device.type != "cuda":
+        return
+    if attention in READ_LENGTHS_ON_THE_HOST:
+        problem = f"{attention!r} reads lengths on the host in every step, which is to be captured"
         remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
         raise ConfigError("model.attention", problem, remedy)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        problem = "'captured' with ranks that share a GPU, and so talk over gloo"
+        raise ConfigError("run.step_mode", problem, "use 'eager', or a rank for each GPU")
 
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:

@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON only, complete or absent, digests checked before use.
 
 `step_00000120/{manifest.json, model.safetensors, optimizer/rank_00000.safetensors, state.json,
-rng/rank_00000.safetensors}` beside `LATEST`. Parameter names are Hugging Face's.
+rng/rank_00000.safetensors, fp8.safetensors}` beside `LATEST`; the last only where products are FP8.
+Parameter names are Hugging Face's.
 """
 
 import hashlib
@@ -10,13 +11,13 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables
@@ -24,10 +25,14 @@ from mlperf_bert.data.atomic import write_file
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
 from mlperf_bert.errors import CheckpointError
+from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optimizer_state import read_shards, write_shard
+from mlperf_bert.random_states import gather_random_states
 
 FORMAT_VERSION = 1
+FP8_FILE = "fp8.safetensors"
+NO_FP8: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +53,11 @@ def save_checkpoint(
     state: CheckpointState,
     info: RankInfo,
     device: torch.device,
+    fp8_state: Mapping[str, Tensor] = NO_FP8,
 ) -> Path:
     """Write one checkpoint below `directory` and return its path. Called by every rank.
+
+    Of the model's `fp8_state` rank 0's is kept; a step replaces it by what it finds.
 
     The first rank that holds a shard of the optimizer's state writes that, rank 0 all else, beside
     first, then it renames: `directory` must be one for all of them. Raises CheckpointError on every
@@ -57,7 +65,7 @@ def save_checkpoint(
     """
     final = directory / f"step_{state.step:08d}"
     partial = final.with_name(f".{final.name}.partial")
-    random_states = _gather_random_states(info.world_size, device)
+    random_states = gather_random_states(info.world_size, device)
     weights = optimizer.exact_weights(keep=info.rank == 0)
 
     def write_shard_file() -> None:
@@ -67,7 +75,11 @@ def save_checkpoint(
     on_rank_zero(info, _writing(final, lambda: _make_folders(partial)))
     on_every_rank(info, _writing(final, write_shard_file))
     on_rank_zero(
-        info, _writing(final, lambda: _write(final, partial, weights, config, state, random_states))
+        info,
+        _writing(
+            final,
+            lambda: _write(final, partial, weights, fp8_state, config, state, random_states),
+        ),
     )
     return final
 
@@ -96,11 +108,14 @@ def _write(
     final: Path,
     partial: Path,
     weights: dict[str, Tensor],
+    fp8_state: Mapping[str, Tensor],
     config: RunConfig,
     state: CheckpointState,
     random_states: list[dict[str, Tensor]],
 ) -> None:
     save_file(weights, partial / "model.safetensors")
+    if fp8_state:
+        save_file({name: each.cpu() for name, each in fp8_state.items()}, partial / FP8_FILE)
     for rank, random_state in enumerate(random_states):
         save_file(random_state, partial / "rng" / f"rank_{rank:05d}.safetensors")
     _write_json(partial / "state.json", {"world_size": len(random_states), **asdict(state)})
@@ -134,8 +149,12 @@ def load_checkpoint(
     return state
 
 
-def load_weights(model: nn.Module, directory: Path, vocabulary_sha256: str) -> CheckpointState:
+def load_weights(
+    model: BertForPretraining, directory: Path, vocabulary_sha256: str
+) -> CheckpointState:
     """Fill `model` with the weights of a checkpoint directory, or of one that holds `LATEST`.
+
+    FP8 scales too, where it has them and the checkpoint does.
 
     Raises CheckpointError where files are missing or damaged, or made for another model or
     vocabulary.
@@ -145,6 +164,11 @@ def load_weights(model: nn.Module, directory: Path, vocabulary_sha256: str) -> C
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names_and_shapes(directory, tensors, shapes)
     model.load_state_dict(tensors)
+    scales = model.fp8_state()
+    if scales and (directory / FP8_FILE).is_file():
+        _verify_files(directory, _read_json(directory / "manifest.json"), (FP8_FILE,))
+        for name, tensor in load_file(directory / FP8_FILE).items():
+            scales[name].copy_(tensor)
     return state
 
 
@@ -170,22 +194,6 @@ def read_config(directory: Path) -> RunConfig:
     if not isinstance(tables, dict):
         raise CheckpointError(str(directory), "has no config", "use another checkpoint")
     return config_from_tables(tables, str(directory))
-
-
-def _gather_random_states(world_size: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """Every rank's generator states, in rank order."""
-    mine = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        mine["cuda"] = torch.cuda.get_rng_state(device)
-    if world_size == 1:
-        return [mine]
-    gathered = {}
-    through = device if dist.get_backend() == "nccl" else torch.device("cpu")
-    for name, tensor in mine.items():
-        parts = [torch.empty_like(tensor, device=through) for _ in range(world_size)]
-        dist.all_gather(parts, tensor.to(through))
-        gathered[name] = [part.cpu() for part in parts]
-    return [{name: parts[r] for name, parts in gathered.items()} for r in range(world_size)]
 
 
 def _manifest(folder: Path, config: RunConfig, state: CheckpointState) -> dict[str, Any]:

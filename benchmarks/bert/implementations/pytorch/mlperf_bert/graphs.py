@@ -8,6 +8,7 @@ Without CUDA the same object runs the eager step over the same static inputs.
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -120,11 +121,20 @@ class CapturedStep:
         self._heartbeat.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Free the graphs, before the process group goes that their collectives belong to."""
-        for _inputs, replay in self._captured.values():
-            replay.close()
-        self._captured.clear()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Free the graphs, before the process group goes that their collectives belong to.
+
+        Not after an error: the device may never be done with them.
+        """
+        if error is None:
+            for _inputs, replay in self._captured.values():
+                replay.close()
+            self._captured.clear()
         self._heartbeat.__exit__()  # last: the device may hang until then
 
 

@@ -6,6 +6,7 @@ on the device.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Protocol, Self
 
 import torch
@@ -48,7 +49,12 @@ class Step(Protocol):
     def __enter__(self) -> Self:
         """Begin a run of steps."""
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """End it, and let go of what is held on the device."""
 
 

@@ -143,6 +143,7 @@ def _save(outcome: Outcome, parts: Parts) -> None:
         state,
         parts.info,
         parts.device,
+        parts.model.fp8_state(),
     )
     parts.reporter.line(f"checkpoint {path.relative_to(parts.directory.root)}")
 

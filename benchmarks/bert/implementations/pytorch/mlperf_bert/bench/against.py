@@ -24,7 +24,6 @@ from mlperf_bert.config import ModelSection, StepMode
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
-from mlperf_bert.model.layers import SelfAttention
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step import forward
 
@@ -201,8 +200,7 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
 
 def attention_name(ours: BertForPretraining) -> str:
     """The attention policy that our model runs."""
-    first = next(module for module in ours.modules() if isinstance(module, SelfAttention))
-    return first.attend.__name__
+    return ours.attention.name
 
 
 def exact_model(model: ModelSection) -> ModelSection:

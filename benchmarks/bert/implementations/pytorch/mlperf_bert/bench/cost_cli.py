@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers(parser, [(name, None, f"without --config: {text}") for name, text in rows])
     parser.add_argument("--dropout", type=float, metavar="P", help="without --config")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16", "bf16_autocast"), help="without --config"
+        "--precision", choices=("fp32", "bf16", "bf16_autocast", "fp8"), help="without --config"
     )
     add_attention(parser, default=None)
     add_numbers(

@@ -85,6 +85,7 @@ def rates(run: TrainingRun, milliseconds: list[float]) -> dict[str, Any]:
         "steps": len(milliseconds),
         "mean_length": statistics.fmean(lengths),
         "padding_share": run.padding_share,
+        "attention": run.model.attention.note,
     }
 
 

@@ -22,6 +22,7 @@ TOLERANCE = 0.02
 class AttentionChoice:
     """A policy, and one line that says which and why."""
 
+    name: str
     policy: AttentionPolicy
     note: str
 
@@ -52,14 +53,14 @@ def choose_attention(
             f"{name!r} cannot run here: {problem}",
             "use 'auto' or 'grouped'",
         )
-    return AttentionChoice(_policy(name), f"attention: {name}")
+    return AttentionChoice(name, _policy(name), f"attention: {name}")
 
 
 def _choose_by_measuring(
     config: ModelSection, device: torch.device, dtype: torch.dtype
 ) -> AttentionChoice:
     if device.type != "cuda":
-        return AttentionChoice(grouped, "attention: grouped")
+        return AttentionChoice("grouped", grouped, "attention: grouped")
     candidates: dict[str, Callable[[], AttentionPolicy]] = {}
     left_out: dict[str, str] = {}
     names: tuple[AttentionName, ...] = ("triton", "flash", "cudnn")
@@ -108,7 +109,8 @@ def choose_fastest(
     found = [f"{name} {1e3 * each:.3g} ms" for name, each in seconds.items()]
     found += [f"{name} left out ({reason})" for name, reason in reasons.items()]
     size = "" if trial is None else f"forward and backward of {trial.num_tokens:,} tokens: "
-    return AttentionChoice(policies[chosen], f"attention: {chosen} ({size}{', '.join(found)})")
+    note = f"attention: {chosen} ({size}{', '.join(found)})"
+    return AttentionChoice(chosen, policies[chosen], note)
 
 
 def _why_not(

@@ -51,7 +51,7 @@ def cast_part(x: Tensor, place: Fp8Matrix, target: Target) -> None:
     if x.stride(1) != 1:
         x = x.contiguous()
     num_rows, num_columns = x.shape
-    _cast[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
+    _cast_to_fp8[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
         x, num_rows, num_columns, x.stride(0), *writing(place, target), TILE
     )
 
@@ -73,12 +73,12 @@ def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
 
 
 @kernel
-def _cast(
+def _cast_to_fp8(
     x: tl.tensor,
     num_rows: int,
     num_columns: int,
     x_stride: int,
-    rows: tl.tensor,
+    quantised: tl.tensor,
     transposed: tl.tensor,
     unit: tl.tensor,
     maximum: tl.tensor,
@@ -94,7 +94,7 @@ def _cast(
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     at = row[:, None] * x_stride + column[None, :]
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    place = rows, transposed, unit, maximum, rows_stride, transposed_stride
+    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride
     write_fp8(values, row, column, inside, place, limit, notes_maximum, transposes)
 
 
@@ -113,7 +113,7 @@ def write_fp8(
 
     `place` is made of the first six of `writing(...)`.
     """
-    rows, transposed, unit, maximum, rows_stride, transposed_stride = place
+    quantised, transposed, unit, maximum, rows_stride, transposed_stride = place
     sizes = tl.abs(values)
     is_finite = sizes < float("inf")
     if notes_maximum:
@@ -121,8 +121,8 @@ def write_fp8(
         # Most programs find that another's is larger: a plain load spares them the atomic one.
         tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
     scaled = tl.minimum(tl.maximum(values * (1.0 / tl.load(unit)), -limit), limit)
-    written = tl.where(is_finite, scaled, float("nan")).to(rows.dtype.element_ty)
-    tl.store(rows + row[:, None] * rows_stride + column[None, :], written, mask=inside)
+    written = tl.where(is_finite, scaled, float("nan")).to(quantised.dtype.element_ty)
+    tl.store(quantised + row[:, None] * rows_stride + column[None, :], written, mask=inside)
     if transposes:
         at = column[:, None] * transposed_stride + row[None, :]
         tl.store(transposed + at, tl.trans(written), mask=tl.trans(inside))

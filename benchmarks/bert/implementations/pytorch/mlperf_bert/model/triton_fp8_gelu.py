@@ -46,7 +46,7 @@ def _launch(
     target: Target,
 ) -> None:
     num_rows, num_columns = product.shape
-    _gelu[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
+    _gelu_fp8[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
         product if gradient is None else gradient,
         product,
         bias,
@@ -60,7 +60,7 @@ def _launch(
 
 
 @kernel
-def _gelu(
+def _gelu_fp8(
     gradient: tl.tensor,
     product: tl.tensor,
     bias: tl.tensor,
@@ -68,7 +68,7 @@ def _gelu(
     num_rows: int,
     num_columns: int,
     is_backward: tl.constexpr,
-    rows: tl.tensor,
+    quantised: tl.tensor,
     transposed: tl.tensor,
     unit: tl.tensor,
     maximum: tl.tensor,
@@ -93,5 +93,5 @@ def _gelu(
     if is_backward:
         own = partials + tl.program_id(0).to(tl.int64) * num_columns + column
         tl.store(own, tl.sum(values, 0), mask=column < num_columns)
-    place = rows, transposed, unit, maximum, rows_stride, transposed_stride
+    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride
     write_fp8(values, row, column, inside, place, limit, notes_maximum, transposes)

@@ -45,7 +45,7 @@ def residual_norm_fp8(
     statistics = empty_sums(product, 2, num_rows)
     result8 = empty_fp8(product, product.shape, target, transpose=transpose)
     block_rows, block_columns, num_warps = _block(size, FORWARD_ELEMENTS)
-    _forward[(triton.cdiv(num_rows, block_rows),)](
+    _norm_fp8_forward[(triton.cdiv(num_rows, block_rows),)](
         product,
         bias,
         residual,
@@ -92,7 +92,7 @@ def residual_norm_fp8_backward(
     block_rows, block_columns, num_warps = _block(size, BACKWARD_ELEMENTS)
     programs = min(triton.cdiv(num_rows, block_rows), MOST_PROGRAMS)
     partials = empty_sums(statistics, programs, 3, size)
-    _backward[(programs,)](
+    _norm_fp8_backward[(programs,)](
         gradient,
         product,
         bias,
@@ -123,7 +123,7 @@ def _block(size: int, most_elements: int) -> tuple[int, int, int]:
 
 
 @kernel
-def _forward(
+def _norm_fp8_forward(
     product: tl.tensor,
     bias: tl.tensor,
     residual: tl.tensor,
@@ -137,7 +137,7 @@ def _forward(
     epsilon: tl.constexpr,
     scale: tl.constexpr,
     has_keep: tl.constexpr,
-    rows: tl.tensor,
+    quantised: tl.tensor,
     transposed: tl.tensor,
     unit: tl.tensor,
     maximum: tl.tensor,
@@ -152,7 +152,9 @@ def _forward(
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block_columns)
     inside = (row < num_rows)[:, None] & (column < size)[None, :]
-    total = sum_of_tile(product, bias, residual, keep, row, column, inside, size, scale, has_keep)
+    total = sum_of_tile(
+        product, bias, residual, keep, row, num_rows, column, inside, size, scale, has_keep
+    )
     mean = tl.sum(total, 1) / size
     centered = tl.where(inside, total - mean[:, None], 0.0)
     inverse_deviation = 1 / tl.sqrt(tl.sum(centered * centered, 1) / size + epsilon)
@@ -165,12 +167,12 @@ def _forward(
     written = tl.where(inside, values, 0.0).to(output.dtype.element_ty)
     tl.store(output + row[:, None] * size + column[None, :], written, mask=inside)
     values = written.to(tl.float32)
-    place = rows, transposed, unit, maximum, rows_stride, transposed_stride
+    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride
     write_fp8(values, row, column, inside, place, limit, notes_maximum, transposes)
 
 
 @kernel
-def _backward(
+def _norm_fp8_backward(
     gradient: tl.tensor,
     product: tl.tensor,
     bias: tl.tensor,
@@ -184,7 +186,7 @@ def _backward(
     size: tl.constexpr,
     scale: tl.constexpr,
     has_keep: tl.constexpr,
-    rows: tl.tensor,
+    quantised: tl.tensor,
     transposed: tl.tensor,
     unit: tl.tensor,
     maximum: tl.tensor,
@@ -207,7 +209,7 @@ def _backward(
         inside = (row < num_rows)[:, None] & (column < size)[None, :]
         at = row[:, None] * size + column[None, :]
         total = sum_of_tile(
-            product, bias, residual, keep, row, column, inside, size, scale, has_keep
+            product, bias, residual, keep, row, num_rows, column, inside, size, scale, has_keep
         )
         given = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         normalised, of_total = norm_gradient_of_tile(
@@ -217,9 +219,9 @@ def _backward(
         of_norm_bias += given
         tl.store(of_residual + at, of_total.to(of_residual.dtype.element_ty), mask=inside)
         if has_keep:
-            of_total = drop_tile(of_total, keep, row, column, inside, size, scale)
+            of_total = drop_tile(of_total, keep, row, num_rows, size, scale)
         of_bias += of_total
-        place = rows, transposed, unit, maximum, rows_stride, transposed_stride
+        place = quantised, transposed, unit, maximum, rows_stride, transposed_stride
         write_fp8(of_total, row, column, inside, place, limit, notes_maximum, transposes)
         first += tl.num_programs(0) * block_rows
     own = partials + tl.program_id(0) * 3 * size + column

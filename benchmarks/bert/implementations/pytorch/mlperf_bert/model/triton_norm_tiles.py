@@ -39,6 +39,7 @@ def sum_of_tile(
     residual: tl.tensor,
     keep: tl.tensor,
     row: tl.tensor,
+    num_rows: int,
     column: tl.tensor,
     inside: tl.tensor,
     size: tl.constexpr,
@@ -50,7 +51,7 @@ def sum_of_tile(
     values = tl.load(product + at, mask=inside, other=0.0).to(tl.float32)
     values += tl.load(bias + column, mask=column < size, other=0.0).to(tl.float32)[None, :]
     if has_keep:
-        values = drop_tile(values, keep, row, column, inside, size, scale)
+        values = drop_tile(values, keep, row, num_rows, size, scale)
     values += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     return tl.where(inside, values, 0.0)
 
@@ -60,13 +61,16 @@ def drop_tile(
     values: tl.tensor,
     keep: tl.tensor,
     row: tl.tensor,
-    column: tl.tensor,
-    inside: tl.tensor,
+    num_rows: int,
     size: tl.constexpr,
     scale: tl.constexpr,
 ) -> Any:
-    """`values` dropped and scaled by the keep bits of their rows."""
+    """`values` dropped and scaled by the keep bits of their rows; `column` starts at 0."""
     num_bytes: tl.constexpr = (size + 7) // 8
-    at = row[:, None] * num_bytes + (column // 8)[None, :]
-    bits = tl.load(keep + at, mask=inside, other=0).to(tl.int32) >> (column % 8)[None, :]
-    return tl.where(bits & 1 == 1, values * scale, 0.0)
+    columns: tl.constexpr = values.shape[1]
+    byte = tl.arange(0, columns // 8)  # each byte is loaded once
+    mask = (row < num_rows)[:, None] & (byte < num_bytes)[None, :]
+    bits = tl.load(keep + row[:, None] * num_bytes + byte[None, :], mask=mask, other=0)
+    each = (bits[:, :, None] >> tl.arange(0, 8)[None, None, :].to(tl.uint8)) & 1
+    kept = tl.reshape(each, (values.shape[0], columns)) != 0
+    return tl.where(kept, values * scale, 0.0)

@@ -17,9 +17,10 @@ SUMMED_ROWS, SUMMED_COLUMNS = 64, 32  # of partial sums that a program adds at a
 def kernel(function: Callable[..., None]) -> Any:
     """A Triton kernel, or a function that kernels call.
 
-    Machine code does not depend on `rows`: a batch of any size runs what the first one compiled.
+    Machine code does not depend on the number of rows: a batch of any size runs what the first one
+    compiled.
     """
-    return triton.jit(function, do_not_specialize=("rows",))
+    return triton.jit(function, do_not_specialize=("rows", "num_rows"))
 
 
 def computed_in(*tensors: Tensor) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.buckets_model import QkvLayout, backward_order
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 
 
 def add_buckets(parser: argparse.ArgumentParser) -> None:
