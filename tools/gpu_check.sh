@@ -17,6 +17,10 @@ ONLY=${ONLY:-}
 MODE=run
 if [[ ${1:-} == --dry-run || ${DRY_RUN:-0} == 1 ]]; then MODE=dry; fi
 if [[ ${1:-} == --list ]]; then MODE=list; fi
+if [[ ${1:-} != "" && $MODE == run ]]; then
+    echo "tools/gpu_check.sh: unknown argument $1; see the top of the file" >&2
+    exit 2
+fi
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tests
 
 # Device and sizes: here and nowhere else.
@@ -28,6 +32,7 @@ if [[ $MODE == dry ]]; then
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64)
     PEER_SIZE=(--layers 1 --hidden 32 --heads 2 --vocab 128 --max-length 32 --steps 1)
     SHORT=(--steps 3 --seconds 0.1 --threads 1)
+    TEST_PROCESSES=0
     PEAK=(--peak-seconds 0.02)
     EVAL=(--samples 32 --rounds 1)
     LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)
@@ -35,10 +40,11 @@ if [[ $MODE == dry ]]; then
     OPTIMIZER=(--layers 1 --hidden 64 --vocab 128 --steps 1 --threads 1)
 else
     DEVICE=cuda
-    BATCH=112 LARGE_BATCH=448 MAX_BATCH=64 SWEEP_BATCH=112 PEER_BATCH=48
+    BATCH=112 LARGE_BATCH=448 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=48
     SIZE=()
     PEER_SIZE=(--layers 24 --hidden 1024 --steps 8 --seconds 10)
     SHORT=(--steps 20 --seconds 2)
+    TEST_PROCESSES=6 # most of the time is compilation
     PEAK=(--peak-seconds 3)
     EVAL=(--samples 10000 --rounds 3)
     LOADER=(--dir "${TMPDIR:-/tmp}/mlperf-bert-loader" --rounds 2)
@@ -60,7 +66,7 @@ ABLATIONS=(
     "bf16_autocast model.precision=bf16_autocast"
     "dropout_0 model.hidden_dropout=0.0 model.attention_dropout=0.0"
     "adamw optim.name=adamw mlperf.enforce_rules=false"
-    "fp32 model.precision=fp32"
+    "fp32 model.precision=fp32 run.step_mode=eager"
 )
 if [[ $MODE == dry ]]; then ABLATIONS=("${ABLATIONS[@]:0:1}"); fi
 
@@ -104,13 +110,13 @@ ablate() { # lines of ABLATIONS
         read -r name settings <<<"$line"
         switches=()
         for setting in $settings; do switches+=(--set "$setting"); done
-        bench "ablation_$name" 30 train "${OURS[@]}" "${AT_BATCH[@]}" "${switches[@]}" --peak-seconds 0.2 "${SHORT[@]}"
+        bench "ablation_$name" 45 train "${OURS[@]}" "${AT_BATCH[@]}" "${switches[@]}" --peak-seconds 0.2 "${SHORT[@]}"
     done
 }
 
 if [[ $MODE != list ]]; then
     mkdir -p "$OUT"
-    rm -f "$OUT"/parts.tsv "$OUT"/*.json
+    if [[ -z $ONLY ]]; then rm -f "$OUT"/parts.tsv "$OUT"/*.json; fi
     {
         echo "command: OUT=$OUT tools/gpu_check.sh ${1:-}"
         echo "commit: $(git rev-parse HEAD 2>/dev/null || echo unknown)"
@@ -120,9 +126,9 @@ if [[ $MODE != list ]]; then
     } >"$OUT/machine.txt"
 fi
 
-bench train_bf16 60 train "${OURS[@]}" "${AT_BATCH[@]}" "${PEAK[@]}" "${SHORT[@]}"
+bench train_bf16 120 train "${OURS[@]}" "${AT_BATCH[@]}" "${PEAK[@]}" "${SHORT[@]}"
 bench train_fp8 60 train "${OURS[@]}" "${AT_BATCH[@]}" --set model.precision=fp8 "${PEAK[@]}" "${SHORT[@]}"
-part tests.txt 150 "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu
+part tests.txt 200 "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TEST_PROCESSES" tests/gpu
 bench against_bf16 170 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
 bench eval_bf16 45 eval "${OURS[@]}" "${AT_BATCH[@]}" "${EVAL[@]}" "${SHORT[@]}"
 bench profile_bf16 45 profile "${OURS[@]}" "${AT_BATCH[@]}" --plot "$OUT/profile_bf16.png"

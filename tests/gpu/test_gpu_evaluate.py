@@ -33,6 +33,7 @@ def model(seed: int) -> BertForPretraining:
         intermediate_size=256,
         max_position_embeddings=32,
         initializer_range=0.5,
+        attention="triton",  # measured once a model, "auto" could choose two
         precision="bf16",
     )
     return BertForPretraining(config, device(), seed=seed).to(torch.bfloat16)

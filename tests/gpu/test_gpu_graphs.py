@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_smallest
+from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.graphs import use_capturable_stream
 from mlperf_bert.warm_up import warm_up
 
@@ -48,15 +49,18 @@ def test_captured_is_eager_over_100_steps(tiny_config: Path, overrides: tuple[st
         torch.cuda.manual_seed(1)  # flash draws its dropout from torch's generator
         with run.step:
             losses[name] = run.losses(STEPS, to_smallest)
-    assert losses["eager"][0] - min(losses["eager"]) > 5 * TOLERANCE
-    # flash's own dropout is another one in a graph than outside.
-    tolerance = 10 * TOLERANCE if "model.attention=flash" in overrides else TOLERANCE
+    # flash's own dropout is another one in a graph than outside; FP8's units see padding.
+    differs = "model.attention=flash" in overrides or "model.precision=fp8" in overrides
+    tolerance = 10 * TOLERANCE if differs else TOLERANCE
+    assert losses["eager"][0] - min(losses["eager"]) > 2 * tolerance
     assert losses["captured"] == pytest.approx(losses["eager"], abs=tolerance)
 
 
-def test_init_phase_leaves_every_bit_of_state(tiny_config: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_init_phase_leaves_every_bit_of_state(tiny_config: Path, precision: str) -> None:
     device = torch.device("cuda")
-    run = Run(tiny_config, *ON_GPU, shapes=(SMALL, LARGE), device=device)
+    options = (*ON_GPU, f"model.precision={precision}")
+    run = Run(tiny_config, *options, shapes=(SMALL, LARGE), device=device)
     before = state_of(run)
     warm_up(run.config, run.step, run.model, run.optimizer, device)
     after = state_of(run)
@@ -77,12 +81,29 @@ def test_a_replay_makes_the_host_wait_for_nothing(tiny_config: Path) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_replays_and_eager_steps_may_take_turns(tiny_config: Path) -> None:
+    device = torch.device("cuda")
+    eager = Run(tiny_config, *ON_GPU, device=device)
+    mixed = Run(tiny_config, *ON_GPU, shapes=(SMALL, LARGE), device=device)
+    warm_up(mixed.config, mixed.step, mixed.model, mixed.optimizer, device)
+    with mixed.step:
+        for step in range(1, 31):
+            steps = range(step, step + 1)
+            change = to_smallest if step % 2 else unchanged
+            assert mixed.losses(steps, change) == pytest.approx(eager.losses(steps), abs=TOLERANCE)
+
+
+def unchanged(batch: UnpaddedBatch) -> UnpaddedBatch:
+    return batch
+
+
 @pytest.mark.parametrize("data_parallel", ["ddp", "flat", "shard_world"])
 @pytest.mark.parametrize("policy", ["after_allreduce", "bucket_before_allreduce"])
 def test_captured_is_eager_through_nccl(
     tiny_config: Path, tmp_path: Path, data_parallel: str, policy: str
 ) -> None:
-    device = torch.device("cuda")
+    """With one rank our own reducer has nobody to send to: only "ddp" calls NCCL here."""
+    device = torch.device("cuda", torch.cuda.current_device())
     losses = {}
     for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
         dist.init_process_group(

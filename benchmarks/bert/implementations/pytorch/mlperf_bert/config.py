@@ -38,7 +38,7 @@ class RunSection:
     """What runs where, and for how long at most.
 
     `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
-    each update as one graph. A step that has not ended after `hang_timeout_s` ends the run.
+    each update as one graph; such a step that has not ended after `hang_timeout_s` ends the run.
     """
 
     max_steps: int

@@ -41,7 +41,11 @@ def add_parsers(measurements: Any) -> None:
     scale = measurements.add_parser("scale", help="rate by batch size, eager against captured")
     _add_common(scale, _scale, steps=20, seconds=2.0)
     scale.add_argument(
-        "--max-batch", type=int, default=64, metavar="N", help="sequences at most (default 64)"
+        "--max-batch",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="sequences at most, while memory and time last (default 1024)",
     )
     scale.add_argument(
         "--sweep",

@@ -19,7 +19,7 @@ CapacityBasis = Literal["exact", "bound"]
 
 RISK = 0.01  # that a bound is too low for one step or more of the run
 LADDER_CAPACITIES = 12
-TOKEN_MULTIPLE = 16  # FP8 products take no other number of rows
+TOKEN_MULTIPLE = 16  # so that transposes for FP8 need no zeros
 LADDER_STEP = 0.02  # of the next larger capacity
 
 
