@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-gpu golden bench
+.PHONY: setup check format test test-slow test-gpu golden bench
 
 setup:
 	tools/venv.sh dev
@@ -18,6 +18,10 @@ format: setup
 
 test: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# What is too long for every run of the tests.
+test-slow: setup
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -m longest
 
 # On a machine with a GPU; tools/gpu_check.sh measures as well.
 test-gpu: setup

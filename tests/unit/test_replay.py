@@ -91,7 +91,7 @@ def test_on_cuda_it_is_warmed_up_captured_and_replayed(monkeypatch: pytest.Monke
     assert cuda.events == [
         *("new waits for current", "on new", "function", "function", "current waits for new"),
         "capture {'pool': (0, 1), 'capture_error_mode': 'thread_local'}",
-        *("function", "captured"),
+        *("function", "captured", "replay"),
     ]
     cuda.events.clear()
     assert replay() is replay() is result

@@ -103,19 +103,28 @@ def test_summary_of_a_cpu_judges_nothing(tmp_path: Path) -> None:
     assert "met" not in words.split()
 
 
-@pytest.mark.slow
-def test_dry_run_does_every_part(tmp_path: Path) -> None:
-    environ = {"PYTHON": sys.executable, "OUT": str(tmp_path), "LIMIT_S": "270"}
-    done = run_process("bash", SCRIPT, "--dry-run", **environ)
+def dry_run(out: Path, **environ: str) -> dict[str, list[str]]:
+    """Commands of the parts that a dry run did, by name; all of them succeeded."""
+    done = run_process("bash", SCRIPT, "--dry-run", PYTHON=sys.executable, OUT=str(out), **environ)
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "parts.tsv").read_text(encoding="utf-8").splitlines()
-    statuses = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
-    assert set(statuses.values()) == {"0"}, done.stderr
-    forms = {"train", "against", "eval", "profile", "scale", "optimizer", "cost", "loader"}
-    commands = [line.split("\t")[3].split() for line in lines]
-    run = {words[words.index("bench") + 1] for words in commands if "bench" in words}
-    assert run == forms
-    words = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    lines = (out / "parts.tsv").read_text(encoding="utf-8").splitlines()
+    parts = [line.split("\t") for line in lines]
+    assert {status for _, status, *_ in parts} == {"0"}, done.stderr
+    words = (out / "summary.md").read_text(encoding="utf-8")
     assert "Not run on a GPU" in words
-    assert all(f"| {name} | done |" in words for name in statuses)
+    assert all(f"| {name} | done |" in words for name, *_ in parts)
+    return {name: command.split() for name, _, _, command in parts}
+
+
+@pytest.mark.slow
+def test_dry_run_of_some_parts(tmp_path: Path) -> None:
+    names = ("train_bf16", "eval_bf16", "profile_bf16", "sweep")
+    assert tuple(dry_run(tmp_path, ONLY=f"^({'|'.join(names)})$")) == names
     assert os.path.getsize(tmp_path / "profile_bf16.png") > 0
+
+
+@pytest.mark.longest
+def test_dry_run_does_every_part(tmp_path: Path) -> None:
+    commands = dry_run(tmp_path, LIMIT_S="270").values()
+    forms = {"train", "against", "eval", "profile", "scale", "optimizer", "cost", "loader"}
+    assert {words[words.index("bench") + 1] for words in commands if "bench" in words} == forms
