@@ -145,6 +145,12 @@ def test_clip_settings_want_a_policy_that_uses_them(
         load_config(config_file, [override])
 
 
+def test_a_captured_step_wants_batches_that_can_be_padded(config_file: Path) -> None:
+    load_config(config_file, ["run.step_mode=captured"])
+    with pytest.raises(ConfigError, match=r"run\.step_mode: .*'dali'.*'thread'"):
+        load_config(config_file, ["run.step_mode=captured", "data.loader=dali"])
+
+
 CLOSED = [
     *("mlperf.division=closed", "mlperf.enforce_rules=true", "optim.name=lamb"),
     *("eval.target_accuracy=0.72", "eval.interval_samples=mlperf"),

@@ -9,14 +9,9 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
-import triton
-from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -35,14 +30,8 @@ from mlperf_bert.model import bert
 from mlperf_bert.model.blocks import ReferenceBlocks
 from mlperf_bert.model.fused_blocks import FusedBlocks
 from mlperf_bert.model.triton_parts import sum_programs
+from triton_compile import compile_instead
 
-HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-}
 SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
 
 
@@ -98,23 +87,6 @@ def compile_all() -> None:
     for dtype, block, dropout in product(("fp32", "bf16"), BLOCKS, (False, True)):
         modules, inputs, run = make_case(block, 4, 100, DTYPES[dtype], "cpu", dropout=dropout)
         results(run, FusedBlocks(), modules, inputs)
-
-
-def compile_instead(kernel: Any, *arguments: Any, num_warps: int = 4, **_: Any) -> None:
-    """Called where a kernel is launched."""
-    given = dict(zip(kernel.arg_names, arguments, strict=True))
-    signature, constants = {}, {}
-    for parameter in kernel.params:
-        value = given[parameter.name]
-        if parameter.is_constexpr:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        else:
-            signature[parameter.name] = (
-                f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else "i32"
-            )
-    options = {"num_warps": num_warps}
-    done = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER, options=options)
-    assert done.asm["cubin"]
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -38,15 +35,8 @@ from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.fused_fp8_blocks import FusedFp8Blocks
 from mlperf_bert.model.triton_fp8_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
 from mlperf_bert.model.triton_fp8_norm import residual_norm_fp8, residual_norm_fp8_backward
+from triton_compile import compile_instead
 
-HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.uint8: "u8",
-    E4M3: "fp8e4nv",
-    E5M2: "fp8e5",
-}
 UNIT = 0.25
 KERNELS = (
     *("bias_gelu_fp8", "bias_gelu_fp8_backward"),
@@ -152,7 +142,9 @@ def check_matrix(found: Fp8Matrix, exact: Tensor, maximum: Tensor) -> None:
 
 def compile_all() -> None:
     compiled: list[str] = []
-    JITFunction.run = lambda *arguments, **_: compiled.append(ptx_of(*arguments))
+    JITFunction.run = lambda *arguments, **options: compiled.append(
+        str(compile_instead(*arguments, **options).asm["ptx"])
+    )
     unit, maximum = torch.ones(()), torch.zeros(())
     x, keep = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, 8, dtype=torch.uint8)
     bias, statistics = x[0], torch.zeros(2, 64)
@@ -171,22 +163,6 @@ def compile_all() -> None:
     rounding = [ptx for ptx in compiled if "_sum_rows" not in ptx]
     assert len(rounding) == 4
     assert all("cvt.rn.satfinite.e5m2x2.f32" in ptx for ptx in rounding)
-
-
-def ptx_of(kernel: Any, *arguments: Any) -> str:
-    """Of a kernel that is launched."""
-    given = dict(zip(kernel.arg_names, arguments, strict=True))
-    signature, constants = {}, {}
-    for parameter in kernel.params:
-        value = given[parameter.name]
-        if parameter.is_constexpr:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        else:
-            is_tensor = isinstance(value, Tensor)
-            signature[parameter.name] = f"*{TYPES[value.dtype]}" if is_tensor else "i32"
-    done = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER)
-    assert done.asm["cubin"]
-    return str(done.asm["ptx"])
 
 
 if __name__ == "__main__":

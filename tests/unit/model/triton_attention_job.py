@@ -10,25 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from attention_cases import check_policy, make_case, results
 from mlperf_bert.model import triton_attention
+from triton_compile import compile_instead
 
-HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_BYTES = 227 * 1024  # that a program may have there
-TYPES = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int32: "*i32",
-    torch.uint8: "*u8",
-}
 
 
 def interpret() -> None:
@@ -60,31 +49,16 @@ def check_strides() -> None:
 
 
 def compile_all() -> None:
-    JITFunction.run = compile_instead
+    JITFunction.run = compile_within_limits
     for head_size, probability in (*((size, 0.1) for size in triton_attention.TILES), (64, 0.0)):
         case = make_case((130, 7), head_size=head_size, max_length=512)
         results(triton_attention.attend, case, probability, torch.bfloat16)
 
 
-def compile_instead(
-    kernel: Any, *arguments: Any, num_warps: int, num_stages: int, **_: Any
-) -> None:
+def compile_within_limits(kernel: Any, *arguments: Any, **options: Any) -> None:
     """Called where a kernel is launched."""
-    signature, constants, aligned = {}, {}, {}
-    for number, (parameter, value) in enumerate(zip(kernel.params, arguments, strict=True)):
-        if parameter.is_constexpr:
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-            continue
-        is_tensor = isinstance(value, Tensor)
-        signature[parameter.name] = TYPES[value.dtype] if is_tensor else "i32"
-        if is_tensor or (value % 16 == 0 and not parameter.do_not_specialize):
-            aligned[(number,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    done = triton.compile(source, target=HOPPER, options=options)
+    done = compile_instead(kernel, *arguments, **options)
     assert done.metadata.shared <= SHARED_BYTES
-    print(kernel.__name__, constants["head_size"], done.metadata.shared, "bytes shared")
 
 
 if __name__ == "__main__":

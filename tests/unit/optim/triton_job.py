@@ -9,27 +9,13 @@ compared in fp16 alone.
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import torch
-import triton
-from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kernel_cases import CHECKS, DTYPES, RULES, check_updates, make_case, make_scalars, update
 from mlperf_bert.optim import triton_kernels
-
-HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int32: "i32",
-}
+from triton_compile import compile_instead
 
 
 def interpret() -> None:
@@ -43,18 +29,6 @@ def compile_all() -> None:
     JITFunction.run = compile_instead
     for rule, dtypes in product(RULES, DTYPES):
         update(triton_kernels, rule, make_case(dtypes, "cpu").shard, make_scalars(1, "cpu"))
-
-
-def compile_instead(kernel: Any, *arguments: Any, **_: Any) -> None:
-    """Called where a kernel is launched."""
-    given = dict(zip(kernel.arg_names, arguments, strict=True))
-    signature = {
-        name: f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else "constexpr"
-        for name, value in given.items()
-    }
-    constants = {name: value for name, value in given.items() if signature[name] == "constexpr"}
-    done = triton.compile(ASTSource(kernel, signature, constants), target=HOPPER)
-    assert done.asm["cubin"]
 
 
 if __name__ == "__main__":
