@@ -7,7 +7,6 @@ of the model's feed-forward halves, with as many rows as a batch has tokens.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,21 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlperf_bert.config import ModelSection
+from mlperf_bert.model.bert import COMPUTED_IN
 
 BURST_SECONDS = 0.2
 LONG_SECONDS = 3.0
 CHUNK_SECONDS = 0.02  # between two looks at the clock
 ROW_MULTIPLE = 128
-
-PRODUCT_DTYPES = MappingProxyType(
-    {
-        "fp32": torch.float32,
-        "fp16": torch.float16,
-        "bf16": torch.bfloat16,
-        "bf16_autocast": torch.bfloat16,
-        "fp8": torch.float8_e4m3fn,
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +48,7 @@ def measure_peak(
 
     `long_seconds`: LONG_SECONDS, or less where the number does not matter.
     """
-    dtype = PRODUCT_DTYPES[model.precision]
+    dtype = torch.float8_e4m3fn if model.precision == "fp8" else COMPUTED_IN[model.precision]
     name = str(dtype).removeprefix("torch.")
     rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     try:

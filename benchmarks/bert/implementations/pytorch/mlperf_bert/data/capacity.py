@@ -61,6 +61,7 @@ class CapacityLadder:
     """Several capacities, the smallest first, for samplers whose steps differ in size.
 
     Each has 2 % less room for tokens and masked positions than the next; sequences are the same.
+    `plan balance` reckons with it; a run chooses its own (`choose_capacity.py`).
     """
 
     capacities: tuple[CapacityPlan, ...]

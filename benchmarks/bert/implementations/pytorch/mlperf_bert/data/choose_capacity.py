@@ -9,7 +9,6 @@ import numpy as np
 
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,
-    CapacityLadder,
     CapacityPlan,
     ForwardSizes,
     StaticShape,
@@ -38,10 +37,10 @@ def plan_shapes(
     free = int(largest.sequences - sizes.sequences.min())
     largest = replace(largest, tokens=largest.tokens + free)
     # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
-    ladder = _smallest_ladder(largest, sizes.tokens.max(axis=1), sizes.masked.max(axis=1))
+    capacities = _fewest_capacities(largest, sizes.tokens.max(axis=1), sizes.masked.max(axis=1))
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
-        for capacity in ladder.capacities
+        for capacity in capacities
     )
     # Of those that are rounded to the same number of tokens, the last: it has the most masked.
     return tuple({shape.tokens: shape for shape in shapes}.values())
@@ -56,24 +55,24 @@ def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | N
     return next((shape for shape in shapes if shape.holds(**sizes)), None)
 
 
-def _smallest_ladder(
+def _fewest_capacities(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array
-) -> CapacityLadder:
+) -> tuple[CapacityPlan, ...]:
     """One capacity, or as many as bring the waste under WASTE: LADDER_CAPACITIES at most.
 
     `tokens` and `masked` are the sizes of each step's largest forwards.
     """
     for number in range(1, LADDER_CAPACITIES + 1):
-        ladder = _by_quantiles(largest, tokens, masked, number)
-        room = np.array([capacity.tokens for capacity in ladder.capacities])
+        capacities = _by_quantiles(largest, tokens, masked, number)
+        room = np.array([capacity.tokens for capacity in capacities])
         if room[np.searchsorted(room, tokens)].sum() <= (1 + WASTE) * tokens.sum():
             break
-    return ladder
+    return capacities
 
 
 def _by_quantiles(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array, number: int
-) -> CapacityLadder:
+) -> tuple[CapacityPlan, ...]:
     """`number` capacities: the largest, that of the largest step seen, and others at quantiles.
 
     Fewer where some are the same.
@@ -85,4 +84,4 @@ def _by_quantiles(
         for limit in limits.tolist()
         if limit < largest.tokens
     )
-    return CapacityLadder((*smaller, largest))
+    return *smaller, largest
