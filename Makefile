@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-slow test-gpu golden bench
+.PHONY: setup check format test test-real test-slow test-gpu golden bench package
 
 setup:
 	tools/venv.sh dev
@@ -11,6 +11,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
+	$(BIN)/hadolint Dockerfile
 
 format: setup
 	$(BIN)/ruff format .
@@ -18,6 +19,11 @@ format: setup
 
 test: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# A real cluster of two nodes, and two network namespaces; installs SLURM where it is missing.
+test-real: setup
+	tests/slurm/install.sh
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real
 
 # What is too long for every run of the tests.
 test-slow: setup
@@ -41,3 +47,7 @@ bench: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16 --no-plot
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench loader
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python tools/bench_readers.py
+
+# What would be submitted, checked by all of MLCommons' checkers and our own (docs/submission.md).
+package: setup
+	$(BIN)/mlperf_bert package --out runs/submission

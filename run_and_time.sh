@@ -1,7 +1,15 @@
 #!/usr/bin/env bash
+#SBATCH --job-name=mlperf-bert
+#SBATCH --nodes=1
+#SBATCH --exclusive
+#SBATCH --time=04:00:00
+#
 # Train BERT to its target accuracy and time it, NEXP times; every MLPerf log is checked.
 #
-#   ./run_and_time.sh [-- --set section.key=value ...]
+#   ./run_and_time.sh [-- --set section.key=value ...]                              one machine
+#   sbatch $(.venv/bin/mlperf_bert config --slurm FILE) run_and_time.sh [-- ...]    a cluster
+#   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     once a rank
+#   benchmarks/bert/implementations/pytorch/launch/docker.sh [-- ...]               a container
 #
 #   CONFIG   TOML file                              [configs/cpu_tiny.toml]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
@@ -9,9 +17,19 @@
 #   NEXP     number of runs                         [1]
 #   SEED     seed of the first run, then counted up [drawn from the system's random source]
 #   PYTHON   interpreter that has the package       [.venv/bin/python, made at first use]
+#   CONT     image for SLURM's pyxis, SIF file for Apptainer: where ranks run   [on the node itself]
+#   CLEAR_CACHES=0   leaves the page cache alone; CACHE_CLEARED=1 says that it was dropped already
+#   NETWORK_TEST=0   skips the all-reduce before the first run of several ranks
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+launch=benchmarks/bert/implementations/pytorch/launch
+# sbatch runs a copy of this file, from a place of its own.
+[ -d "$root/$launch" ] || root=${SLURM_SUBMIT_DIR:-$root}
+if [ ! -d "$root/$launch" ]; then
+    echo "run_and_time.sh: error: $root is not the tree; submit from the top of the tree" >&2
+    exit 2
+fi
 CONFIG=${CONFIG:-$root/benchmarks/bert/implementations/pytorch/configs/cpu_tiny.toml}
 NEXP=${NEXP:-1}
 LOGDIR=${LOGDIR:-$root/runs/$(date -u +%Y%m%dT%H%M%SZ)-$(basename "$CONFIG" .toml)}
@@ -37,15 +55,27 @@ for ((i = 0; i < $#; i++)); do
     --set=*) overrides+=(--set "${options[i]#--set=}") ;;
     esac
 done
+# shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh
+. "$root/$launch/signals.sh" # with_signals
+# shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh
+. "$root/$launch/where.sh" # PYTHON, leads, here, ranks, nodes, passed_on
 
 setting() { # name, overrides that come before the user's
     local name=$1
     shift
-    "$PYTHON" -m mlperf_bert config "$CONFIG" "$@" ${overrides[@]+"${overrides[@]}"} --get "$name"
+    "${here[@]}" -m mlperf_bert config "$CONFIG" "$@" ${overrides[@]+"${overrides[@]}"} --get "$name"
+}
+
+# Drop the page cache of every node; fails where that may not be done, and the log will say so.
+drop_caches() {
+    [ "${CLEAR_CACHES:-1}" = 1 ] || return
+    ! is_one_of_many || return # the other scripts of a node may be reading already
+    ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
+        sudo -n /sbin/sysctl -q vm.drop_caches=3' >/dev/null 2>&1
 }
 
 check_log() {
-    local checker=("$PYTHON" -W ignore -m mlperf_logging.compliance_checker --usage training)
+    local checker=("${here[@]}" -W ignore -m mlperf_logging.compliance_checker --usage training)
     local report=$2/compliance.txt
     if "${checker[@]}" --ruleset "$RULESET" --log_output "$2/compliance.log" "$1" >"$report" 2>&1; then
         echo "compliance checker, ruleset $RULESET: $1 accepted"
@@ -56,13 +86,16 @@ check_log() {
 }
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
-    local index=$1 seed=$2 status=0 start start_time
+    local index=$1 seed=$2 status=0 start start_time cleared=()
+    if [ "$index${CACHE_CLEARED:-0}" = 01 ] || drop_caches; then cleared=(--cache-cleared); fi
     start=$(date +%s)
     start_time=$(date '+%Y-%m-%d %r')
-    "$PYTHON" -m mlperf_bert train --config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" \
-        --run-index "$index" --set run.seed="$seed" ${options[@]+"${options[@]}"} || status=$?
+    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert train --config "$CONFIG" \
+        --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index" --set run.seed="$seed" \
+        ${cleared[@]+"${cleared[@]}"} ${options[@]+"${options[@]}"} || status=$?
+    [ "$leads" = 1 ] || return "$status"
     case $status in
-    0) echo "RESULT,bert,$seed,$(($(date +%s) - start)),$(id -un),$start_time" ;;
+    0) echo "RESULT,bert,$seed,$(($(date +%s) - start)),$(id -un 2>/dev/null || id -u),$start_time" ;;
     "$TARGET_MISSED") ;;
     *) return "$status" ;;
     esac
@@ -70,15 +103,18 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
     return "$status"
 }
 
-if [ -z "${PYTHON:-}" ]; then
-    "$root/tools/venv.sh"
-    PYTHON=$root/.venv/bin/python
-fi
 if [ -z "${DATADIR:-}" ]; then
     [ "$(setting data.corpus)" = embedded ] || fail "$CONFIG needs data; set DATADIR"
     DATADIR=$root/.cache/$(setting embedded_corpus_name)
-    "$PYTHON" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
-        ${overrides[@]+"${overrides[@]}"}
+    if [ "$leads" = 1 ]; then
+        "${here[@]}" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
+            ${overrides[@]+"${overrides[@]}"}
+    fi
+fi
+if [ -n "${SLURM_JOB_NUM_NODES:-}" ] && [ "$passed_on" = USR1 ]; then
+    srun_ranks "$(setting parallel.nodes)" "$(setting processes_per_node)"
+    [ "${NETWORK_TEST:-1}" = 0 ] || with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor \
+        --only network || fail "the ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
 fi
 missed=0
 for ((i = 0; i < NEXP; i++)); do
@@ -93,7 +129,7 @@ for ((i = 0; i < NEXP; i++)); do
     case $status in
     0) ;;
     "$TARGET_MISSED") missed=$((missed + 1)) ;;
-    *) exit "$status" ;; # a mistake or Ctrl-C would only come again
+    *) exit "$status" ;; # a mistake, Ctrl-C or a stop would only come again
     esac
 done
 [ "$missed" -eq 0 ] || fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"

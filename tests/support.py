@@ -1,5 +1,6 @@
 """Paths and small data sets that several tests share."""
 
+import json
 import os
 import random
 import shutil
@@ -151,6 +152,12 @@ def run_shell(command: str, directory: Path, timeout: float) -> subprocess.Compl
         timeout=timeout,
         check=False,
     )
+
+
+def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
+    """The losses of a run, one an interval."""
+    lines = (run_dir / f"run_{index}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
 
 
 def start_job(

@@ -25,11 +25,11 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from mlperf_bert.__main__ import EXIT_TARGET_MISSED
 from mlperf_bert.__main__ import main as run_command
 from mlperf_bert.config_io import config_to_tables, load_config
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 
 IMPLEMENTATION = Path(__file__).parents[1] / "benchmarks" / "bert" / "implementations" / "pytorch"
 CONFIG = IMPLEMENTATION / "configs" / "cpu_tiny.toml"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support import run_cli, run_process
+from support import metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20
@@ -26,11 +26,6 @@ def free_port() -> str:
 def sizes(ranks: int, batch: int, accumulation: int = 1) -> list[str]:
     values = {"ranks_per_node": ranks, "local_batch_size": batch, "grad_accum_steps": accumulation}
     return [word for key, value in values.items() for word in ("--set", f"parallel.{key}={value}")]
-
-
-def losses(run_dir: Path) -> list[float]:
-    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
 
 
 def torchrun(ranks: int) -> list[str]:
@@ -54,8 +49,10 @@ def one_rank(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def assert_same_losses(run_dir: Path, expected: Path) -> None:
-    assert len(losses(expected)) == STEPS
-    assert losses(run_dir) == pytest.approx(losses(expected), abs=LOSS_TOLERANCE, rel=0)
+    assert len(metrics_losses(expected)) == STEPS
+    assert metrics_losses(run_dir) == pytest.approx(
+        metrics_losses(expected), abs=LOSS_TOLERANCE, rel=0
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

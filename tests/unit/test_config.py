@@ -1,5 +1,6 @@
 """Configs: strict reading, round trip, cross-field checks that name the field to change."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,26 +152,38 @@ def test_a_captured_step_wants_batches_that_can_be_padded(config_file: Path) -> 
         load_config(config_file, ["run.step_mode=captured", "data.loader=dali"])
 
 
-CLOSED = [
-    *("mlperf.division=closed", "mlperf.enforce_rules=true", "optim.name=lamb"),
-    *("eval.target_accuracy=0.72", "eval.interval_samples=mlperf"),
-]
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("optim.name=adamw", "eval.target_accuracy=0.71", "eval.interval_samples=1000"),
+        *("data.sampler=strata_4_2_2_4", "data.corpus=embedded", "data.max_seq_length=128"),
+        *("model.num_layers=12", "model.hidden_dropout=0.0", "parallel.local_batch_size=16385"),
+        *("clip.policy=none", "clip.policy=bucket_before_allreduce", "clip.max_norm=5.0"),
+    ],
+)
+def test_closed_division_rules(override: str) -> None:
+    closed = CONFIGS / "h200_1x1x448x1.toml"
+    field = re.escape(override.partition("=")[0])
+    with pytest.raises(ConfigError, match=f"^{field}: .* closed division"):
+        load_config(closed, [override])
+    assert load_config(closed, [override, "mlperf.enforce_rules=false"])
+    assert load_config(closed, [override, "mlperf.division=open"])
 
 
 @pytest.mark.parametrize(
-    ("override", "field"),
+    "override",
     [
-        ("optim.name=adamw", "optim.name"),
-        ("eval.target_accuracy=0.71", "eval.target_accuracy"),
-        ("eval.interval_samples=1000", "eval.interval_samples"),
-        ("data.sampler=strata_4_2_2_4", "data.sampler"),
+        *("clip.policy=whole_before_allreduce", "parallel.local_batch_size=16384"),
+        *("eval.target_accuracy=0.73", "data.balance=presort_global"),
     ],
 )
-def test_closed_division_rules(config_file: Path, override: str, field: str) -> None:
-    assert load_config(config_file, CLOSED).mlperf.division == "closed"
-    with pytest.raises(ConfigError, match=field):
-        load_config(config_file, [*CLOSED, override])
-    assert load_config(config_file, [*CLOSED, override, "mlperf.enforce_rules=false"])
+def test_the_closed_division_leaves_free(override: str) -> None:
+    assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override])
+
+
+@pytest.mark.parametrize(("override", "steps"), [("run.max_steps=7", 7), ("run.seed=1", 6700)])
+def test_the_schedule_says_where_a_run_stops_unless_told(override: str, steps: int) -> None:
+    assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override]).max_steps == steps
 
 
 def test_config_value_reads_properties_only(config_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every config that is shipped loads, is as large as its name says, and says whether it has run."""
+"""Every config that is shipped is what its name, its division's rules and its source say."""
 
 import math
 import re
@@ -10,12 +10,15 @@ from mlperf_bert.config import RunConfig
 from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.config_io import load_config
 from mlperf_bert.optim.schedule import learning_rate
-from support import CONFIGS
+from mlperf_bert.plan.convergence import expected_samples
+from mlperf_bert.plan.recipes import lamb_recipe
+from support import CONFIGS, REPOSITORY
 
 SIZE = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 NAMED_BY_SIZE = sorted(path for path in CONFIGS.glob("*.toml") if SIZE.search(path.stem))
 CLOSED = [path for path in NAMED_BY_SIZE if not path.stem.startswith("open_")]
 OPEN = [path for path in NAMED_BY_SIZE if path.stem.startswith("open_")]
+DGX_A100 = [path for path in CLOSED if path.stem.startswith("dgxa100_")]
 
 
 def name(path: Path) -> str:
@@ -52,17 +55,59 @@ def test_captured_on_cuda_with_bert_large(path: Path) -> None:
     assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
     assert config.model.precision == "bf16"
     assert config.data.max_seq_length == 512
-    assert config.schedule.decay_steps <= config.run.max_steps
+    assert config.schedule.decay_steps <= config.max_steps
 
 
 @pytest.mark.parametrize("path", CLOSED, ids=name)
 def test_closed_division(path: Path) -> None:
     config = load_config(path)
     assert config.mlperf.division == "closed"
-    assert config.mlperf.enforce_rules
-    assert config.optim.name == "lamb"
+    assert config.mlperf.enforce_rules  # so that loading it has checked the rules
+    assert config.data.sampler == "uniform"
     assert config.eval.target_accuracy == CLOSED_TARGET_ACCURACY
-    assert config.eval_interval_samples == 150_000  # MLPerf's formula at 448 and at 768
+    assert config.run.max_steps == "schedule"
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=name)
+def test_closed_hyperparameters_are_those_of_the_batch(path: Path) -> None:
+    config = load_config(path)
+    recipe = lamb_recipe(config.parallel.global_batch_size)
+    optim, schedule = config.optim, config.schedule
+    assert (optim.learning_rate, optim.weight_decay) == (recipe.learning_rate, recipe.weight_decay)
+    assert (optim.beta_1, optim.beta_2) == (recipe.beta_1, recipe.beta_2)
+    assert optim.epsilon == 1e-6
+    assert (schedule.warmup_steps, schedule.decay_steps) == (
+        recipe.warmup_steps,
+        recipe.decay_steps,
+    )
+    assert (schedule.start_warmup_step, schedule.form) == (recipe.start_warmup_step, recipe.form)
+    assert (schedule.end_learning_rate, schedule.power) == (0, 1)
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=name)
+def test_schedule_is_long_enough_for_the_samples_to_expect(path: Path) -> None:
+    config = load_config(path)
+    batch = config.parallel.global_batch_size
+    expected = expected_samples(batch)
+    assert expected is not None
+    assert config.max_steps * batch > expected.mean
+
+
+def test_there_is_a_closed_config_for_each_size_of_dgx_a100() -> None:
+    assert sorted(load_config(path).parallel.nodes for path in DGX_A100) == [
+        *(1, 2, 4, 8, 16, 32, 64, 128)
+    ]
+    assert all(load_config(path).parallel.ranks_per_node == 8 for path in DGX_A100)
+
+
+def test_the_document_lists_every_dgx_a100() -> None:
+    document = (REPOSITORY / "docs" / "hyperparameters.md").read_text(encoding="utf-8")
+    for path in DGX_A100:
+        parallel = load_config(path).parallel
+        assert f"| {parallel.nodes} | `{path.name}` | {parallel.global_batch_size:,} |" in document
+        recipe = lamb_recipe(parallel.global_batch_size)
+        row = f"| {parallel.global_batch_size:,} | {recipe.learning_rate:g} | {recipe.beta_1:g} |"
+        assert row in document
 
 
 @pytest.mark.parametrize("path", OPEN, ids=name)
@@ -81,6 +126,21 @@ def test_open_recipe_at_448_is_the_published_one() -> None:
     steps = 630_000 / 448
     rate = learning_rate(round(steps), config.schedule, config.optim.learning_rate)
     assert rate == pytest.approx(config.optim.learning_rate / 2, rel=0.03)
+
+
+def test_the_records_recipe_is_the_published_one() -> None:
+    config = load("open_adamw_dgxa100_128x8x16x1")
+    assert config.parallel.global_batch_size == 16_384
+    # The rate at the steps of the published schedule, with its jump where the warm-up ends.
+    published = {2: 8.63e-5, 65: 3.882e-4, 66: 4.497e-4, 82: 3.930e-4, 139: 1.911e-4, 200: 4.945e-5}
+    for step, rate in published.items():
+        ours = learning_rate(step, config.schedule, config.optim.learning_rate)
+        assert ours == pytest.approx(rate, rel=1e-3)
+    assert config.max_steps == 299
+    clip = config.clip
+    assert (clip.policy, clip.bucket_limit) == ("bucket_before_allreduce", "equal_share")
+    assert (clip.max_norm, clip.bucket_count) == (1.0, 22)
+    assert (config.data.sampler, config.optim.epsilon) == ("strata_6_3_2_5", 1e-9)
 
 
 def test_extrapolated_recipe_lies_between_the_two_published_ones() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
+from mlperf_bert.__main__ import main
 from mlperf_bert.config import ModelSection, Precision
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
@@ -14,6 +14,7 @@ from mlperf_bert.eval_schedule import Beside, InTurn
 from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 
 CPU = torch.device("cpu")
 BATCH, INTERVAL = 16, 160  # of the tiny config

@@ -26,13 +26,14 @@ from graph_cases import (
     to_smallest,
 )
 from mlperf_bert import graphs
-from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
+from mlperf_bert.__main__ import main
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
 from mlperf_bert.graphs import CapturedStep, StaticInputs
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step import EagerStep
+from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 from mlperf_bert.warm_up import synthetic_batch, warm_up
 
 DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")

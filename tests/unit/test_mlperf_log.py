@@ -42,6 +42,7 @@ def _write(path: Path | None, division: str = "open", is_rank_zero: bool = True)
     log.init_start(cache_cleared=True)
     log.submission(config)
     log.hyperparameters(config, seed=77)
+    log.conditions(config, number_of_nodes=2, number_of_ranks=16, resumed=False)
     log.weights_initialization(TENSOR_NAMES)
     log.init_stop()
     log.run_start()
@@ -105,7 +106,15 @@ def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
         "submission_status",
     ]
     assert keys[7:9] == ["seed", "global_batch_size"]
-    assert {"opt_epsilon", "opt_lamb_epsilon", "opt_name"} <= set(keys[9:weights])
+    conditions = keys.index("quality_target")
+    assert {"opt_epsilon", "opt_lamb_epsilon", "opt_name"} <= set(keys[9:conditions])
+    assert keys[conditions:weights] == [
+        "quality_target",
+        "rules_enforced",
+        "resumed",
+        "number_of_nodes",
+        "number_of_ranks",
+    ]
     assert keys[weights:start] == ["weights_initialization"] * len(TENSOR_NAMES)
     assert keys[start:] == [
         "init_stop",
@@ -132,6 +141,9 @@ def test_values_and_metadata(tmp_path: Path) -> None:
     assert values["opt_learning_rate_training_steps"] == 200
     assert values["num_warmup_steps"] == values["opt_learning_rate_warmup_steps"] == 20
     assert values["start_warmup_step"] == -5
+    assert values["quality_target"] == 0.72
+    assert (values["rules_enforced"], values["resumed"]) == (True, False)
+    assert (values["number_of_nodes"], values["number_of_ranks"]) == (2, 16)
     assert values["tracked_stats"] == {"throughput": 123.5}
     assert (values["train_samples"], values["eval_samples"]) == (300_160, 10_000)
     assert records["run_stop"]["metadata"]["status"] == "success"

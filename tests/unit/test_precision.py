@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
+from mlperf_bert.__main__ import main
 from mlperf_bert.build import make_model
 from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint import load_checkpoint
@@ -21,6 +21,7 @@ from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.loss_scale import LossScale
 from mlperf_bert.step import weights_dtype
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
+from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 from mlperf_bert.warm_up import synthetic_batch
 
 STEPS = 50

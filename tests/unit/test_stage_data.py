@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.__main__ import EXIT_TARGET_MISSED, main
+from mlperf_bert.__main__ import main
 from mlperf_bert.build import make_planner
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data import stage_copy
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.stage_data import planned_samples
+from mlperf_bert.train_cli import EXIT_TARGET_MISSED
+from support import metrics_losses
 
 Command = Callable[..., int]
 
@@ -29,11 +31,6 @@ def command(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Command:
         return main([*words, *map(str, extra)])
 
     return run
-
-
-def losses(run_dir: Path) -> list[float]:
-    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -53,7 +50,7 @@ def test_training_on_a_stage_gives_the_losses_of_the_source(
     assert command("train", "--run-dir", tmp_path / "a", sets=sets) == EXIT_TARGET_MISSED
     staged = command("train", "--run-dir", tmp_path / "b", sets=sets, data=tmp_path / "stage")
     assert staged == EXIT_TARGET_MISSED
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert metrics_losses(tmp_path / "a") == metrics_losses(tmp_path / "b")
 
 
 @pytest.mark.parametrize("setting", ["run.seed=random", "run.max_steps=4"])

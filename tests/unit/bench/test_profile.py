@@ -107,4 +107,4 @@ def test_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.run(parser.parse_args(arguments)) == 0
     words = capsys.readouterr().out
     assert "by kind:" in words
-    assert "matrix product: aten::mm" in words
+    assert "matrix product" in words  # which rows are printed depends on their times

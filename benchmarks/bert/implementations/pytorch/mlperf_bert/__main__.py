@@ -9,15 +9,17 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from mlperf_bert import system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
-from mlperf_bert.config import RunConfig
-from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.doctor import cli as doctor_cli
+from mlperf_bert.errors import UserError
+from mlperf_bert.package import cli as package_cli
 from mlperf_bert.plan import cli as plan_cli
+from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 
@@ -25,10 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo
-    from mlperf_bert.distributed.reader_roles import MpiProcess
 
-EXIT_ERROR = 2  # as argparse, for a mistake that the user can mend
-EXIT_TARGET_MISSED = 3
 EXIT_INTERRUPTED = 130
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         # One write, so that the lines of several ranks do not run into each other.
         sys.stderr.write(f"mlperf_bert: error: {error}\n")
-        return EXIT_ERROR
+        return error.exit_status
     except KeyboardInterrupt:
         print("mlperf_bert: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -71,14 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="train until the target accuracy")
-    _add_config(train)
-    train.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
-    train.add_argument(
-        "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"
-    )
-    train.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
-    train.add_argument("--init-checkpoint", type=Path, help="start from these weights")
-    train.set_defaults(run=_train)
+    train_cli.add_arguments(train)
+    train.set_defaults(run=train_cli.run)
 
     evaluate = commands.add_parser("evaluate", help="accuracy of a checkpoint")
     evaluate.add_argument("--checkpoint", type=Path, required=True)
@@ -104,10 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     stage.set_defaults(run=_stage_data)
 
     config = commands.add_parser("config", help="check a config and print it complete")
-    config.add_argument("config", type=Path, metavar="FILE")
-    config.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    config.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
-    config.set_defaults(run=_config)
+    config_cli.add_arguments(config)
+    config.set_defaults(run=config_cli.run)
 
     bench = commands.add_parser("bench", help="measure this software on this machine")
     bench_cli.add_arguments(bench)
@@ -116,6 +107,18 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="answers before a run: how even ranks' work is")
     plan_cli.add_arguments(plan)
     plan.set_defaults(run=plan_cli.run)
+
+    system = commands.add_parser("system", help="describe this machine as MLPerf wants it")
+    system_cli.add_arguments(system)
+    system.set_defaults(run=system_cli.run)
+
+    doctor = commands.add_parser("doctor", help="whether this machine, or these ranks, can train")
+    doctor_cli.add_arguments(doctor)
+    doctor.set_defaults(run=doctor_cli.run)
+
+    package = commands.add_parser("package", help="a submission directory, checked, and its score")
+    package_cli.add_arguments(package)
+    package.set_defaults(run=package_cli.run)
     return parser
 
 
@@ -124,60 +127,6 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
     )
-
-
-def _train(args: argparse.Namespace) -> int:
-    from mlperf_bert.config_io import load_config
-    from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.distributed.spawn import run_on_ranks
-
-    if args.run_index < 0:
-        raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
-    config = load_config(args.config, args.set)
-    if config.data.loader == "mpi_readers":
-        return _train_with_readers(args, config)
-    parallel = config.parallel
-    if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
-        return run_on_ranks(args.command_line, parallel.ranks_per_node)
-    return _train_as_rank(args, config)
-
-
-def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
-    from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.distributed.reader_roles import mpi_process
-    from mlperf_bert.reader_process import run_reader
-
-    with mpi_process(read_rank_info()) as process:
-        if process.role.is_reader:
-            run_reader(config, args.data, process)
-            return 0
-        return _train_as_rank(args, config, process)
-
-
-def _train_as_rank(
-    args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
-) -> int:
-    from mlperf_bert.build import build, in_words
-    from mlperf_bert.distributed.session import in_session
-    from mlperf_bert.run_directory import RunDirectory, default_root
-    from mlperf_bert.train import train
-
-    directory = RunDirectory(args.run_dir or default_root(args.config), args.run_index)
-
-    def run(info: "RankInfo", device: "torch.device") -> int:
-        parts = build(config, args.data, directory, info, device, args.init_checkpoint, process)
-        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
-            parts.reporter.line(in_words(parts))
-            outcome = train(parts)
-            reached = outcome.status == "success"
-            parts.reporter.line(
-                f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
-                f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
-            )
-        return 0 if reached else EXIT_TARGET_MISSED
-
-    info = process.role.info if process else None
-    return in_session(run, config.run.device, config.parallel.share_gpu, info)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -215,7 +164,8 @@ def _evaluate(args: argparse.Namespace) -> int:
             print(json.dumps(result) if args.json else _in_words(result))
         return 0
 
-    return in_session(run, args.device, config.parallel.share_gpu)
+    parallel = config.parallel
+    return in_session(run, args.device, parallel.share_gpu, binding=parallel.binding)
 
 
 def _stage_data(args: argparse.Namespace) -> int:
@@ -233,16 +183,6 @@ def _in_words(result: dict[str, int | float]) -> str:
         f"{result['masked_tokens']:,} masked tokens), on [MASK] inputs "
         f"{result['mask_only_accuracy']:.6f}, after {result['samples']:,} samples"
     )
-
-
-def _config(args: argparse.Namespace) -> int:
-    from mlperf_bert.config_io import config_to_toml, config_value, load_config
-
-    config = load_config(args.config, args.set)
-    print(config_value(config, args.get) if args.get else config_to_toml(config), end="")
-    if args.get:
-        print()
-    return 0
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from mlperf_bert.progress import Reporter
 from mlperf_bert.run_directory import RunDirectory
 from mlperf_bert.seeds import choose_seed, derive_seed
 from mlperf_bert.step import Step
+from mlperf_bert.stop_request import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,7 @@ class Parts:
     loader: Loader
     evaluator: Evaluator
     evaluation: EvalSchedule
+    stop: StopRequest
     metrics: Metrics
     metrics_file: MetricsFile
     reporter: Reporter
@@ -80,10 +82,13 @@ def build(
     device: torch.device,
     init_checkpoint: Path | None,
     process: MpiProcess | None = None,
+    *,
+    cache_cleared: bool = False,
 ) -> Parts:
     """Build this rank's parts; the process group exists already. Raises on contradictions.
 
-    `process` is this rank among trainers and readers, where there are readers.
+    `process` is this rank among trainers and readers, where there are readers; `cache_cleared`
+    whether the launcher dropped the page cache on all nodes, as the log will say.
     """
     _check_world_size(config, info)
     if config.run.step_mode == "captured":
@@ -100,9 +105,9 @@ def build(
     vocabulary_sha256 = data.train.manifest.vocabulary_sha256
     is_rank_zero = info.rank == 0
     with directory.created(config, seed, info, device):
-        log = on_every_rank(info, lambda: _start_log(config, seed, directory, is_rank_zero))
+        log = on_every_rank(info, lambda: _start_log(config, seed, directory, info, cache_cleared))
         reporter = Reporter(
-            directory.run / "stdout.log" if is_rank_zero else None, config.run.max_steps
+            directory.run / "stdout.log" if is_rank_zero else None, config.max_steps
         )
         _report_data(reporter, config, data, planner)
 
@@ -127,6 +132,7 @@ def build(
             loader=loader,
             evaluator=evaluator,
             evaluation=make_schedule(config, evaluator, model, optimizer, log),
+            stop=StopRequest(info.world_size, device),
             metrics=Metrics(config, info.world_size, device),
             metrics_file=MetricsFile(directory.run / "metrics.jsonl" if is_rank_zero else None),
             reporter=reporter,
@@ -145,12 +151,20 @@ def in_words(parts: Parts) -> str:
 
 
 def _start_log(
-    config: RunConfig, seed: int, directory: RunDirectory, is_rank_zero: bool
+    config: RunConfig,
+    seed: int,
+    directory: RunDirectory,
+    info: RankInfo,
+    cache_cleared: bool,
 ) -> MlperfLog:
+    is_rank_zero = info.rank == 0
     log = MlperfLog(directory.mlperf_log if is_rank_zero else None, is_rank_zero)
-    log.init_start(cache_cleared=False)  # nothing here drops the page cache, and the log says so
+    log.init_start(cache_cleared=cache_cleared)
     log.submission(config)
     log.hyperparameters(config, seed)
+    # As it was started: ranks that the config spreads over nodes may all be on this one.
+    nodes = -(-info.world_size // info.local_world_size)
+    log.conditions(config, number_of_nodes=nodes, number_of_ranks=info.world_size, resumed=False)
     return log
 
 
@@ -205,7 +219,7 @@ def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, .
         return ()
     return plan_shapes(
         planner,
-        config.run.max_steps,
+        config.max_steps,
         max_seqlen=config.data.max_seq_length,
         max_masked=config.data.max_predictions,
     )

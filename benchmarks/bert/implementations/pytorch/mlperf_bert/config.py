@@ -23,6 +23,7 @@ BalanceModel = Literal["tokens", "cost"]
 LossNormalization = Literal["global", "per_rank"]
 Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16", "fp8"]
 DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
+Binding = Literal["auto", "none"]
 AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
@@ -35,13 +36,14 @@ EMBEDDED_RECIPE = "2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """What runs where, and for how long at most.
+    """What runs where, and for how long at most: `max_steps`, "schedule" for `decay_steps`.
 
     `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
-    each update as one graph; such a step that has not ended after `hang_timeout_s` ends the run.
+    each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
+    the run; so the slowest rank must have started by then.
     """
 
-    max_steps: int
+    max_steps: int | Literal["schedule"] = "schedule"
     seed: int | Literal["random"] = "random"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     log_interval_steps: int = 20
@@ -124,6 +126,7 @@ class ParallelSection:
     """Ranks, and how a global batch is cut into forward passes.
 
     `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
+    `binding = "auto"` gives each rank cores and memory near its GPU.
     `data_parallel` says who averages gradients: torch's DistributedDataParallel, or a reducer of
     ours, with the optimizer's state whole on every rank or cut over the ranks of a node or all.
     """
@@ -134,6 +137,7 @@ class ParallelSection:
     grad_accum_steps: int = 1
     bucket_cap_mb: float = 25.0
     share_gpu: Literal["refuse", "allow"] = "refuse"
+    binding: Binding = "auto"
     data_parallel: DataParallel = "ddp"
     allreduce_dtype: AllreduceDtype = "as_gradients"
 
@@ -244,12 +248,28 @@ class RunConfig:
     checkpoint: CheckpointSection
 
     @property
+    def max_steps(self) -> int:
+        """Steps after which a run that has not reached its target ends."""
+        steps = self.run.max_steps
+        return self.schedule.decay_steps if steps == "schedule" else steps
+
+    @property
     def eval_interval_samples(self) -> int:
         """Samples between two evaluations: set, or MLPerf's formula (rules, section 7)."""
         if self.eval.interval_samples != "mlperf":
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
         return int(samples // 25_000) * 25_000
+
+    def evaluation_is_due(self, samples: int) -> bool:
+        """Whether the step that ends at `samples` passed a multiple of the evaluation interval."""
+        interval = self.eval_interval_samples
+        return samples // interval > (samples - self.parallel.global_batch_size) // interval
+
+    @property
+    def processes_per_node(self) -> int:
+        """What a launcher starts on a node: the ranks, and a reader process beside each."""
+        return self.parallel.ranks_per_node * (2 if self.data.loader == "mpi_readers" else 1)
 
     @property
     def cost_coefficients(self) -> tuple[float, float]:

@@ -10,6 +10,8 @@ class UserError(Exception):
         remedy: what to do about it.
     """
 
+    exit_status = 2  # as argparse's, for a mistake that the user can mend
+
     def __init__(self, where: str, problem: str, remedy: str) -> None:
         super().__init__(where, problem, remedy)  # as given, so that it travels between processes
 
@@ -28,3 +30,9 @@ class DataError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, damaged or made for another model."""
+
+
+class LostRanksError(UserError):
+    """Other ranks that do not answer any more: dead, hung, or behind a broken network."""
+
+    exit_status = 70  # as of a step that hangs

@@ -24,6 +24,7 @@ class Outcome:
     samples: int
     seconds: float
     evaluated: Evaluated | None  # last
+    stopped_by: str | None  # the signal that ended the run
 
 
 def train(parts: Parts) -> Outcome:
@@ -38,48 +39,49 @@ def train(parts: Parts) -> Outcome:
     parts.metrics.start()
     started = time.perf_counter()
     step = samples = 0
-    latest = None
+    latest = stopped_by = None
     updating = True
-    with parts.step, parts.evaluator, parts.loader as batches:
+    with parts.stop, parts.step, parts.evaluator, parts.loader as batches:
         for batch in batches:
             step = batch.plan.step
             result = parts.step(step, batch.micro_batches)
             samples += config.parallel.global_batch_size
             parts.metrics.add(batch, result)
-            is_last = step == config.run.max_steps
+            is_last = step == config.max_steps
             evaluated = _evaluate(samples, is_last, parts)
             latest = evaluated or latest
-            if is_last or evaluated or parts.metrics.interval_is_full:
+            stopped_by = parts.stop.agreed(step)
+            if is_last or stopped_by or evaluated or parts.metrics.interval_is_full:
                 updating = _report(samples, evaluated, latest, parts)
-            if is_last or not updating or _reached(latest, parts):
+            if is_last or stopped_by or not updating or _reached(latest, parts):
                 break
-        outcome = _stop_clock(started, step, samples, latest, parts)
+        outcome = _stop_clock(started, step, samples, latest, stopped_by, parts)
     _save(outcome, parts)
     return outcome
 
 
 def _stop_clock(
-    started: float, step: int, samples: int, latest: Evaluated | None, parts: Parts
+    started: float,
+    step: int,
+    samples: int,
+    latest: Evaluated | None,
+    stopped_by: str | None,
+    parts: Parts,
 ) -> Outcome:
     _finish_queued_work(parts.device)
     seconds = time.perf_counter() - started
     if latest is not None and _reached(latest, parts):
         parts.log.run_stop(latest.samples, parts.evaluator.num_samples, "success")
-        return Outcome("success", step, samples, seconds, latest)
+        return Outcome("success", step, samples, seconds, latest, stopped_by)
     parts.log.run_stop(samples, parts.evaluator.num_samples, "aborted")
-    return Outcome("aborted", step, samples, seconds, latest)
-
-
-def _evaluation_is_due(samples: int, parts: Parts) -> bool:
-    """Whether the last step passed a multiple of the evaluation interval."""
-    interval = parts.config.eval_interval_samples
-    before = samples - parts.config.parallel.global_batch_size
-    return samples // interval > before // interval
+    if stopped_by:
+        parts.reporter.line(f"{stopped_by} received: stopped after step {step}")
+    return Outcome("aborted", step, samples, seconds, latest, stopped_by)
 
 
 def _evaluate(samples: int, is_last: bool, parts: Parts) -> Evaluated | None:
     """Begin an evaluation where one is due; the newest result, where there is a new one."""
-    is_due = is_last or _evaluation_is_due(samples, parts)
+    is_due = is_last or parts.config.evaluation_is_due(samples)
     evaluated = _poll(samples, is_due, parts)
     if is_due and not _reached(evaluated, parts):
         parts.metrics.exclude(parts.evaluation.begin(samples))

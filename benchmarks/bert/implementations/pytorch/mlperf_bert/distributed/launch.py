@@ -6,6 +6,7 @@ does takes the environment as an argument, so that tests pass a dictionary.
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +33,7 @@ class RankInfo:
     local_world_size: int
     node_rank: int
     launcher: Launcher
+    binding: str = ""  # in words, once it is done (binding.py)
 
     def __post_init__(self) -> None:
         """Raise ConfigError where the launcher's numbers contradict each other."""
@@ -95,12 +97,15 @@ def choose_device(
     return torch.device("cuda", info.local_rank % gpus)
 
 
-def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
+def set_cpu_threads(
+    info: RankInfo, environ: Mapping[str, str] = os.environ, *, own_cores: int | None = None
+) -> int:
     """Give this rank its share of the node's cores, as torch CPU threads; return their number.
 
     Taken from, first found: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
-    SLURM_CPUS_PER_TASK in an srun step; the cores this process may run on divided by the ranks
-    of the node. Raises ConfigError where a variable is not a number above zero.
+    SLURM_CPUS_PER_TASK in an srun step; `own_cores`, those this rank was bound to; the cores this
+    process may run on divided by the ranks of the node. Raises ConfigError where a variable is
+    not a number above zero.
     """
     if info.launcher != "torchrun" and "OMP_NUM_THREADS" in environ:
         # OpenMP allows one number for each nesting level; the outermost counts.
@@ -109,7 +114,7 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
     elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
         threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
     else:
-        threads = max(1, _usable_cores() // info.local_world_size)
+        threads = own_cores or max(1, _usable_cores() // info.local_world_size)
     torch.set_num_threads(threads)
     return threads
 
@@ -143,13 +148,18 @@ def init_process_group(
     )
 
 
+def host_name(environ: Mapping[str, str] = os.environ) -> str:
+    """The node's name: SLURM's, since several of its nodes may be one host, or the host's."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def shutdown() -> None:
     """Leave the process group, if this process is in one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
-def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> str:
+def rendezvous(info: RankInfo, environ: Mapping[str, str] = os.environ) -> str:
     """Where the ranks meet: `env://` under torchrun, else `tcp://<host of rank 0>:<port>`.
 
     MASTER_ADDR and MASTER_PORT win where set. Otherwise the port follows the SLURM job id, so

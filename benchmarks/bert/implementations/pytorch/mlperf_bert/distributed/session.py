@@ -2,11 +2,14 @@
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from mlperf_bert.distributed.binding import NOT_ASKED, bind
 from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
@@ -15,9 +18,11 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     shutdown,
 )
+from mlperf_bert.distributed.lost_ranks import as_lost_ranks
 from mlperf_bert.errors import UserError
 
 Result = TypeVar("Result")
+PATIENCE = timedelta(minutes=10)  # with other ranks, where no config sets it
 
 
 def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
@@ -44,14 +49,26 @@ def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
     on_every_rank(info, action if info.rank == 0 else lambda: None)
 
 
+def from_rank_zero(info: RankInfo, value: Result) -> Result:
+    """What rank 0 has, on every rank."""
+    if info.world_size == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def in_session(
     run: Callable[[RankInfo, torch.device], int],
     device_name: Literal["auto", "cpu", "cuda"],
     share_gpu: Literal["refuse", "allow"],
     info: RankInfo | None = None,
+    patience: timedelta = PATIENCE,
+    binding: Literal["auto", "none"] = "auto",
 ) -> int:
     """Call `run` with this rank and its device, the process group of all ranks up.
 
+    Raises LostRanksError where other ranks do not answer within `patience`, or have gone.
     `info` is who this process is, where that is not what the launcher says (reader_roles.py).
     `run` is a function so that all it built is gone when the group is left: a process group kept
     alive by a wrapped model or a reference cycle loses its threads at interpreter exit, which
@@ -59,14 +76,20 @@ def in_session(
     """
     info = info or read_rank_info()
     device = choose_device(device_name, info, share_gpu)
+    bound = bind(info, device) if binding == "auto" else NOT_ASKED
+    info = replace(info, binding=bound.words)
     if device.type == "cpu":
-        set_cpu_threads(info)
-    init_process_group(info, device)
+        set_cpu_threads(info, own_cores=bound.num_cores)
+    init_process_group(info, device, timeout=patience)
     try:
         status = run(info, device)
         if info.world_size > 1:
             dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
         return status
+    except RuntimeError as error:
+        if (lost := as_lost_ranks(error, info, patience)) is None:
+            raise
+        raise lost from error
     finally:
         shutdown()
         gc.collect()

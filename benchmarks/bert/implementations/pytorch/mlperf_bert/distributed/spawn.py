@@ -5,15 +5,20 @@ What it would print over a rank's own message is kept quiet.
 """
 
 import logging
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
 
 
-def run_on_ranks(arguments: Sequence[str], num_ranks: int) -> int:
+def run_on_ranks(
+    arguments: Sequence[str], num_ranks: int, *, stopped_status: int = 128 + signal.SIGTERM
+) -> int:
     """Run `python -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
-    Returns 0, or the exit status of the rank that failed first (128 + n for signal n).
+    Returns 0, or the exit status of the rank that failed first (128 + n for signal n). SIGTERM and
+    SIGUSR1 to this process go to the ranks, SIGKILL follows half a minute later, and
+    `stopped_status` is returned.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -27,8 +32,10 @@ def run_on_ranks(arguments: Sequence[str], num_ranks: int) -> int:
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",  # else the machine's own name, which need not resolve: containers
         max_restarts=0,
         monitor_interval=0.1,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     )
     try:
         elastic_launch(config, sys.executable)("-m", "mlperf_bert", *arguments)
@@ -36,5 +43,6 @@ def run_on_ranks(arguments: Sequence[str], num_ranks: int) -> int:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException as error:
-        return 128 + int(error.sigval)
+        asked_to_stop = error.sigval in (signal.SIGTERM, signal.SIGUSR1)
+        return stopped_status if asked_to_stop else 128 + int(error.sigval)
     return 0

@@ -1,0 +1,20 @@
+# shellcheck shell=bash
+# Sourced by run_and_time.sh: a command that gets the signals sent to the shell.
+
+# Run a command and return its status. A shell looks at signals only between commands, so the
+# command runs in the background; one that is started so ignores Ctrl-C, and is sent another signal.
+with_signals() { # signal to pass on, command...
+    local passed_on=$1 status
+    shift
+    "$@" &
+    running=$!
+    trap 'kill -s '"$passed_on"' "$running" 2>/dev/null || true' TERM INT USR1
+    while :; do
+        status=0
+        wait "$running" || status=$?
+        # A signal ends `wait` before its time; the command then still is a process.
+        kill -0 "$running" 2>/dev/null || break
+    done
+    trap - TERM INT USR1
+    return "$status"
+}

@@ -1,0 +1,52 @@
+# shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
+# Sourced by where.sh in the shell of a SLURM job: srun, and the container where one is asked for.
+#
+#   CONT           image that pyxis imports (docker://..., or a squashfs file)
+#   SIF            image file of Apptainer
+#   MOUNTS         more directories that the container sees, separated by commas
+#   SRUN_OPTIONS   more options for srun, such as --mpi=pmi2
+
+passed_on=USR1 # at SIGTERM srun would kill the ranks instead of telling them
+container_srun=() # options of srun
+container=()      # words before the command
+
+mounted() { # directories that the container sees under their own names, separated by commas
+    mkdir -p "$LOGDIR"
+    local path seen=$root
+    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")"; do
+        case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$(realpath "$path") ;; esac
+    done
+    echo "$seen${MOUNTS:+,$MOUNTS}"
+}
+
+if [ -n "${CONT:-}" ]; then
+    srun --help 2>&1 | grep -q -e --container-image ||
+        fail "CONT is set, but this SLURM has no pyxis; set SIF for Apptainer, or neither"
+    binds=$(mounted | sed 's/\([^,]*\)/\1:\1/g')
+    container_srun=(--container-image="$CONT" --container-mounts="$binds"
+        --container-workdir="$root" --no-container-mount-home)
+elif [ -n "${SIF:-}" ]; then
+    [ -r "$SIF" ] || fail "SIF is $SIF, which cannot be read; give an image file of Apptainer"
+    command -v apptainer >/dev/null || fail "SIF is set, but apptainer is not installed on the node"
+    container=(apptainer exec --nv --bind "$(mounted)" --pwd "$root" "$SIF")
+fi
+
+if [ -n "${CONT:-}${SIF:-}" ]; then
+    PYTHON=${PYTHON:-python3} # of the image
+else
+    own_python
+fi
+read -r -a srun_options <<<"${SRUN_OPTIONS:-}"
+step=(srun --kill-on-bad-exit=1 --cpu-bind=none ${srun_options[@]+"${srun_options[@]}"})
+inside=(${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"} "$PYTHON")
+here=("$PYTHON")
+[ -z "${CONT:-}${SIF:-}" ] || here=("${step[@]}" --nodes=1 --ntasks=1 "${inside[@]}")
+nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"
+    --ntasks-per-node=1)
+
+# ranks, once the config can be read
+srun_ranks() { # nodes and ranks a node that the config wants
+    [ "$1" = "$SLURM_JOB_NUM_NODES" ] || fail "the job has $SLURM_JOB_NUM_NODES nodes and $CONFIG \
+wants $1; submit with: sbatch \$(mlperf_bert config --slurm $CONFIG) run_and_time.sh"
+    ranks=("${step[@]}" --nodes="$1" --ntasks="$(($1 * $2))" --ntasks-per-node="$2" "${inside[@]}")
+}

@@ -1,0 +1,105 @@
+"""The sub-command `train`: its options, and which of them starts ranks, a rank, or a reader."""
+
+import argparse
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.distributed.reader_roles import MpiProcess
+
+EXIT_TARGET_MISSED = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `train`."""
+    parser.add_argument("--config", type=Path, required=True, help="TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
+    )
+    parser.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
+    parser.add_argument(
+        "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"
+    )
+    parser.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
+    parser.add_argument("--init-checkpoint", type=Path, help="start from these weights")
+    parser.add_argument(
+        "--cache-cleared", action="store_true", help="log that the page cache was dropped before"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 0 where the target was reached, 3 where not, 75 where a signal ended the run."""
+    from mlperf_bert import stop_request
+    from mlperf_bert.config_io import load_config
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.spawn import run_on_ranks
+
+    if args.run_index < 0:
+        raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
+    config = load_config(args.config, args.set)
+    if config.data.loader == "mpi_readers":
+        return _train_with_readers(args, config)
+    parallel = config.parallel
+    if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
+        status = stop_request.EXIT_STATUS
+        return run_on_ranks(args.command_line, parallel.ranks_per_node, stopped_status=status)
+    return _train_as_rank(args, config)
+
+
+def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.reader_roles import mpi_process
+    from mlperf_bert.reader_process import run_reader
+
+    with mpi_process(read_rank_info()) as process:
+        if process.role.is_reader:
+            run_reader(config, args.data, process)
+            return 0
+        return _train_as_rank(args, config, process)
+
+
+def _train_as_rank(
+    args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
+) -> int:
+    from mlperf_bert import stop_request
+    from mlperf_bert.build import build, in_words
+    from mlperf_bert.distributed.session import from_rank_zero, in_session
+    from mlperf_bert.run_directory import RunDirectory, default_root
+    from mlperf_bert.train import train
+
+    def run(info: "RankInfo", device: "torch.device") -> int:
+        root = from_rank_zero(info, args.run_dir or default_root(args.config))  # holds the time
+        parts = build(
+            config,
+            args.data,
+            RunDirectory(root, args.run_index),
+            info,
+            device,
+            args.init_checkpoint,
+            process,
+            cache_cleared=args.cache_cleared,
+        )
+        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+            parts.reporter.line(in_words(parts))
+            outcome = train(parts)
+            reached = outcome.status == "success"
+            parts.reporter.line(
+                f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
+                f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
+            )
+        if outcome.stopped_by and not reached:
+            return stop_request.EXIT_STATUS
+        return 0 if reached else EXIT_TARGET_MISSED
+
+    info = process.role.info if process else None
+    patience = timedelta(seconds=config.run.hang_timeout_s)
+    parallel = config.parallel
+    return in_session(run, config.run.device, parallel.share_gpu, info, patience, parallel.binding)

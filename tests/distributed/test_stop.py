@@ -1,0 +1,49 @@
+"""A signal to run_and_time.sh alone reaches the ranks, which end the run in order."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support import REPOSITORY
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_shell_passes_signals_on(
+    number: signal.Signals, synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    endless = ("run.max_steps=1000000", "eval.interval_samples=100000000")
+    two_ranks = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
+    sets = [word for setting in (*endless, *two_ranks) for word in ("--set", setting)]
+    settings = {"CONFIG": tiny_config, "DATADIR": synthetic_data, "LOGDIR": tmp_path / "run"}
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        shell = subprocess.Popen(
+            ["./run_and_time.sh", "--", *sets],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                **{name: str(value) for name, value in settings.items()},
+                "PYTHON": sys.executable,
+                "OMP_NUM_THREADS": "1",
+                "CLEAR_CACHES": "0",
+            },
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + 120
+    while not re.search(r"^step \d+/", output.read_text(), re.MULTILINE):
+        assert time.monotonic() < deadline, output.read_text()
+        assert shell.poll() is None, output.read_text()
+        time.sleep(0.1)
+    shell.send_signal(number)
+    assert shell.wait(timeout=60) == 75, output.read_text()
+    assert re.search(r"^SIGTERM received: stopped after step \d+", output.read_text(), re.MULTILINE)
+    log = (tmp_path / "run/result_0.txt").read_text()
+    assert '"status": "aborted"' in log.splitlines()[-1]
+    assert (tmp_path / "run/run_0/checkpoints/LATEST").exists()

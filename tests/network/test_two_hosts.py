@@ -1,0 +1,127 @@
+"""Two network namespaces as two hosts: a run crosses the link between them, and survives no cut.
+
+Left out by ./run_tests.sh; `make test-real` runs them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import REPOSITORY, make_tiny_inputs, metrics_losses, run_process
+
+sys.path.insert(0, str(REPOSITORY / "tools"))
+from overlap_link import ADDRESSES, INTERFACE, linked_namespaces
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None,
+        reason="network namespaces need root and iproute2",
+    ),
+]
+TWO_NODES = ("parallel.nodes=2", "parallel.local_batch_size=8", "run.seed=11")
+TIMEOUT_S = 8  # run.hang_timeout_s of the run whose link is cut
+LATEST_S = 60  # after the cut: the timeout, and for both sides to say so and leave
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, ...]]:
+    with linked_namespaces() as names:
+        yield names
+
+
+def start(
+    hosts: tuple[str, ...], tiny: tuple[Path, Path], run_dir: Path, *settings: str
+) -> list[subprocess.Popen[str]]:
+    """torchrun on each host, as one starts it by hand on two machines."""
+    data, config = tiny
+    sets = [word for setting in (*TWO_NODES, *settings) for word in ("--set", setting)]
+    train = ["-m", "mlperf_bert", "train", "--config", config, "--data", data, "--run-dir", run_dir]
+    quiet = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    processes = []
+    for node, host in enumerate(hosts):
+        command = ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nnodes=2", f"--node-rank={node}", f"--master-addr={ADDRESSES[0]}"]
+        command += ["--master-port=29611", "--nproc-per-node=1", *map(str, train), *sets]
+        processes.append(
+            subprocess.Popen(
+                command,
+                env=os.environ | quiet,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return processes
+
+
+def left_in(host: str) -> list[str]:
+    done = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def sent_bytes(host: str) -> int:
+    counter = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
+    command = ["ip", "netns", "exec", host, "cat", counter]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_run_crosses_the_link(
+    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    processes = start(hosts, tiny, tmp_path / "apart")
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert "target NOT reached after 320 samples" in outputs[0], outputs
+    gradients = re.search(r"([\d,]+) parameters, 2 ranks", outputs[0])
+    assert gradients
+    for host in hosts:
+        assert sent_bytes(host) > 20 * 4 * int(gradients[1].replace(",", ""))
+        assert left_in(host) == []
+
+    data, config = tiny
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    one_host = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8", "run.seed=11")
+    run_process(
+        *(sys.executable, *launcher, "-m", "mlperf_bert", "train", "--config", config),
+        *("--data", data, "--run-dir", tmp_path / "together"),
+        *(word for setting in one_host for word in ("--set", setting)),
+    )
+    apart, together = metrics_losses(tmp_path / "apart"), metrics_losses(tmp_path / "together")
+    assert len(apart) == 20
+    # Not bit for bit: a rank alone on its host has the threads of two.
+    assert apart == pytest.approx(together, rel=1e-6)
+
+
+def test_a_cut_link_ends_both_sides(
+    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    endless = ("run.max_steps=1000000", "eval.interval_samples=10000000")
+    processes = start(hosts, tiny, run_dir, *endless, f"run.hang_timeout_s={TIMEOUT_S}")
+    deadline = time.monotonic() + 120
+    metrics = run_dir / "run_0/metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert time.monotonic() < deadline, [process.communicate() for process in processes]
+        time.sleep(0.2)
+    subprocess.run(["ip", "-n", hosts[1], "link", "set", INTERFACE, "down"], check=True)
+    cut = time.monotonic()
+    outputs = [process.communicate(timeout=LATEST_S)[0] for process in processes]
+    assert time.monotonic() - cut < LATEST_S
+    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode != 0
+        expected = rf"rank {rank} on \S+: no answer from other ranks within {TIMEOUT_S} s"
+        assert re.search(expected, output), output
+        assert left_in(hosts[rank]) == []

@@ -1,0 +1,214 @@
+"""A SLURM cluster of two nodes on this machine: real daemons, started and stopped by a test.
+
+Both nodes are this host, so they differ by SLURM's names only, and the first one's name resolves
+nowhere: jobs get MASTER_ADDR.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+NODES = ("n1", "n2")
+CPUS = 8  # of a node, more than there are: its tasks share those of the machine
+KILL_WAIT_S = 20  # between SIGTERM and SIGKILL
+START_S = 60
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge.socket
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+KillWait={kill_wait}
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=4000
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Commands of the cluster; jobs run in `tree`, a copy of the repository."""
+
+    directory: Path
+    tree: Path
+
+    def run(self, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """A shell command at the top of the tree, as a user of the cluster types it."""
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=self.tree,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Of a login shell, and where rank 0 is and what gloo may use, which a cluster knows."""
+        outer = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PMI_"))}
+        own = {
+            "PYTHON": sys.executable,
+            "SLURM_CONF": str(self.directory / "slurm.conf"),
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        return outer | own
+
+    def submit(self, command: str) -> int:
+        """Run an sbatch command; the number of the job."""
+        done = self.run(command)
+        assert done.returncode == 0, done.stderr
+        found = re.search(r"Submitted batch job (\d+)", done.stdout)
+        assert found, done.stdout
+        return int(found[1])
+
+    def output(self, job: int) -> str:
+        """What the job has printed."""
+        path = self.tree / f"slurm-{job}.out"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def state(self, job: int) -> dict[str, str]:
+        """What `scontrol` says of a job: JobState, ExitCode and others."""
+        done = self.run(f"scontrol --oneliner show job {job}")
+        assert done.returncode == 0, done.stderr
+        return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+
+    def wait(self, job: int, timeout: float) -> dict[str, str]:
+        """The job's state when it has ended."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            state = self.state(job)
+            if state["JobState"] not in {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}:
+                return state
+            time.sleep(0.3)
+        raise AssertionError(f"job {job} has not ended in {timeout} s:\n{self.output(job)}")
+
+    def wait_for_output(self, job: int, pattern: str, timeout: float) -> None:
+        """Return when the job has printed a line that matches."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if re.search(pattern, self.output(job), re.MULTILINE):
+                return
+            time.sleep(0.3)
+        raise AssertionError(f"job {job} has not said {pattern!r}:\n{self.output(job)}")
+
+
+def missing() -> str | None:
+    """Why no cluster can be started here; None where one can."""
+    if os.geteuid() != 0:
+        return "not root: SLURM's daemons are not started"
+    absent = [name for name in DAEMONS if shutil.which(name) is None]
+    return f"{', '.join(absent)} not installed: run tests/slurm/install.sh" if absent else None
+
+
+@contextmanager
+def started(directory: Path, tree: Path) -> Iterator[Cluster]:
+    """Start munge, the controller and two nodes; stop them, and what they run, at the end."""
+    directory.mkdir()
+    directory.chmod(0o755)
+    (directory / "state").mkdir()
+    ports = _free_ports(3)
+    (directory / "slurm.conf").write_text(
+        CONFIGURATION.format(directory=directory, ports=ports, cpus=CPUS, kill_wait=KILL_WAIT_S)
+    )
+    cluster = Cluster(directory, tree)
+    with ExitStack() as stack:
+        stack.enter_context(_munge(directory))
+        for command in (["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", n] for n in NODES)):
+            stack.enter_context(_daemon(command, cluster))
+        _wait_until_idle(cluster)
+        yield cluster
+        cluster.run("scancel --full --signal=KILL --state=RUNNING --user=root || true")
+
+
+def _wait_until_idle(cluster: Cluster) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        done = cluster.run("sinfo --noheader --format=%t --Node")
+        if done.stdout.split() == ["idle", "idle"]:
+            return
+        time.sleep(0.3)
+    logs = "\n".join(path.read_text()[-2000:] for path in cluster.directory.glob("*.log"))
+    raise AssertionError(f"the cluster has not come up: {done.stdout} {done.stderr}\n{logs}")
+
+
+@contextmanager
+def _munge(directory: Path) -> Iterator[None]:
+    """A munged of our own: own key and socket. As root, in a directory that only root may write."""
+    home = directory / "munge"
+    home.mkdir(mode=0o700)
+    key = home / "key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    command = ["munged", "--foreground", "--force", f"--key-file={key}"]
+    command += [f"--socket={directory}/munge.socket", f"--log-file={home}/log"]
+    command += [f"--pid-file={home}/pid", f"--seed-file={home}/seed"]
+    with _process(command, dict(os.environ)):
+        deadline = time.monotonic() + START_S
+        while not (directory / "munge.socket").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield
+
+
+@contextmanager
+def _daemon(command: list[str], cluster: Cluster) -> Iterator[None]:
+    with _process(command, cluster.environ):
+        yield
+
+
+@contextmanager
+def _process(command: list[str], environ: dict[str, str]) -> Iterator[None]:
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

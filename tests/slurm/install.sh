@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Install what the tests of this directory and of tests/network start, where it is missing. Debian and root.
+set -euo pipefail
+
+missing=()
+command -v slurmctld >/dev/null || missing+=(slurm-wlm slurmctld slurmd slurm-client munge)
+command -v ip >/dev/null || missing+=(iproute2)
+[ ${#missing[@]} -gt 0 ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "tests/slurm/install.sh: error: ${missing[*]} missing; install them, or run this as root on Debian" >&2
+    exit 2
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

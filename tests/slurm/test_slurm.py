@@ -1,0 +1,203 @@
+"""`sbatch run_and_time.sh` on a real cluster of two nodes: training, signals, faults, logs.
+
+Left out by ./run_tests.sh; `make test-real` installs SLURM where it is missing and runs them.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cluster as slurm
+import pytest
+
+from support import REPOSITORY, copy_checkout, make_tiny_inputs, metrics_losses, run_process
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or ""),
+]
+MLPERF_BERT = ".venv/bin/mlperf_bert"
+CPU_TINY = "benchmarks/bert/implementations/pytorch/configs/cpu_tiny.toml"
+TWO_BY_TWO = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=8")
+TWO_NODES = ("parallel.nodes=2", "parallel.ranks_per_node=1", "parallel.local_batch_size=8")
+ENDLESS = ("run.max_steps=1000000", "run.log_interval_steps=50", "eval.interval_samples=1000000")
+FAULT_S = 60  # within which a job has to end
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+    home = tmp_path_factory.mktemp("slurm")
+    with slurm.started(home / "daemons", copy_checkout(home / "tree")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Synthetic data, and a config of 20 steps."""
+    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
+
+
+def sets(*settings: str) -> str:
+    return " ".join(f"--set {setting}" for setting in settings)
+
+
+def sbatch(config: Path | str, *settings: str, options: str = "", **environ: object) -> str:
+    """The command of the README; settings go to both programs, as they would be typed."""
+    given = " ".join(f"{name}={value}" for name, value in environ.items())
+    slurm_options = f"$({MLPERF_BERT} config --slurm {config} {sets(*settings)})"
+    command = f"env {given} sbatch {options} {slurm_options} run_and_time.sh"
+    return f"{command} -- {sets(*settings)}"
+
+
+def records(log: Path, key: str) -> list[dict[str, object]]:
+    lines = [line for line in log.read_text().splitlines() if f'"key": "{key}"' in line]
+    return [json.loads(line.split(":::MLLOG", 1)[1]) for line in lines]
+
+
+def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> None:
+    job = cluster.submit(sbatch(CPU_TINY, *TWO_BY_TWO, LOGDIR="runs/cpu_tiny"))
+    state = cluster.wait(job, 800)
+    output = cluster.output(job)
+    assert state["JobState"] == "COMPLETED", output
+    assert "all-reduce over 4 ranks" in output
+    assert "4 ranks on cpu" in output
+    assert "target reached" in output
+    assert "result_0.txt accepted" in output
+    assert len(re.findall(r"^RESULT,bert,\d+,\d+,\w+,.+$", output, re.MULTILINE)) == 1
+    log = cluster.tree / "runs/cpu_tiny/result_0.txt"
+    assert [stop["metadata"]["status"] for stop in records(log, "run_stop")] == ["success"]  # type: ignore[index]
+
+
+def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    data, config = tiny
+    settings = (*TWO_BY_TWO[:2], "parallel.local_batch_size=4", "eval.target_accuracy=0.01")
+    job = cluster.submit(sbatch(config, *settings, DATADIR=data, LOGDIR="runs/two", NEXP=2))
+    state = cluster.wait(job, 300)
+    output = cluster.output(job)
+    assert state["JobState"] == "COMPLETED", output
+    assert output.count("accepted") == 2
+    logs = [cluster.tree / f"runs/two/result_{index}.txt" for index in range(2)]
+    assert len({records(log, "seed")[0]["value"] for log in logs}) == 2  # type: ignore[typeddict-item]
+    cleared = os.access("/proc/sys/vm/drop_caches", os.W_OK)
+    for log in logs:
+        value = records(log, "cache_clear")[0]["value"]
+        assert value is cleared or not value  # root of a container may still be refused
+
+
+def test_scancel_ends_the_run_in_order(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    data, config = tiny
+    job = cluster.submit(sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR="runs/cancel"))
+    cluster.wait_for_output(job, r"^step \d+/", 120)
+    cluster.run(f"scancel {job}")
+    state = cluster.wait(job, slurm.KILL_WAIT_S + 20)
+    assert state["JobState"] == "CANCELLED"
+    check_stopped(cluster, job, "SIGTERM", cluster.tree / "runs/cancel")
+
+
+def test_a_signal_ahead_of_the_limit_ends_it_too(
+    cluster: slurm.Cluster, tiny: tuple[Path, Path]
+) -> None:
+    """What `sbatch --signal=USR1@60` would send, to the ranks or (B:) to the batch shell."""
+    data, config = tiny
+    for number, options in enumerate(("", "--batch ")):
+        run_dir = f"runs/ahead{number}"
+        job = cluster.submit(sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR=run_dir))
+        cluster.wait_for_output(job, r"^step \d+/", 120)
+        cluster.run(f"scancel {options}--signal=USR1 {job}")
+        state = cluster.wait(job, 60)
+        assert (state["JobState"], state["ExitCode"]) == ("FAILED", "75:0"), cluster.output(job)
+        check_stopped(cluster, job, "SIGUSR1", cluster.tree / run_dir)
+
+
+def test_the_time_limit_ends_it_in_order(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    data, config = tiny
+    command = sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR="runs/limit")
+    job = cluster.submit(command.replace(" run_and_time.sh", " --time=1 run_and_time.sh"))
+    state = cluster.wait(job, 240)
+    assert state["JobState"] == "TIMEOUT", cluster.output(job)
+    check_stopped(cluster, job, "SIGTERM", cluster.tree / "runs/limit")
+
+
+def check_stopped(cluster: slurm.Cluster, job: int, name: str, run_dir: Path) -> None:
+    output = cluster.output(job)
+    assert re.search(rf"^{name} received: stopped after step \d+", output, re.MULTILINE), output
+    assert "Traceback" not in output
+    log = run_dir / "result_0.txt"
+    assert [stop["metadata"]["status"] for stop in records(log, "run_stop")] == ["aborted"]  # type: ignore[index]
+    assert (run_dir / "run_0/checkpoints/LATEST").exists()
+
+
+def test_a_failing_rank_fails_the_job_with_its_message(
+    cluster: slurm.Cluster, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """One sample of the training set is damaged: the rank that reads it must say so."""
+    data, config = tiny
+    damaged = tmp_path / "data"
+    shutil.copytree(data, damaged)
+    shard = damaged / "train/shards/train.hdf5"
+    layout = json.loads(Path(f"{shard}.json").read_text())["datasets"]["offsets"]
+    with shard.open("r+b") as file:  # the 50th sample ends before it begins
+        file.seek(layout["offset"] + 50 * 8)
+        file.write((0).to_bytes(8, "little"))
+    job = cluster.submit(
+        sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=damaged, LOGDIR="runs/fault")
+    )
+    cluster.wait_for_output(job, r"mlperf_bert: error: .*sample 49 runs from", 120)
+    seen = time.monotonic()
+    state = cluster.wait(job, FAULT_S)
+    assert time.monotonic() - seen < FAULT_S
+    assert state["JobState"] == "FAILED"
+    assert state["ExitCode"] != "0:0"
+    assert "RESULT,bert" not in cluster.output(job)
+
+
+def test_a_job_of_another_size_is_refused(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    data, config = tiny
+    job = cluster.submit(
+        f"env CONFIG={config} DATADIR={data} sbatch --nodes=1 run_and_time.sh -- {sets(*TWO_NODES)}"
+    )
+    state = cluster.wait(job, 60)
+    assert state["ExitCode"] == "2:0"
+    assert "the job has 1 nodes and" in cluster.output(job)
+
+
+def test_launchers_give_the_same_losses(
+    cluster: slurm.Cluster, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """srun on two nodes, mpiexec and torchrun, at the same number of ranks: bit for bit."""
+    data, config = tiny
+    of_slurm = tmp_path / "slurm"
+    job = cluster.submit(sbatch(config, *TWO_NODES, DATADIR=data, LOGDIR=of_slurm, SEED=11))
+    assert cluster.wait(job, 200)["ExitCode"] == "3:0", cluster.output(job)
+
+    one_node = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
+    mpiexec = Path(sys.prefix) / "bin/mpiexec"
+    of_mpi = tmp_path / "mpi"
+    settings = {"CONFIG": config, "DATADIR": data, "LOGDIR": of_mpi, "SEED": "11"}
+    done = subprocess.run(
+        [str(mpiexec), "-n", "2", "./run_and_time.sh", "--", *sets(*one_node).split()],
+        cwd=REPOSITORY,
+        env=cluster.environ | {name: str(v) for name, v in settings.items()},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert "target NOT reached after 320 samples" in done.stdout, done.stdout + done.stderr
+
+    of_torchrun = tmp_path / "torchrun"
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    train = ("-m", "mlperf_bert", "train", "--config", config, "--data", data, "--run-dir")
+    run_process(
+        *(sys.executable, *torchrun, *train, of_torchrun),
+        *(*sets(*one_node).split(), "--set", "run.seed=11"),
+    )
+    assert len(metrics_losses(of_slurm)) == 20
+    assert metrics_losses(of_slurm) == metrics_losses(of_mpi) == metrics_losses(of_torchrun)

@@ -1,0 +1,223 @@
+"""The scripts that the MLPerf rules name: fetch, prepare and verify the data; small stand-ins."""
+
+import functools
+import hashlib
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.data.index import Manifest
+from support import PACKAGE, REPOSITORY
+
+SCRIPTS = PACKAGE.parent
+GOLDEN = REPOSITORY / "tests" / "golden" / "data"
+CONTENTS = {
+    "eval.txt": b"held out " * 50,
+    "vocab.txt": b"[PAD]\n",
+    "part-00000-of-00002": b"first part " * 200,
+    "part-00001-of-00002": b"second part " * 200,
+}
+UNKNOWN = {"vocab.txt"}  # neither size nor md5 in the table
+
+
+def call(script: str, *words: object, **variables: object) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    for name in ("SOURCE", "FILES", "TEXTDIR", "DATADIR", "ONLY", "WORKERS"):
+        environ.pop(name, None)
+    return subprocess.run(
+        [str(word) for word in (SCRIPTS / script, *words)],
+        env=environ | {name: str(value) for name, value in variables.items()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], message: str) -> bool:
+    lines = [line for line in done.stderr.splitlines() if ".sh: error: " in line]
+    return done.returncode == 2 and len(lines) == 1 and message in lines[0]
+
+
+class Official:
+    """A place with all files, their table, and a directory to fetch them to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.source = directory / "the source"
+        self.target = directory / "target"
+        self.table = directory / "files.txt"
+        self.source.mkdir()
+        lines = ["# bytes md5 name"]
+        for name, contents in CONTENTS.items():
+            (self.source / name).write_bytes(contents)
+            known = f"{len(contents)} {hashlib.md5(contents).hexdigest()}"
+            lines.append(f"{'- -' if name in UNKNOWN else known} {name}")
+        self.table.write_text("\n".join(lines) + "\n")
+
+    def fetch(self, *words: str, source: object = None) -> subprocess.CompletedProcess[str]:
+        settings = {"SOURCE": source or self.source, "FILES": self.table}
+        return call("download_dataset.sh", *words, self.target, **settings)
+
+    def fetched(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.target.iterdir()}
+
+
+@pytest.fixture
+def official(tmp_path: Path) -> Official:
+    return Official(tmp_path)
+
+
+@pytest.fixture
+def server(official: Official) -> Iterator[str]:
+    """The source behind HTTP, by a server that knows whole files only."""
+    handler = functools.partial(QuietHandler, directory=str(official.source))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{serving.server_address[1]}"
+        serving.shutdown()
+        thread.join()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_all_files_and_then_nothing_again(official: Official) -> None:
+    done = official.fetch()
+    assert done.returncode == 0, done.stderr
+    assert official.fetched() == CONTENTS
+    assert "[1/4] eval.txt: fetched, md5 right\n" in done.stdout
+    assert "[2/4] vocab.txt: fetched, md5 not known\n" in done.stdout
+    for path in official.source.iterdir():
+        path.unlink()
+    again = official.fetch()
+    assert again.returncode == 0 and again.stdout.count(": is there\n") == 4
+
+
+def test_only_what_evaluation_needs(official: Official) -> None:
+    assert official.fetch("--only", "eval").returncode == 0
+    assert sorted(official.fetched()) == ["eval.txt", "vocab.txt"]
+    assert refused(official.fetch("--only", "nothing"), "no file matches 'nothing'")
+
+
+def test_a_cut_file_goes_on_where_it_was_cut(official: Official) -> None:
+    name = "part-00000-of-00002"
+    half = len(CONTENTS[name]) // 2
+    official.target.mkdir()
+    (official.target / f"{name}.part").write_bytes(CONTENTS[name][:half])
+    # What is before the cut is not read again: here it would make the file wrong.
+    (official.source / name).write_bytes(bytes(half) + CONTENTS[name][half:])
+    done = official.fetch("--only", name)
+    assert done.returncode == 0, done.stderr
+    assert official.fetched() == {name: CONTENTS[name]}
+
+
+@pytest.mark.parametrize("part", [b"something else", bytes(10_000), CONTENTS["eval.txt"]])
+def test_a_part_that_cannot_go_on_is_fetched_anew(official: Official, part: bytes) -> None:
+    official.target.mkdir()
+    (official.target / "eval.txt.part").write_bytes(part)
+    done = official.fetch("--only", "eval.txt")
+    assert done.returncode == 0, done.stderr
+    assert official.fetched() == {"eval.txt": CONTENTS["eval.txt"]}
+
+
+def test_over_http_also_without_ranges(official: Official, server: str) -> None:
+    official.target.mkdir()
+    (official.target / "eval.txt.part").write_bytes(CONTENTS["eval.txt"][:10])
+    done = official.fetch(source=server)
+    assert done.returncode == 0, done.stderr
+    assert official.fetched() == CONTENTS
+    (official.target / "eval.txt").unlink()
+    missing = official.fetch(source=f"{server}/nowhere")
+    assert refused(missing, "eval.txt could not be fetched from SOURCE")
+
+
+def test_a_wrong_file_is_named_and_not_kept(official: Official) -> None:
+    (official.source / "part-00001-of-00002").write_bytes(b"x" * 2400)
+    done = official.fetch()
+    assert refused(done, "part-00001-of-00002 from SOURCE has md5 ")
+    assert "part-00001-of-00002" not in official.fetched()
+    (official.source / "eval.txt").write_bytes(b"short")
+    (official.target / "eval.txt").unlink()
+    assert refused(official.fetch(), "eval.txt from SOURCE has 5 bytes, not 450")
+    (official.target / "part-00000-of-00002").write_bytes(b"changed")
+    wrong = official.fetch("--only", "train")
+    assert refused(wrong, "part-00000-of-00002 has 7 bytes, not 2200; remove it and call again")
+
+
+def test_mistakes_of_the_call(official: Official) -> None:
+    target = official.target
+    assert refused(call("download_dataset.sh", target), "SOURCE is not set")
+    assert refused(official.fetch(source=target / "x"), "SOURCE: there is no directory")
+    assert refused(call("download_dataset.sh", SOURCE=target), "one directory is expected")
+    assert not target.exists()
+
+
+def test_the_official_table() -> None:
+    rows = [
+        line.split()
+        for line in (SCRIPTS / "dataset_files.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    names = [name for _, _, name in rows]
+    assert len(set(names)) == len(names)
+    assert {f"part-{n:05}-of-00500" for n in range(500)} < set(names)
+    known = {name: (size, md5) for size, md5, name in rows if size != "-"}
+    assert known["eval.txt"] == ("32851144", "2a220f790517261547b1b45ed3ada07a")
+    assert all(len(md5) == 32 and int(size) > 0 for size, md5 in known.values())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text directory like the official one, and both sets made of it."""
+    directory = tmp_path_factory.mktemp("sets")
+    text = directory / "text"
+    text.mkdir()
+    documents = (GOLDEN / "own_sentences.txt").read_text().strip().split("\n\n")
+    third = len(documents) // 3
+    for i, name in enumerate(["part-00000-of-00002", "part-00001-of-00002", "eval.txt"]):
+        chosen = documents[i * third : (i + 1) * third]
+        (text / name).write_text("\n\n".join(chosen) + "\n")
+    (text / "vocab.txt").write_bytes((GOLDEN / "own_vocab.txt").read_bytes())
+    small = ("--max-seq-length", 64, "--max-predictions", 10, "--dupe-factor", 4)
+    # Held-out examples can be picked from one text only, so each set has a call of its own.
+    for only, more in (("eval", ("--pick-eval", 8)), ("train", ())):
+        settings = {"TEXTDIR": text, "DATADIR": directory / "data", "ONLY": only, "WORKERS": 1}
+        done = call("init_datasets.sh", *small, *more, **settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return directory
+
+
+def test_sets_are_made_of_the_text(prepared: Path) -> None:
+    train, held_out = (Manifest.load(prepared / "data" / name) for name in ("train", "eval"))
+    assert [shard.file for shard in train.shards] == [
+        "part-00000-of-00002.hdf5",
+        "part-00001-of-00002.hdf5",
+    ]
+    assert (train.seed, train.dupe_factor, held_out.num_samples) == (12345, 4, 8)
+
+
+def test_both_are_verified(prepared: Path) -> None:
+    done = call("verify_dataset.sh", "--full", DATADIR=prepared / "data")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "train" in done.stdout and "eval" in done.stdout
+
+
+def test_what_is_missing_is_said(prepared: Path, tmp_path: Path) -> None:
+    assert refused(call("verify_dataset.sh", DATADIR=tmp_path / "x"), "there is no directory")
+    assert refused(call("verify_dataset.sh", "-x", DATADIR=tmp_path), "unknown argument '-x'")
+    text, data = prepared / "text", tmp_path / "data"
+    assert refused(call("init_datasets.sh", TEXTDIR=text), "DATADIR is not set")
+    assert refused(call("init_datasets.sh", DATADIR=data), "TEXTDIR: there is no directory")
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    (cut / "part-00000-of-00002").touch()
+    done = call("init_datasets.sh", TEXTDIR=cut, DATADIR=data)
+    assert refused(done, "has 1 parts of 2") and not data.exists()

@@ -1,0 +1,162 @@
+"""launch/docker.sh asks its engine for the right thing, here one that writes down what it is asked."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import PACKAGE
+
+SCRIPT = PACKAGE.parent / "launch" / "docker.sh"
+ENGINE = """#!/bin/bash
+case $1 in
+--version) echo "{version}" ;;
+info) echo "{info}"; exit {info_status} ;;
+image) [ "$3" = known ] ;;
+run) printf '%s\\0' "$@" >"$RECORD"; exit 7 ;;
+esac
+"""
+DROP = '#!/bin/sh\necho "$@" >>"$RECORD.dropped"\n'
+
+
+class Machine:
+    """A directory of commands that come first on PATH, and a user's own directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.home = directory / "own files"
+        self.home.mkdir()
+        self.commands = directory / "bin"
+        self.commands.mkdir()
+        self.record = directory / "asked"
+        self.command("sysctl", DROP)
+        self.command("sync", "#!/bin/sh\n")
+
+    def command(self, name: str, text: str) -> None:
+        path = self.commands / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def engine(
+        self, name: str, *, version: str = "Docker version 29", info: str = "", status: int = 0
+    ) -> None:
+        self.command(name, ENGINE.format(version=version, info=info, info_status=status))
+
+    def call(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        known = ("PATH", "HOME")
+        environ = {name: os.environ[name] for name in known if name in os.environ}
+        environ |= {"RECORD": str(self.record), "IMAGE": "known", "CLEAR_CACHES": "0"} | variables
+        environ["PATH"] = f"{self.commands}:{environ['PATH']}"
+        return subprocess.run(
+            [SCRIPT, *words], cwd=self.home, env=environ, capture_output=True, text=True, timeout=30
+        )
+
+    def asked(self) -> list[str]:
+        return self.record.read_text().split("\0")[:-1]
+
+    def options(self, name: str) -> list[str]:
+        words = self.asked()
+        return [words[i + 1] for i, word in enumerate(words) if word == name]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.engine("docker")
+    made.command("nvidia-smi", "#!/bin/sh\nexit 1\n")  # the driver's tool without a driver
+    return made
+
+
+def test_files_variables_and_status(machine: Machine) -> None:
+    data, config = machine.home / "my data", machine.home / "tiny one.toml"
+    data.mkdir()
+    config.touch()
+    done = machine.call(
+        *("--", "--set", "run.max_steps=9"),
+        **{"DATADIR": "my data", "CONFIG": "tiny one.toml", "LOGDIR": "the logs"},
+        **{"NEXP": "3", "SEED": "5", "SECRET": "word"},
+    )
+    assert done.returncode == 7, done.stderr  # the container's own
+    logs = machine.home / "the logs"
+    assert logs.is_dir()
+    assert machine.options("--mount") == [
+        f"type=bind,source={config},target=/config/tiny one.toml,readonly",
+        f"type=bind,source={data},target=/data,readonly",
+        f"type=bind,source={logs},target=/logs",
+    ]
+    assert machine.options("--env") == [
+        *("CONFIG=/config/tiny one.toml", "DATADIR=/data", "LOGDIR=/logs"),
+        *("NEXP=3", "SEED=5", "CLEAR_CACHES=0"),
+    ]
+    after_image = machine.asked()[machine.asked().index("known") + 1 :]
+    assert after_image == ["./run_and_time.sh", "--", "--set", "run.max_steps=9"]
+    assert machine.options("--user") == [f"{os.getuid()}:{os.getgid()}"]
+    assert machine.options("--ulimit") == ["memlock=-1", "stack=67108864"]
+
+
+def test_without_data_or_config_the_image_has_its_own(machine: Machine) -> None:
+    machine.call()
+    logs = next((machine.home / "runs").glob("*-cpu_tiny"))
+    assert machine.options("--mount") == [f"type=bind,source={logs},target=/logs"]
+    assert machine.options("--env") == ["LOGDIR=/logs", "CLEAR_CACHES=0"]
+    assert "--gpus" not in machine.asked()
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_the_page_cache_is_said_to_be_dropped_only_where_it_was(
+    machine: Machine, drops: bool
+) -> None:
+    machine.command("sudo", '#!/bin/sh\nshift\nexec "$@"\n')
+    if not drops:
+        machine.command("sysctl", "#!/bin/sh\nexit 1\n")
+    machine.call(CLEAR_CACHES="1")
+    dropped = machine.record.with_suffix(".dropped")
+    assert ("CACHE_CLEARED=1" in machine.options("--env")) == drops == dropped.exists()
+    if drops:
+        assert dropped.read_text() == "-q vm.drop_caches=3\n"
+
+
+def test_gpus_as_each_engine_names_them(machine: Machine) -> None:
+    machine.command("nvidia-smi", "#!/bin/sh\n")
+    machine.call()
+    assert machine.options("--gpus") == ["all"]
+    machine.engine("podman", version="podman version 6", info="rootless: true")
+    machine.call(DOCKER="podman")
+    assert machine.options("--device") == ["nvidia.com/gpu=all"]
+    assert machine.options("--userns") == ["keep-id"]
+    assert "--ulimit" not in machine.asked()  # may not be raised without root
+
+
+def test_root_inside_a_rootless_docker_is_the_user(machine: Machine) -> None:
+    machine.engine("docker", info=" name=rootless")
+    machine.call()
+    assert machine.options("--user") == ["0:0"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"IMAGE": "other"}, "there is no image 'other' here"),
+        ({"DATADIR": "none"}, "DATADIR: there is no directory 'none'"),
+        ({"CONFIG": "none.toml"}, "CONFIG: there is no file 'none.toml'"),
+        ({"LOGDIR": "a,b"}, "has a comma or a quotation mark"),
+        ({"DOCKER": "broken"}, "broken does not answer"),
+    ],
+)
+def test_mistakes_are_one_line(machine: Machine, variables: dict[str, str], message: str) -> None:
+    machine.engine("broken", status=1)
+    done = machine.call(**variables)
+    assert done.returncode == 2 and not machine.record.exists()
+    assert done.stderr.startswith("docker.sh: error: ") and done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_no_engine_at_all(machine: Machine) -> None:
+    (machine.commands / "docker").unlink()
+    tools = machine.commands.parent / "tools"
+    tools.mkdir()
+    (tools / "bash").symlink_to("/bin/bash")
+    (tools / "env").symlink_to("/usr/bin/env")
+    done = machine.call(PATH=str(tools))
+    assert done.returncode == 2
+    assert "neither docker nor podman was found" in done.stderr

@@ -1,0 +1,68 @@
+"""A signal becomes one decision of all ranks, at one step."""
+
+import itertools
+import os
+import signal
+
+import pytest
+import torch
+
+from mlperf_bert import stop_request
+from mlperf_bert.stop_request import StopRequest
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> None:
+    with StopRequest(1, CPU) as stop:
+        assert stop.agreed(1) is None
+        os.kill(os.getpid(), number)
+        assert stop.agreed(2) == number.name
+
+
+def test_handlers_are_given_back() -> None:
+    before = [signal.getsignal(number) for number in stop_request.SIGNALS]
+    with StopRequest(1, CPU):
+        assert [signal.getsignal(number) for number in stop_request.SIGNALS] != before
+    assert [signal.getsignal(number) for number in stop_request.SIGNALS] == before
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("step_s", "most"), [(0.01, 102), (4.0, 1), (1e-6, 1000)])
+def test_ranks_ask_each_other_about_once_a_second(
+    step_s: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank has the signal from the start; until the next question nobody knows."""
+    asked: list[int] = []
+    other_has_signal = False
+    clock = Clock()
+    step = 0
+
+    def all_reduce(numbers: torch.Tensor, operation: object) -> None:
+        asked.append(step)
+        if other_has_signal:
+            numbers[0] = float(signal.SIGTERM)
+
+    monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
+    with StopRequest(2, CPU, clock=clock) as stop:
+        for step in range(1, 2001):
+            clock.now += step_s
+            assert stop.agreed(step) is None
+        gaps = {after - before for before, after in itertools.pairwise(asked)}
+        assert max(gaps) <= most
+        assert max(gaps) * step_s <= max(1.01, step_s)
+        other_has_signal = True
+        answers = []
+        for step in range(2001, 2001 + max(gaps)):
+            clock.now += step_s
+            answers.append(stop.agreed(step))
+        assert [answer for answer in answers if answer] == ["SIGTERM"]
