@@ -238,14 +238,14 @@ def _train(
     update = Updater(model, config)
     curve: list[dict[str, Any]] = []
     found: list[Reduction] = []
-    for step in range(1, config.run.max_steps + 1):
+    for step in range(1, config.max_steps + 1):
         plan = planner.plan(step)
         found.append(ranks([_backward(model, each.micro_batches(plan)[0]) for each in sources]))
         if not math.isfinite(found[-1].mean_norm):
             break
         update(step)
         samples = step * config.parallel.global_batch_size
-        if samples % config.eval_interval_samples == 0 or step == config.run.max_steps:
+        if samples % config.eval_interval_samples == 0 or step == config.max_steps:
             accuracy = evaluator(model)
             curve.append(
                 {

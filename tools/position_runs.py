@@ -246,9 +246,9 @@ def train(model: nn.Module, config: RunConfig, data: RunData) -> Iterator[int]:
     planner = make_planner(config, data.train, config.run.seed)
     source = DirectSource(Gatherer(data.train_reader), rank=0)
     update = make_update(model, config)
-    evaluated = evaluation_steps(config.run.max_steps)
+    evaluated = evaluation_steps(config.max_steps)
     yield 0
-    for step in range(1, config.run.max_steps + 1):
+    for step in range(1, config.max_steps + 1):
         update(step, source.micro_batches(planner.plan(step)))
         if step in evaluated:
             yield step

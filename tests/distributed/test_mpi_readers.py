@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from reader_job import POLICIES, STEPS
 from test_opened_files import SITE_CUSTOMIZE
-from test_ranks import free_port, losses
+from test_ranks import free_port
 
-from support import PACKAGE, run_cli, run_process
+from support import PACKAGE, metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
 WITH_READERS = tuple(
@@ -94,8 +94,8 @@ def test_the_whole_command_trains_as_one_rank_does(
     )
     assert "target NOT reached after 128 samples" in done.stdout, done.stderr
     assert done.stderr == ""
-    expected = losses(tmp_path / "one")
-    assert losses(tmp_path / "run") == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
+    expected = metrics_losses(tmp_path / "one")
+    assert metrics_losses(tmp_path / "run") == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
     opened = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     before = {Path(event["path"]).name for event in opened if not event["started"]}

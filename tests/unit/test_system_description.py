@@ -141,6 +141,7 @@ def test_check_prints_one_line_a_problem(
     [
         ("--describe", "--nodes", "0"),
         ("--describe", "--out", "/nowhere/at/all.json"),
+        ("--describe", "--out", __file__),
         ("--check", "x.json", "--nodes", "2"),
     ],
 )

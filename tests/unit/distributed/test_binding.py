@@ -4,15 +4,17 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
 
 import machine_trees
-from mlperf_bert.distributed import binding
+from mlperf_bert.distributed import binding, session
 from mlperf_bert.distributed.binding import Binding, Choice, bind, choose_cpus, near_nodes
 from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
 from mlperf_bert.machine import Machine, read_machine
+from mlperf_bert.run_directory import environment
 from support import run_process
 
 NEAR = machine_trees.DGX_GPU_NODES
@@ -161,6 +163,24 @@ def test_a_bound_rank_has_a_thread_a_core() -> None:
         assert set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}, own_cores=3) == 3
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [("auto", "as bound"), ("none", "not bound: parallel.binding is 'none'")]
+)
+def test_a_session_binds_and_the_run_keeps_the_words(
+    asked: Literal["auto", "none"], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+
+    def run(info: RankInfo, device: torch.device) -> int:
+        kept.append(environment(info, device)["binding"])
+        return 0
+
+    monkeypatch.setattr(session, "bind", lambda info, device: Binding("as bound"))
+    alone = RankInfo(0, 1, 0, 1, 0, "single")
+    assert session.in_session(run, "cpu", "refuse", alone, binding=asked) == 0
+    assert kept == [words]
 
 
 REALLY = """

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.distributed import launch
+from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
 
@@ -167,17 +168,17 @@ def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     info = RankInfo(3, 4, 1, 2, 1, "torchrun")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert launch.choose_device("auto", info) == torch.device("cpu")
+    assert choose_device("auto", info) == torch.device("cpu")
     with pytest.raises(ConfigError, match=r"run\.device"):
-        launch.choose_device("cuda", info)
+        choose_device("cuda", info)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert launch.choose_device("auto", info) == torch.device("cuda", 1)
-    assert launch.choose_device("cpu", info) == torch.device("cpu")
+    assert choose_device("auto", info) == torch.device("cuda", 1)
+    assert choose_device("cpu", info) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="2 ranks on this node see 1 GPUs"):
-        launch.choose_device("cuda", info)
-    assert launch.choose_device("cuda", info, "allow") == torch.device("cuda", 0)
+        choose_device("cuda", info)
+    assert choose_device("cuda", info, "allow") == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(

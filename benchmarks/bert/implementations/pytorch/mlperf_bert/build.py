@@ -82,7 +82,6 @@ def build(
     device: torch.device,
     init_checkpoint: Path | None,
     process: MpiProcess | None = None,
-    *,
     cache_cleared: bool = False,
 ) -> Parts:
     """Build this rank's parts; the process group exists already. Raises on contradictions.
@@ -94,7 +93,6 @@ def build(
     if config.run.step_mode == "captured":
         use_capturable_stream(device)
     seed = _common_seed(config, info, device)
-
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
     planner = make_planner(config, data.train, seed)
     others = _source_with_others(config, data.train_reader, seed, info, process)
@@ -103,14 +101,11 @@ def build(
         info, lambda: _make_loader(config, planner, data.train_reader, info, device, others, shapes)
     )
     vocabulary_sha256 = data.train.manifest.vocabulary_sha256
-    is_rank_zero = info.rank == 0
+    own = directory.run if info.rank == 0 else None  # what only rank 0 writes goes there
     with directory.created(config, seed, info, device):
         log = on_every_rank(info, lambda: _start_log(config, seed, directory, info, cache_cleared))
-        reporter = Reporter(
-            directory.run / "stdout.log" if is_rank_zero else None, config.max_steps
-        )
+        reporter = Reporter(own and own / "stdout.log", config.max_steps)
         _report_data(reporter, config, data, planner)
-
         model = make_model(config, seed, device)
         if init_checkpoint is not None:
             on_every_rank(info, lambda: load_weights(model, init_checkpoint, vocabulary_sha256))
@@ -134,7 +129,7 @@ def build(
             evaluation=make_schedule(config, evaluator, model, optimizer, log),
             stop=StopRequest(info.world_size, device),
             metrics=Metrics(config, info.world_size, device),
-            metrics_file=MetricsFile(directory.run / "metrics.jsonl" if is_rank_zero else None),
+            metrics_file=MetricsFile(own and own / "metrics.jsonl"),
             reporter=reporter,
             log=log,
         )

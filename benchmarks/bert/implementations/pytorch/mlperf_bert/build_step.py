@@ -150,7 +150,7 @@ def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
 
 def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
     """Of every step from 1 that the run may take, warm-up included."""
-    last = max(config.run.max_steps, config.run.warm_up_steps)
+    last = max(config.max_steps, config.run.warm_up_steps)
     rates = [
         learning_rate(step, config.schedule, config.optim.learning_rate)
         for step in range(1, last + 1)

@@ -8,6 +8,27 @@ if TYPE_CHECKING:
     from mlperf_bert.config import RunConfig
 
 CLOSED_TARGET_ACCURACY = 0.72
+CLOSED_MOST_BATCH = 16_384  # of the largest reference convergence point
+CLOSED_CLIP_POLICIES = ("after_allreduce", "whole_before_allreduce")
+BERT_LARGE = {
+    "vocab_size": 30_522,
+    "hidden_size": 1024,
+    "num_layers": 24,
+    "num_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+}
+_CLOSED = {f"model.{field}": value for field, value in BERT_LARGE.items()} | {
+    "data.corpus": "prepared",
+    "data.max_seq_length": 512,
+    "data.max_predictions": 76,
+    "optim.name": "lamb",
+    "clip.max_norm": 1.0,
+    "eval.interval_samples": "mlperf",
+}
 BIASED_SAMPLERS = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))
 # Of the clip policies, those whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
@@ -17,7 +38,8 @@ MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are 
 def check_ranges(config: "RunConfig") -> None:
     """Every number within its range. Raises ConfigError."""
     positive = {
-        "run.max_steps": config.run.max_steps,
+        "schedule.decay_steps": config.schedule.decay_steps,
+        "run.max_steps": config.max_steps,
         "run.log_interval_steps": config.run.log_interval_steps,
         "run.hang_timeout_s": config.run.hang_timeout_s,
         "model.vocab_size": config.model.vocab_size,
@@ -35,7 +57,6 @@ def check_ranges(config: "RunConfig") -> None:
         "optim.epsilon": config.optim.epsilon,
         "optim.initial_loss_scale": config.optim.initial_loss_scale,
         "optim.loss_scale_growth_steps": config.optim.loss_scale_growth_steps,
-        "schedule.decay_steps": config.schedule.decay_steps,
         "clip.max_norm": config.clip.max_norm,
         "clip.bucket_count": config.clip.bucket_count,
         "eval.interval_samples": config.eval_interval_samples,
@@ -176,16 +197,24 @@ def _check_apex(config: "RunConfig") -> None:
 
 
 def check_closed_rules(config: "RunConfig") -> None:
-    """What the closed division fixes. Raises ConfigError."""
+    """What the closed division fixes (MLPerf Training rules, BERT). Raises ConfigError."""
+    for where, required in _CLOSED.items():
+        section, field = where.split(".")
+        value = getattr(getattr(config, section), field)
+        if value != required:
+            problem = f"{value!r} in the closed division"
+            raise ConfigError(where, problem, f"set it to {required!r} or go open")
     if config.data.sampler in BIASED_SAMPLERS:
         raise ConfigError(
             "data.sampler",
             f"{config.data.sampler!r}, which draws lengths unevenly, in the closed division",
             "use 'uniform' or go open",
         )
-    if config.optim.name != "lamb":
+    if config.clip.policy not in CLOSED_CLIP_POLICIES:
         raise ConfigError(
-            "optim.name", f"{config.optim.name!r} in the closed division", "use 'lamb' or go open"
+            "clip.policy",
+            f"{config.clip.policy!r} in the closed division, which limits the whole norm",
+            f"use {' or '.join(map(repr, CLOSED_CLIP_POLICIES))}, or go open",
         )
     if config.eval.target_accuracy < CLOSED_TARGET_ACCURACY:
         raise ConfigError(
@@ -193,9 +222,9 @@ def check_closed_rules(config: "RunConfig") -> None:
             f"{config.eval.target_accuracy} in the closed division",
             f"set it to {CLOSED_TARGET_ACCURACY} or go open",
         )
-    if config.eval.interval_samples != "mlperf":
+    if config.parallel.global_batch_size > CLOSED_MOST_BATCH:
         raise ConfigError(
-            "eval.interval_samples",
-            f"{config.eval.interval_samples} in the closed division",
-            "use 'mlperf' or go open",
+            "parallel.local_batch_size",
+            f"makes a global batch of {config.parallel.global_batch_size:,} in the closed division",
+            f"the largest reference convergence point is {CLOSED_MOST_BATCH:,}: lower it",
         )

@@ -72,6 +72,23 @@ class MlperfLog:
         for key, value in hyperparameters(config).items():
             self._record("event", key, value)
 
+    def conditions(
+        self, config: RunConfig, *, number_of_nodes: int, number_of_ranks: int, resumed: bool
+    ) -> None:
+        """What only our own `mlperf_bert package` asks; other checkers ignore keys they don't know.
+
+        Args:
+            config: says the target accuracy and whether the division's rules were enforced.
+            number_of_nodes: machines that the run was started on.
+            number_of_ranks: training processes on all of them, one an accelerator.
+            resumed: whether the run goes on from a checkpoint of an earlier, interrupted one.
+        """
+        self._record("event", "quality_target", config.eval.target_accuracy)
+        self._record("event", "rules_enforced", config.mlperf.enforce_rules)
+        self._record("event", "resumed", resumed)
+        self._record("event", "number_of_nodes", number_of_nodes)
+        self._record("event", "number_of_ranks", number_of_ranks)
+
     def weights_initialization(self, tensor_names: Iterable[str]) -> None:
         """One record for each tensor that is drawn or loaded, by its name in the reference model.
 

@@ -59,7 +59,7 @@ def stage_data(
     part = None
     if config.run.seed != "random" and not whole:
         settings = plan_settings(config)
-        part = StagedPart(_node(node, config), config.run.max_steps, settings)
+        part = StagedPart(_node(node, config), config.max_steps, settings)
     train = open_index(data_dir / "train", config)
     held_out = open_index(data_dir / "eval", config)
     check_batch_fits(config, train, data_dir)
@@ -82,7 +82,7 @@ def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray
     first, stop = node * parallel.ranks_per_node, (node + 1) * parallel.ranks_per_node
     steps_ahead = STEPS_AHEAD + WINDOWS_AHEAD * config.data.exchange_window_steps
     is_planned = np.zeros(index.manifest.num_samples, dtype=np.bool_)
-    for step in range(1, config.run.max_steps + steps_ahead + 1):
+    for step in range(1, config.max_steps + steps_ahead + 1):
         plan = planner.plan(step)
         if config.data.balance.startswith("exchange"):  # ranks read what was drawn, then exchange
             is_planned[plan.drawn_ids[first:stop]] = True

@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _measure(args: argparse.Namespace) -> int:
     model = replace(model_of(args), precision=args.precision)  # mistakes show before torch is here
     from mlperf_bert.bench.against import Settings, compare
-    from mlperf_bert.distributed.launch import choose_device, read_rank_info
+    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.launch import read_rank_info
 
     device = choose_device(args.device, read_rank_info())
     is_cuda = device.type == "cuda"

@@ -134,7 +134,7 @@ def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
         world_size=1,
         grad_accum_steps=parallel.grad_accum_steps,
     )
-    return plan_shapes(planner, config.run.max_steps, max_seqlen=longest, max_masked=most_masked)
+    return plan_shapes(planner, config.max_steps, max_seqlen=longest, max_masked=most_masked)
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:

@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _measure(args: argparse.Namespace) -> int:
     model = model_of(args)  # mistakes show before torch is imported
     from mlperf_bert.bench.optimizer import Settings, compare
-    from mlperf_bert.distributed.launch import choose_device, read_rank_info
+    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.launch import read_rank_info
 
     settings = Settings(
         model=model,

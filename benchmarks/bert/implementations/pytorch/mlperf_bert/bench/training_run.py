@@ -45,7 +45,7 @@ class TrainingRun:
     def __call__(self, number: int) -> Tensor:
         """Update for the `number`-th time, counted from 0; the loss before it, 0-d."""
         update = self.updates[number % len(self.updates)]
-        return self.step(1 + number % self.config.run.max_steps, update).loss
+        return self.step(1 + number % self.config.max_steps, update).loss
 
     @property
     def padding_share(self) -> float:

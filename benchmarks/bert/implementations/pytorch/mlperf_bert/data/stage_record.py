@@ -108,10 +108,10 @@ def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
     if record.part is None:
         return
     _check_settings(record.part.settings, plan_settings(config), set_dir)
-    if config.run.max_steps > record.part.steps:
+    if config.max_steps > record.part.steps:
         raise ConfigError(
             "run.max_steps",
-            f"is {config.run.max_steps}, the stage in {set_dir} holds {record.part.steps} steps",
+            f"is {config.max_steps}, the stage in {set_dir} holds {record.part.steps} steps",
             "lower it, or stage the data again",
         )
     node = rank // config.parallel.ranks_per_node

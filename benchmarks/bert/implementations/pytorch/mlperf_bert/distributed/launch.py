@@ -1,4 +1,4 @@
-"""Who is this process, and with whom does it talk: ranks, device, threads and process group.
+"""Who is this process, and with whom does it talk: ranks, threads and process group.
 
 Besides config_io this is the only file that reads environment variables. Every function that
 does takes the environment as an argument, so that tests pass a dictionary.
@@ -71,30 +71,6 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     if in_slurm_step:
         return _from_slurm(environ)
     return RankInfo(0, 1, 0, 1, 0, "single")
-
-
-def choose_device(
-    name: Literal["auto", "cpu", "cuda"],
-    info: RankInfo,
-    share_gpu: Literal["refuse", "allow"] = "refuse",
-) -> torch.device:
-    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA where there is one.
-
-    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs unless
-    they may share.
-    """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("run.device", "is 'cuda' but no CUDA device is usable", "use 'cpu'")
-    gpus = torch.cuda.device_count()
-    if info.local_world_size > gpus and share_gpu == "refuse":
-        raise ConfigError(
-            "run.device",
-            f"{info.local_world_size} ranks on this node see {gpus} GPUs",
-            "start one rank a GPU and let each see all (srun: --gpus-per-node, not per task)",
-        )
-    return torch.device("cuda", info.local_rank % gpus)
 
 
 def set_cpu_threads(

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.distributed.binding import NOT_ASKED, bind
+from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.launch import (
     RankInfo,
-    choose_device,
     init_process_group,
     read_rank_info,
     set_cpu_threads,

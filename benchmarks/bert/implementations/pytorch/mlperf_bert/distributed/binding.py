@@ -1,0 +1,173 @@
+"""Which cores and which memory a rank uses: those near its GPU, shared out among the node's ranks.
+
+Why so, and why no variable of NCCL or UCX is set: docs/decisions/0013-binding.md.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.machine import Machine, NumaNode, read_machine
+
+# The number of the system call, by Linux's tables; its mode, and the most nodes it can name.
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_PREFERRED = 1
+_MOST_NODES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a rank gets: whole cores, as numbers of logical CPUs, and the NUMA nodes of these."""
+
+    cpus: tuple[int, ...]
+    num_cores: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What was done, in words; `num_cores` of this rank alone, None where it was left as it was."""
+
+    words: str
+    num_cores: int | None = None
+
+
+NOT_ASKED = Binding("not bound: parallel.binding is 'none'")
+
+
+def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -> Binding:
+    """Bind this process, and the threads it starts from now on, to cores and memory of its own.
+
+    What cannot be done is left as it was, and the words say why.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return Binding("not bound: this system cannot bind processes")
+    machine = machine or read_machine()
+    near = near_nodes(machine, info.local_world_size, device)
+    try:
+        choice = choose_cpus(machine, near, info.local_rank, os.sched_getaffinity(0))
+        if isinstance(choice, str):
+            return Binding(f"not bound: {choice}")
+        os.sched_setaffinity(0, choice.cpus)
+    except OSError as error:
+        return Binding(f"not bound: {error.strerror}")
+    refused = _prefer_memory(choice.nodes)
+    memory = f"memory as the system gives it ({refused})" if refused else "memory there"
+    nodes = f"NUMA node{'s' * (len(choice.nodes) > 1)} {_as_list(choice.nodes)}"
+    words = f"CPUs {_as_list(choice.cpus)} of {nodes}, {memory}"
+    cards = [nic.name for nic in machine.nics if _is_near(nic.kind, nic.numa_node, choice)]
+    return Binding(f"{words}, near {', '.join(cards)}" if cards else words, choice.num_cores)
+
+
+def near_nodes(machine: Machine, local_ranks: int, device: torch.device) -> list[int | None]:
+    """The NUMA node near the GPU of each rank of this computer; None for a CPU or where unknown."""
+    if device.type != "cuda":
+        return [None] * local_ranks
+    node_of = {gpu.pci_bus_id: gpu.numa_node for gpu in machine.gpus}
+    with_cpus = [node.index for node in machine.numa_nodes if node.cpus]
+    only = with_cpus[0] if len(with_cpus) == 1 else None
+    num_gpus = torch.cuda.device_count()
+    found = [node_of.get(_pci_bus_id(rank % num_gpus)) for rank in range(local_ranks)]
+    return [only if node is None else node for node in found]
+
+
+def choose_cpus(
+    machine: Machine, near: Sequence[int | None], local_rank: int, allowed: Set[int]
+) -> Choice | str:
+    """The cores of a rank, or why it should be left as it is.
+
+    Args:
+        machine: the computer.
+        near: of each of its ranks, the NUMA node of its GPU. Ranks without one get a block of the
+            nodes: with 8 nodes, 2 each where there are 4 ranks, one for 2 of 16.
+        local_rank: which of the ranks.
+        allowed: logical CPUs this process may run on now.
+
+    Ranks that have a node in common share out its cores evenly and in order, none twice; a core
+    goes with those of its hardware threads that are allowed.
+    """
+    nodes = [node for node in machine.numa_nodes if node.cpus]
+    if len(nodes) < 2 and all(node is None for node in near):
+        return "one NUMA node and no GPU"
+    if not nodes:
+        return "the NUMA nodes are unknown"
+    if len(allowed) < machine.logical_cpus and len(allowed) * len(near) <= machine.logical_cpus:
+        return f"started with CPUs {_as_list(sorted(allowed))} of {machine.logical_cpus}"
+    wanted = [_wanted(nodes, near, rank) for rank in range(len(near))]
+    cores: list[tuple[int, ...]] = []
+    for node in wanted[local_rank]:
+        sharers = [rank for rank, its in enumerate(wanted) if node in its]
+        usable = _usable_cores(machine, node, allowed)
+        place = sharers.index(local_rank)
+        first, end = (len(usable) * n // len(sharers) for n in (place, place + 1))
+        cores += usable[first:end]
+    names = _as_list([node.index for node in wanted[local_rank]])
+    if not cores:
+        return f"too few of the allowed CPUs are on NUMA node {names}"
+    cpus = tuple(sorted(cpu for core in cores for cpu in core))
+    return Choice(cpus, len(cores), tuple(node.index for node in wanted[local_rank]))
+
+
+def _wanted(nodes: list[NumaNode], near: Sequence[int | None], rank: int) -> list[NumaNode]:
+    """The nodes a rank takes cores from: that of its GPU, or its block of all."""
+    its_own = [node for node in nodes if node.index == near[rank]]
+    if its_own:
+        return its_own
+    first = rank * len(nodes) // len(near)
+    end = (rank + 1) * len(nodes) // len(near)
+    return nodes[first : max(end, first + 1)]
+
+
+def _usable_cores(machine: Machine, node: NumaNode, allowed: Set[int]) -> list[tuple[int, ...]]:
+    usable = allowed & set(node.cpus)
+    cores = (tuple(cpu for cpu in core if cpu in usable) for core in machine.cores)
+    return [core for core in cores if core]
+
+
+def _is_near(kind: Literal["infiniband", "ethernet"], node: int | None, choice: Choice) -> bool:
+    return kind == "infiniband" and node in choice.nodes
+
+
+def _pci_bus_id(index: int) -> str:
+    """As in sysfs; empty where this torch does not tell."""
+    about: Any = torch.cuda.get_device_properties(index)
+    if not all(hasattr(about, f"pci_{part}_id") for part in ("domain", "bus", "device")):
+        return ""
+    return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+
+
+def _prefer_memory(nodes: tuple[int, ...]) -> str:
+    """Take memory from this node first; why not, where the system refuses.
+
+    Nothing to do for several nodes: the system gives memory of the node where a thread runs.
+    """
+    number = _SET_MEMPOLICY.get(platform.machine())
+    node = nodes[0]
+    is_64_bit = ctypes.sizeof(ctypes.c_long) == 8
+    if len(nodes) > 1 or number is None or not is_64_bit or node >= _MOST_NODES:
+        return ""
+    words = [0] * (_MOST_NODES // 64)
+    words[node // 64] = 1 << (node % 64)
+    mask = (ctypes.c_ulong * len(words))(*words)
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    status = syscall(
+        ctypes.c_long(number), ctypes.c_int(_PREFERRED), mask, ctypes.c_ulong(_MOST_NODES)
+    )
+    return os.strerror(ctypes.get_errno()) if status else ""
+
+
+def _as_list(numbers: Sequence[int]) -> str:
+    """Ascending numbers as the kernel writes them: `0-3,64-67`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,51 @@
+"""The descriptions in systems/: accepted by our check and MLCommons', one for every config."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
+
+from mlperf_bert.config_io import load_config
+from mlperf_bert.system_description import FIELDS, check_description
+from support import CONFIGS, REPOSITORY
+
+SYSTEMS = sorted((REPOSITORY / "systems").glob("*.json"))
+SIZED = re.compile(r"(?:\w+_)?([a-z0-9]+)_(\d+)x\d+x\d+x\d+")  # the rule of systems/README.md
+
+
+def described(path: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+def test_a_description(path: Path) -> None:
+    description = described(path)
+    assert check_description(description) == []
+    assert tuple(description) == FIELDS
+    assert description["system_name"] == path.stem
+    number = re.search(r"_n(\d+)_", path.stem)
+    assert description["number_of_nodes"] == (number[1] if number else "1")
+    for ruleset in ("2.0.0", "4.1.0", "5.0.0"):
+        assert check_system_desc(str(path), "training", ruleset)[0]
+
+
+def test_sizes_of_one_system_differ_in_their_number_only() -> None:
+    sizes = [described(path) for path in SYSTEMS if path.stem.startswith("dgxa100_")]
+    nodes = sorted(int(size.pop("number_of_nodes")) for size in sizes)
+    assert nodes == [1, 2, 4, 8, 16, 32, 64, 128]
+    for size in sizes:
+        del size["system_name"]
+        assert size == sizes[0]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_config_has_its_system(path: Path) -> None:
+    match = SIZED.fullmatch(path.stem)
+    if match is None:
+        assert path.stem == "cpu_tiny"
+        return
+    system = described(REPOSITORY / "systems" / f"{match[1]}_n{match[2]}_pytorch.json")
+    assert load_config(path).parallel.ranks_per_node == int(system["accelerators_per_node"])
