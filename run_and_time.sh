@@ -114,7 +114,7 @@ fi
 if [ -n "${SLURM_JOB_NUM_NODES:-}" ] && [ "$passed_on" = USR1 ]; then
     srun_ranks "$(setting parallel.nodes)" "$(setting processes_per_node)"
     [ "${NETWORK_TEST:-1}" = 0 ] || with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor \
-        --only network || fail "the ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
+        --only network --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || fail "the ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
 fi
 missed=0
 for ((i = 0; i < NEXP; i++)); do

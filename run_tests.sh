@@ -9,4 +9,5 @@ ruff format --check .
 ruff check .
 mypy
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
+hadolint Dockerfile
 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile "$@"

@@ -10,17 +10,19 @@ from support import PACKAGE, run_process
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
-    {"errors", "compiled"},
-    {"config", "config_checks", "seeds"},
+    {"errors", "compiled", "machine"},
+    {"config", "config_checks", "seeds", "system_description"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"}
-    | {"heartbeat", "random_states"},
+    | {"heartbeat", "random_states", "stop_request"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
     | {"eval_batches", "eval_schedule", "open_data", "optimizer_state"},
     {"graphs"},
     {"build_step", "build_evaluation"},
     {"build"},
-    {"train", "bench", "reader_process", "stage_data"},
+    {"train", "bench", "reader_process", "stage_data", "system_cli"},
+    {"train_cli"},
+    {"doctor"},
     {"__main__"},
 )
 SAME_LEVEL = {
@@ -37,9 +39,12 @@ SAME_LEVEL = {
     ("checkpoint", "optimizer_state"),
     ("distributed", "optim.flat_buffers"),
 }
-OFFLINE = {"prepare", "plan"}
-OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"}
+OFFLINE = {"prepare", "plan", "package"}
+OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
+    "system_description"
+}
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
+DOCTOR_MAY_IMPORT = "prepare.verify"
 NUMPY_ONLY = {
     "data/balance.py",
     "data/batch_sampler.py",
@@ -57,7 +62,13 @@ NUMPY_ONLY = {
     "data/strata.py",
     "data/token_packets.py",
     "distributed/bucket_plan.py",
+    "machine.py",
     "optim/flat_layout.py",
+    "package/make.py",
+    "plan/explain.py",
+    "plan/recipes.py",
+    "plan/slurm_options.py",
+    "system_description.py",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -98,6 +109,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if imported == importer:
         return True
     if importer == "plan" and module.startswith(PLAN_MAY_IMPORT):
+        return True
+    if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer in OFFLINE:
         return imported in OFFLINE_MAY_IMPORT

@@ -1,4 +1,4 @@
-"""launch/docker.sh asks its engine for the right thing, here one that writes down what it is asked."""
+"""launch/docker.sh: what it asks the engine for, which here only writes that down."""
 
 import os
 import subprocess

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# run_and_time.sh on this machine, in a container: docker or podman, all GPUs, results that belong to who runs it.
+#
+#   IMAGE=mlperf-bert CONFIG=FILE DATADIR=DIR launch/docker.sh [-- --set section.key=value ...]
+#
+#   IMAGE    image made from the Dockerfile              [mlperf-bert]
+#   CONFIG   TOML file on this machine                   [cpu_tiny.toml of the image]
+#   DATADIR  prepared data: train/ and eval/             [the embedded corpus, made in the container]
+#   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
+#   DOCKER   the container engine                        [docker, else podman]
+#   NEXP, SEED and NETWORK_TEST as for run_and_time.sh
+#   CLEAR_CACHES=0 leaves the page cache alone. A container may not drop it: that is done here before it
+#   starts, where this user may (root, or sudo without a password), so the log says it of the first run only.
+set -euo pipefail
+
+fail() {
+    echo "docker.sh: error: $1" >&2
+    exit 2
+}
+
+# The engine, its image, and what may be asked of it.
+DOCKER=${DOCKER:-$(command -v docker || command -v podman || true)}
+[ -n "$DOCKER" ] || fail "neither docker nor podman was found; install one, or run ./run_and_time.sh without"
+info=$("$DOCKER" info 2>&1) || fail "$DOCKER does not answer; start its daemon, or let this user talk to it"
+IMAGE=${IMAGE:-mlperf-bert}
+"$DOCKER" image inspect "$IMAGE" >/dev/null 2>&1 ||
+    fail "there is no image '$IMAGE' here; build it with IMAGE=$IMAGE tools/build_image.sh, or pull it"
+engine=docker
+[[ $("$DOCKER" --version) != *podman* ]] || engine=podman
+rootless=no
+[[ ! ${info,,} =~ (name=rootless|rootless: true) ]] || rootless=yes
+
+options=(--rm --ipc=host --stop-timeout 120)
+if command -v nvidia-smi >/dev/null && nvidia-smi --list-gpus >/dev/null 2>&1; then
+    if [ "$engine" = podman ]; then options+=(--device nvidia.com/gpu=all); else options+=(--gpus all); fi
+fi
+case $engine-$rootless in
+docker-yes) options+=(--user 0:0) ;; # who runs the daemon is root inside, and nobody else outside
+podman-yes) options+=(--userns keep-id --user "$(id -u):$(id -g)") ;;
+*) options+=(--user "$(id -u):$(id -g)" --ulimit memlock=-1 --ulimit stack=67108864) ;;
+esac
+
+# Files: fixed places inside.
+mount() { # path on this machine, place inside, [,readonly]
+    local path
+    path=$(realpath --canonicalize-missing "$1")
+    [[ $path != *[,\"]* ]] || fail "$path has a comma or a quotation mark and cannot be mounted; rename it"
+    options+=(--mount "type=bind,source=$path,target=$2${3:-}")
+}
+name=cpu_tiny
+if [ -n "${CONFIG:-}" ]; then
+    [ -f "$CONFIG" ] || fail "CONFIG: there is no file '$CONFIG'; give a TOML file of this machine"
+    name=$(basename "$CONFIG" .toml)
+    mount "$CONFIG" "/config/$name.toml" ,readonly
+    options+=(--env "CONFIG=/config/$name.toml")
+fi
+if [ -n "${DATADIR:-}" ]; then
+    [ -d "$DATADIR" ] || fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
+    mount "$DATADIR" /data ,readonly
+    options+=(--env DATADIR=/data)
+fi
+LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}
+mount "$LOGDIR" /logs
+mkdir -p "$LOGDIR" 2>/dev/null || fail "LOGDIR: '$LOGDIR' cannot be made; give a directory that you can write to"
+options+=(--env LOGDIR=/logs)
+for variable in NEXP SEED NETWORK_TEST CLEAR_CACHES; do
+    [ -z "${!variable:-}" ] || options+=(--env "$variable=${!variable}")
+done
+
+# The page cache.
+drop_caches() {
+    local as_root=(env)
+    [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
+    sync
+    PATH=$PATH:/usr/sbin:/sbin "${as_root[@]}" sysctl -q vm.drop_caches=3 2>/dev/null
+}
+if [ "${CLEAR_CACHES:-1}" = 1 ] && drop_caches; then options+=(--env CACHE_CLEARED=1); fi
+
+exec "$DOCKER" run "${options[@]}" "$IMAGE" ./run_and_time.sh "$@"

@@ -1,0 +1,105 @@
+"""Reads MLPerf logs strictly: they come from files that anybody may have written.
+
+Our own writer is `mlperf_bert/mlperf_log.py`; a line that it cannot have written is refused.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mlperf_bert.errors import DataError
+
+TOKEN = ":::MLLOG "
+MAX_LOG_BYTES = 16 * 2**20  # a log of ours has 150 kB, that of a run on 1,024 ranks as well
+_RUN_AGAIN = "use the log as the run wrote it"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record; `time_ms` since the epoch."""
+
+    key: str
+    value: Any
+    metadata: Mapping[str, Any]
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """The records of one log in their order; `name` is what findings call it."""
+
+    name: str
+    records: tuple[Record, ...]
+
+    def named(self, key: str) -> list[Record]:
+        """All records with that key."""
+        return [record for record in self.records if record.key == key]
+
+
+def read_log(path: Path, name: str) -> RunLog:
+    """Read a log. Raises DataError where it is too large or holds anything but records."""
+    lines = _read_text(path, name).split("\n")  # str.splitlines would cut at more than that
+    records = tuple(
+        _read_record(text, name, line) for line, text in enumerate(lines, 1) if text.strip()
+    )
+    if not records:
+        raise DataError(name, "is empty", _RUN_AGAIN)
+    return RunLog(name, records)
+
+
+def read_json_object(text: str) -> dict[str, Any]:
+    """Parse one JSON object from outside. Raises ValueError for anything else, NaN included."""
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("is no JSON object")
+    return found
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a finite number; true and false are none."""
+    if type(value) is int:
+        return abs(value) < 2**63
+    return type(value) is float and math.isfinite(value)
+
+
+def in_brief(value: object) -> str:
+    """A JSON value from outside for a message: one short line, whatever it is."""
+    if isinstance(value, dict | list):
+        return f"a {type(value).__name__}"
+    return f"{value!r:.60}"
+
+
+def _read_text(path: Path, name: str) -> str:
+    with path.open("rb") as file:
+        contents = file.read(MAX_LOG_BYTES + 1)
+    if len(contents) > MAX_LOG_BYTES:
+        raise DataError(name, f"has more than {MAX_LOG_BYTES:,} bytes", _RUN_AGAIN)
+    try:
+        return contents.decode("ascii")
+    except UnicodeDecodeError:
+        raise DataError(name, "is not ASCII text", _RUN_AGAIN) from None
+
+
+def _read_record(text: str, name: str, line: int) -> Record:
+    where = f"{name}, line {line}"
+    if not text.startswith(TOKEN):
+        raise DataError(where, f"does not begin with {TOKEN.strip()!r}", _RUN_AGAIN)
+    try:
+        found = read_json_object(text.removeprefix(TOKEN))
+    except ValueError as error:
+        raise DataError(where, f"is no record ({error})", _RUN_AGAIN) from None
+    key, metadata, time_ms = found.get("key"), found.get("metadata"), found.get("time_ms")
+    is_named = isinstance(key, str) and isinstance(metadata, dict)
+    if not is_named or "value" not in found or type(time_ms) is not int or not is_number(time_ms):
+        raise DataError(where, "is no complete record", _RUN_AGAIN)
+    return Record(str(key), found["value"], metadata or {}, time_ms)
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,72 @@
+"""Makes a package and says what became of it: export, our checks, the checkers, the score."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlperf_bert.package.checkers import run_checkers
+from mlperf_bert.package.export import export
+from mlperf_bert.package.own_checks import Findings, check_system
+from mlperf_bert.package.score import Score, in_words, score_of
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found, and the scores where nothing was."""
+
+    rulesets: tuple[str, ...]
+    findings: Findings
+    scores: tuple[Score, ...]
+    checkers_ran: bool
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether everything passed."""
+        return not self.findings
+
+    def to_json(self, out: Path) -> str:
+        """One JSON object; `out` is where an accepted package lies."""
+        answer = {
+            "schema_version": 1,
+            "accepted": self.is_accepted,
+            "out": str(out) if self.is_accepted else None,
+            "rulesets": self.rulesets,
+            "checkers_ran": self.checkers_ran,
+            "systems": [asdict(score) for score in self.scores],
+            "findings": [
+                dict(zip(("where", "problem", "remedy"), finding.args, strict=True))
+                for finding in self.findings
+            ],
+        }
+        return json.dumps(answer)
+
+    def in_words(self, out: Path) -> str:
+        """A line for each finding, or the scores; then the verdict."""
+        if self.is_accepted:
+            verdict = f"accepted under {', '.join(self.rulesets)}: FOUND NO ERRORS, SUCCESS; {out}"
+            return "\n".join([*map(in_words, self.scores), verdict])
+        unasked = "" if self.checkers_ran else "; MLCommons' checkers were not asked yet"
+        verdict = f"refused, {out} was not made: {len(self.findings)} found{unasked}"
+        return "\n".join([*map(str, self.findings), verdict])
+
+
+def make_package(root: Path, results: Path, tree: Path, rulesets: tuple[str, ...]) -> Verdict:
+    """Export a repository into the new directory `tree` and check what is there.
+
+    Raises ConfigError or DataError where that is not possible at all.
+    """
+    systems, findings = export(root, results, tree)
+    # The checkers would stumble over what was left out, with a traceback or silently.
+    ask_checkers = not findings
+    checked = []
+    for system in systems:
+        system_results, found = check_system(tree, system)
+        checked.append(system_results)
+        findings += found
+    scaling: dict[str, float] = {}
+    if ask_checkers:
+        divisions = {one.name: one.division for one in checked}
+        said, scaling = run_checkers(tree, divisions, rulesets)
+        findings += said
+    scores = () if findings else tuple(score_of(one, scaling[one.name]) for one in checked)
+    return Verdict(rulesets, findings, scores, ask_checkers)

@@ -1,0 +1,144 @@
+"""Our own checks of a system's results, in both divisions; stricter than MLCommons' checkers.
+
+Those accept in the open division any accuracy, any seed and an aborted run, and in both divisions
+one log that does not comply.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
+from mlperf_bert.errors import DataError
+from mlperf_bert.package.log_reader import in_brief, read_json_object, read_log
+from mlperf_bert.package.run_facts import RunFacts, read_facts
+from mlperf_bert.system_description import check_description
+
+RUNS = 10
+LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))
+_MAX_DESCRIPTION_BYTES = 2**20
+
+Findings = list[DataError]
+
+
+@dataclass(frozen=True, slots=True)
+class SystemResults:
+    """A system's runs in the order of their numbers; those that could be read."""
+
+    name: str
+    division: str
+    runs: tuple[RunFacts, ...]
+
+
+def check_system(tree: Path, system: str) -> tuple[SystemResults, Findings]:
+    """Check systems/<system>.json and results/<system>/bert/ of an exported tree.
+
+    All that is wrong is found, one finding each.
+    """
+    description, findings = _check_description(tree, system)
+    directory = tree / "results" / system / "bert"
+    logs = sorted(directory.glob("*"))
+    findings += _check_names([log.name for log in logs], f"results/{system}/bert")
+    runs = []
+    for log in logs:
+        try:
+            runs.append(read_facts(read_log(log, f"results/{system}/bert/{log.name}")))
+        except DataError as error:
+            findings.append(error)
+    for run in runs:
+        findings += _check_run(run)
+        findings += _check_against(run, description, f"systems/{system}.json")
+    findings += _check_together(runs, f"results/{system}/bert")
+    division = str(description.get("division", ""))
+    return SystemResults(system, division, tuple(runs)), findings
+
+
+def _check_description(tree: Path, system: str) -> tuple[Mapping[str, Any], Findings]:
+    name = f"systems/{system}.json"
+    remedy = "mend it; `mlperf_bert system --describe` writes a new one"
+    try:
+        if not (tree / name).exists():
+            return {}, []  # the export has found that
+        with (tree / name).open(encoding="utf-8") as file:
+            description = read_json_object(file.read(_MAX_DESCRIPTION_BYTES))
+    except ValueError as error:
+        return {}, [DataError(name, f"cannot be read ({error})", remedy)]
+    problems = check_description(description)
+    return description, [DataError(name, problem, remedy) for problem in problems]
+
+
+def _check_names(names: Sequence[str], where: str) -> Findings:
+    if sorted(names) == sorted(LOG_NAMES):
+        return []
+    missing = ", ".join(name for name in LOG_NAMES if name not in names)
+    surplus = ", ".join(name for name in names if name not in LOG_NAMES)
+    problem = f"holds {len(names)} logs"
+    problem += f", not {missing}" if missing else ""
+    problem += f", but {surplus}" if surplus else ""
+    remedy = f"put the logs of {RUNS} runs there as {LOG_NAMES[0]} .. {LOG_NAMES[-1]}"
+    return [DataError(where, problem, remedy)]
+
+
+def _check_run(run: RunFacts) -> Iterator[DataError]:
+    if run.status != "success":
+        yield DataError(
+            run.name, f"the run's status is {in_brief(run.status)}", "use one with 'success'"
+        )
+    if run.benchmark != "bert":
+        yield DataError(
+            run.name, f"the benchmark is {in_brief(run.benchmark)}", "this package is of bert"
+        )
+    if run.accuracy < run.quality_target:
+        problem = f"the accuracy ends at {run.accuracy}, below its target of {run.quality_target}"
+        yield DataError(run.name, problem, "train until the target is reached")
+    if run.division == "closed" and min(run.quality_target, run.accuracy) < CLOSED_TARGET_ACCURACY:
+        problem = f"target {run.quality_target} and accuracy {run.accuracy} in the closed division"
+        yield DataError(run.name, problem, f"both must be at least {CLOSED_TARGET_ACCURACY}")
+    if run.resumed:
+        yield DataError(run.name, "the run was resumed from a checkpoint", "use one that was not")
+    if not run.rules_enforced:
+        problem = "the run was made with mlperf.enforce_rules = false"
+        yield DataError(run.name, problem, "run again with it true")
+
+
+def _check_against(
+    run: RunFacts, description: Mapping[str, Any], where: str
+) -> Iterator[DataError]:
+    division = description.get("division")
+    if division != run.division:
+        problem = f"the division is {in_brief(run.division)}, in {where} {in_brief(division)}"
+        yield DataError(run.name, problem, "correct the description, or run in that division")
+    nodes, accelerators = (
+        _count(description.get(field)) for field in ("number_of_nodes", "accelerators_per_node")
+    )
+    if nodes is not None and nodes != run.nodes:
+        problem = f"ran on {run.nodes} nodes, {where} has {nodes}"
+        yield DataError(run.name, problem, "put it under the system that it ran on")
+    if nodes and accelerators and nodes * accelerators != run.ranks:
+        problem = f"has {run.ranks} ranks, {where} {nodes} x {accelerators} accelerators"
+        yield DataError(run.name, problem, "describe what was used, one rank an accelerator")
+
+
+def _count(text: object) -> int | None:
+    """A number of a description; check_description has complained where it is none."""
+    is_count = isinstance(text, str) and len(text) < 10 and text.isascii() and text.isdecimal()
+    return int(str(text)) if is_count else None
+
+
+def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]:
+    seeds = Counter(run.seed for run in runs)
+    for seed in (seed for seed, count in seeds.items() if count > 1):
+        names = ", ".join(Path(run.name).name for run in runs if run.seed == seed)
+        yield DataError(where, f"seed {seed} in {names}", "run again with seeds of their own")
+    same: Mapping[str, Callable[[RunFacts], object]] = {
+        "global batch sizes": lambda run: run.global_batch_size,
+        "quality targets": lambda run: run.quality_target,
+        "numbers of ranks": lambda run: run.ranks,
+    }
+    for what, fact in same.items():
+        values = sorted({fact(run) for run in runs}, key=str)
+        if len(values) > 1:
+            problem = f"runs with different {what}: {', '.join(map(str, values))}"
+            yield DataError(where, problem, "make all ten runs with one config")

@@ -1,0 +1,160 @@
+"""`mlperf_bert package` from end to end, with MLCommons' checkers; our own: tests/unit/package."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES, export
+from mlperf_bert.package.make import make_package
+from submissions import (
+    CLOSED,
+    DIVISIONS,
+    MEAN_OF_EIGHT,
+    OPEN,
+    TIMES,
+    drop,
+    log_of,
+    write_repository,
+)
+from support import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with ten good runs in each division. Not to be changed."""
+    root = tmp_path_factory.mktemp("repository")
+    write_repository(root, DIVISIONS)
+    return root
+
+
+@pytest.fixture
+def root(repository: Path, tmp_path: Path) -> Path:
+    """A copy with the open system alone, to be spoiled."""
+    copy = tmp_path / "repository"
+    ignore = shutil.ignore_patterns(CLOSED, f"{CLOSED}.json")
+    shutil.copytree(repository, copy, ignore=ignore)
+    return copy
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    """Status and stdout of `mlperf_bert package`."""
+    with redirect_stdout(StringIO()) as output:
+        status = main(["package", *map(str, arguments)])
+    return status, output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def accepted(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The package of both systems, checked under the three rulesets, and what was printed."""
+    out = tmp_path_factory.mktemp("out") / "deep" / "submission"
+    status, output = call("--root", repository, "--out", out, "--json")
+    assert status == 0, output
+    return out, json.loads(output)
+
+
+def test_both_divisions_are_accepted_by_every_checker(accepted: tuple[Path, Any]) -> None:
+    out, answer = accepted
+    assert answer["accepted"] and answer["checkers_ran"] and answer["findings"] == []
+    assert (answer["schema_version"], answer["out"]) == (1, str(out))
+    assert answer["rulesets"] == ["5.0.0", "4.1.0", "2.0.0"]
+
+
+def test_the_score_is_the_mean_of_the_middle_eight(accepted: tuple[Path, Any]) -> None:
+    systems = {system["system"]: system for system in accepted[1]["systems"]}
+    assert systems.keys() == DIVISIONS.keys()
+    for name, system in systems.items():
+        assert system["division"] == DIVISIONS[name]
+        assert system["score_minutes"] == pytest.approx(MEAN_OF_EIGHT)
+        assert system["times_minutes"] == pytest.approx(TIMES)
+        assert system["accuracies"] == [0.7234] * 10
+        assert (system["scaling_factor"], system["caches_cleared"]) == (1.0, 10)
+
+
+def test_the_package_holds_what_a_submission_consists_of(
+    accepted: tuple[Path, Any], repository: Path
+) -> None:
+    out, _ = accepted
+    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    code = {*CODE_FILES, *(f"{directory}/README.md" for directory in CODE_DIRECTORIES)}
+    logs = {f"results/{name}/bert/result_{n}.txt" for name in DIVISIONS for n in range(10)}
+    assert files == code | logs | {f"systems/{name}.json" for name in DIVISIONS}
+    for name in files:
+        assert (out / name).read_bytes() == (repository / name).read_bytes()
+    assert os.access(out / "run_and_time.sh", os.X_OK)
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_log_that_olympic_scoring_would_swallow_is_refused(root: Path, tmp_path: Path) -> None:
+    drop(log_of(root, 3), "eval_samples")
+    out = tmp_path / "submission"
+    status, output = call("--root", root, "--out", out, "--ruleset", "5.0.0", "--json")
+    findings = json.loads(output)["findings"]
+    assert status == 1 and not out.exists()
+    assert {finding["where"] for finding in findings} == {
+        "the package",
+        f"results/{OPEN}/bert/result_3.txt",
+    }
+    problems = [finding["problem"] for finding in findings]
+    assert any("accepting this under olympic scoring" in problem for problem in problems)
+    assert (
+        "compliance_checker of 5.0.0 says: Required EXACTLY_ONE occurrence of 'eval_samples' "
+        "but found 0"
+    ) in problems
+
+
+def test_a_refusal_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
+    (log_of(root, 0).parent / ".DS_Store").write_text("")
+    out = tmp_path / "out" / "submission"
+    status, output = call("--root", root, "--out", out)
+    assert status == 1
+    assert output.splitlines()[0].startswith(f"results/{OPEN}/bert/.DS_Store: has a name")
+    assert output.splitlines()[1].startswith(f"refused, {out} was not made: 1 found")
+    assert list(out.parent.iterdir()) == []
+
+
+def test_mistakes_have_status_2(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistakes = [
+        (("--root", tmp_path, "--out", tmp_path / "new"), "is no directory; name the repository"),
+        (("--root", root, "--results", root / "no", "--out", tmp_path / "new"), "is no directory"),
+        (("--root", root, "--out", root), "exists; name a new directory"),
+        (("--root", root, "--out", root / "results" / "new"), "lies in .*results; name another"),
+    ]
+    for arguments, reason in mistakes:
+        assert call(*arguments) == (2, "")
+        assert re.search(reason, capsys.readouterr().err)
+    assert not (tmp_path / "new").exists() and not (root / "results" / "new").exists()
+
+
+def test_missing_checkers_are_a_mistake(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="mlperf_logging: is not installed; run: pip install"):
+        make_package(root, root / "results", tmp_path / "tree", ("5.0.0",))
+
+
+def test_the_export_of_this_repository_is_what_git_knows(repository: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    _, findings = export(REPOSITORY, repository / "results", tree)
+    assert {finding.args[0] for finding in findings} == {f"systems/{s}.json" for s in DIVISIONS}
+    copied = re.findall(r"^COPY (?!--)(.*) \S+$", (tree / "Dockerfile").read_text(), re.MULTILINE)
+    assert copied and all((tree / name).exists() for names in copied for name in names.split())
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.check_output(
+        [*command, "--", *CODE_FILES, *CODE_DIRECTORIES], cwd=REPOSITORY, text=True
+    )
+    known = {name for name in listed.split("\0") if (REPOSITORY / name).is_file()}
+    exported = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    assert {name for name in exported if not name.startswith("results/")} == known

@@ -1,0 +1,119 @@
+"""A synthetic repository with a submission in it: ten runs of each of two systems."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlperf_bert.config import ModelSection
+from mlperf_bert.config_io import config_from_tables
+from mlperf_bert.mlperf_log import MlperfLog
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES
+from mlperf_bert.package.log_reader import TOKEN
+from mlperf_bert.system_description import FIELDS
+
+OPEN, CLOSED = "acme_n1_open", "acme_n1_closed"
+DIVISIONS = {OPEN: "open", CLOSED: "closed"}
+# More than 5.0.0's reference needs at this batch size, a little less than 2.0.0's: there the
+# package checker leaves a scaling.json, which no other ruleset's check may see.
+SAMPLES = 448 * 5693
+TIMES = [10.0, 19.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 1.0]  # minutes
+MEAN_OF_EIGHT = (10 + 12 + 13 + 14 + 15 + 16 + 17 + 18) / 8
+
+
+BERT_LARGE = BertForPretraining(ModelSection(), torch.device("meta"))
+TENSOR_NAMES = [tensorflow_name(name) for name in BERT_LARGE.state_dict()]
+
+
+def write_repository(root: Path, divisions: Mapping[str, str]) -> None:
+    """Code, a description of each system, and ten good runs of it."""
+    for name in (*CODE_FILES, *(f"{directory}/README.md" for directory in CODE_DIRECTORIES)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("text\n")
+    (root / "run_and_time.sh").chmod(0o755)
+    (root / "benchmarks/bert/__pycache__").mkdir()
+    (root / "benchmarks/bert/__pycache__/module.pyc").write_text("")
+    (root / "systems").mkdir()
+    for system, division in divisions.items():
+        describe(root, system, division)
+        log_of(root, 0, system).parent.mkdir(parents=True)
+        for number, minutes in enumerate(TIMES):
+            write_log(log_of(root, number, system), division, 100 + number, minutes)
+
+
+def log_of(root: Path, number: int, system: str = OPEN) -> Path:
+    return root / "results" / system / "bert" / f"result_{number}.txt"
+
+
+def describe(root: Path, system: str = OPEN, division: str = "open", **changed: object) -> None:
+    """Write the description of one node with 8 accelerators; None leaves a field out."""
+    known = {
+        "submitter": "Acme",
+        "division": division,
+        "status": "Available on-premise",
+        "system_name": "acme_n1",
+        "number_of_nodes": "1",
+        "host_processors_per_node": "2",
+        "host_processor_model_name": "Example 9000",
+        "host_processor_core_count": "64",
+        "accelerators_per_node": "8",
+        "accelerator_model_name": "Example A1",
+        "framework": "PyTorch",
+        "operating_system": "Linux",
+    }
+    fields = {field: changed.get(field, known.get(field, "")) for field in FIELDS}
+    kept = {field: value for field, value in fields.items() if value is not None}
+    (root / "systems" / f"{system}.json").write_text(json.dumps(kept))
+
+
+def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
+    """A whole run of BERT-large through the public methods, its time then set."""
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"max_steps": 6000},
+        "parallel": {"local_batch_size": 56, "ranks_per_node": 8},
+        "optim": {"name": "lamb", "learning_rate": 4e-4},
+        "schedule": {"decay_steps": 8000},
+        "eval": {"target_accuracy": 0.72},
+        "mlperf": {"division": division, "submission_org": "Acme"},
+    }
+    config = config_from_tables(tables, "test")
+    log = MlperfLog(path, True)
+    log.init_start(cache_cleared=True)
+    log.submission(config)
+    log.hyperparameters(config, seed)
+    log.conditions(config, number_of_nodes=1, number_of_ranks=8, resumed=False)
+    log.weights_initialization(TENSOR_NAMES)
+    log.init_stop()
+    log.run_start()
+    for samples, accuracy in ((SAMPLES // 2, 0.4), (SAMPLES, 0.7234)):
+        log.eval_start(samples)
+        log.eval_accuracy(samples, accuracy)
+        log.eval_stop(samples)
+        log.tracked_stats(samples, 123.5)
+    log.run_stop(SAMPLES, 10_000, "success")
+    log.close()
+    start = next(record["time_ms"] for record in records(path) if record["key"] == "run_start")
+    change(path, "run_stop", time_ms=start + round(minutes * 60_000))
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(TOKEN)) for line in path.read_text().splitlines()]
+
+
+def write_records(path: Path, contents: list[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{TOKEN}{json.dumps(record)}\n" for record in contents))
+
+
+def change(path: Path, key: str, **members: Any) -> None:
+    """Give the last record of that key other members."""
+    contents = records(path)
+    [record for record in contents if record["key"] == key][-1].update(members)
+    write_records(path, contents)
+
+
+def drop(path: Path, key: str) -> None:
+    write_records(path, [record for record in records(path) if record["key"] != key])

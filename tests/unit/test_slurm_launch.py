@@ -1,0 +1,132 @@
+"""run_and_time.sh in a SLURM job asks srun for the right thing: one that writes it down.
+
+Containers are tested so only: pyxis and Apptainer are not on any machine of ours. A real SLURM is
+in tests/slurm.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import CONFIGS, REPOSITORY
+
+SRUN = """#!/usr/bin/env bash
+[ "$*" != --help ] || { cat "$FAKE_HELP"; exit; }
+asked=$*
+printf '%s\\n' "${asked//$'\\n'/ }" >>"$ASKED"
+while [[ ${1:-} == --* ]]; do shift; done
+while [ $# -gt 0 ] && [ "$1" != "$PYTHON" ]; do shift; done # a container's words
+case "$*" in *" config "* | *" prepare "*) exec "$@" ;; esac
+"""
+DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """Environment of the shell of a job on two nodes, with a srun that knows no pyxis."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("srun", SRUN), ("apptainer", "#!/bin/sh\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (tmp_path / "help").write_text("Usage: srun [OPTIONS...] executable\n")
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {
+        **outer,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "ASKED": str(tmp_path / "asked"),
+        "FAKE_HELP": str(tmp_path / "help"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "2",
+        "PYTHON": sys.executable,
+        "CONFIG": str(DGX),
+        "DATADIR": str(tmp_path),
+        "LOGDIR": str(tmp_path / "logs"),
+        "SEED": "5",
+    }
+
+
+def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The script's outcome, and what srun was asked."""
+    done = subprocess.run(
+        ["./run_and_time.sh", *options],
+        cwd=REPOSITORY,
+        env=job,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    asked = Path(job["ASKED"])
+    return done, asked.read_text().splitlines() if asked.exists() else []
+
+
+def test_one_task_a_gpu_on_every_node(job: dict[str, str]) -> None:
+    (Path(job["LOGDIR"]) / "run_0").mkdir(parents=True)
+    _, asked = run({**job, "SRUN_OPTIONS": "--mpi=pmi2 --label"}, "--", "--set", "run.device=cpu")
+    network, caches, train = asked
+    size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
+    assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
+    doctor = f"{sys.executable} -m mlperf_bert doctor --only network --config {DGX}"
+    assert network.endswith(f"{doctor} --set run.device=cpu")
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
+    assert size in train
+    assert f"-m mlperf_bert train --config {DGX} --data {job['DATADIR']}" in train
+    assert "--set run.seed=5" in train
+    assert train.endswith("--cache-cleared --set run.device=cpu")  # this srun failed nothing
+
+
+def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
+    Path(job["FAKE_HELP"]).write_text("  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n")
+    _, asked = run({**job, "CONT": "docker://mlperf-bert", "MOUNTS": "/scratch"})
+    mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], "/scratch"]
+    container = "--container-image=docker://mlperf-bert --container-mounts="
+    container += ",".join(f"{path}:{path}" for path in mounts)
+    container += f" --container-workdir={REPOSITORY} --no-container-mount-home {sys.executable}"
+    settings = [line for line in asked if " config " in line]
+    assert settings
+    assert all(f"--nodes=1 --ntasks=1 {container}" in line for line in settings)
+    train = next(line for line in asked if " train " in line)
+    assert f"--ntasks-per-node=8 {container} -m mlperf_bert train" in train
+    caches = next(line for line in asked if "drop_caches" in line)
+    assert "container" not in caches  # a container may not drop them
+
+
+def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> None:
+    image = tmp_path / "bert.sif"
+    image.touch()
+    _, asked = run({**job, "SIF": str(image)})
+    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']}"
+    words = f"apptainer exec --nv --bind {binds} --pwd {REPOSITORY} {image} {sys.executable}"
+    train = next(line for line in asked if " train " in line)
+    assert f"--ntasks-per-node=8 {words} -m mlperf_bert train" in train
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("CONT", "docker://x", "this SLURM has no pyxis; set SIF"),
+        ("SIF", "/nowhere.sif", "SIF is /nowhere.sif, which cannot be read"),
+        ("SLURM_JOB_NUM_NODES", "1", "the job has 1 nodes and"),
+    ],
+)
+def test_what_cannot_work_is_one_line(
+    job: dict[str, str], setting: str, value: str, said: str
+) -> None:
+    done, asked = run({**job, setting: value})
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert asked == []
+
+
+def test_a_failed_network_stops_before_training(job: dict[str, str]) -> None:
+    srun = Path(job["PATH"].split(":")[0]) / "srun"
+    srun.write_text(SRUN + 'case "$*" in *doctor*) exit 1 ;; esac\n')
+    done, asked = run(job)
+    assert done.returncode == 1
+    assert "the ranks cannot reach each other" in done.stderr
+    assert len(asked) == 1

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Build the image: by docker where its daemon answers, else by buildah, which needs no daemon.
+#
+#   IMAGE=name FROM_IMAGE_NAME=base tools/build_image.sh [options of the builder]
+#
+#   IMAGE            name of the image                            [mlperf-bert]
+#   FROM_IMAGE_NAME  base image with Python 3.11 or newer and pip [the Dockerfile's: NVIDIA's PyTorch image]
+#   BUILDER          docker or buildah                            [whichever works]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+    echo "tools/build_image.sh: error: $1" >&2
+    exit 2
+}
+
+if [ -z "${BUILDER:-}" ]; then
+    if docker info >/dev/null 2>&1; then
+        BUILDER=docker
+    elif command -v buildah >/dev/null; then
+        BUILDER=buildah
+    else
+        fail "neither a Docker daemon that answers nor buildah was found; install one (Debian: buildah)"
+    fi
+fi
+revision=$(git describe --always --dirty --abbrev=40 '--exclude=*' 2>/dev/null || echo unknown)
+options=(--tag "${IMAGE:-mlperf-bert}" --build-arg "REVISION=$revision")
+[ -z "${FROM_IMAGE_NAME:-}" ] || options+=(--build-arg "FROM_IMAGE_NAME=$FROM_IMAGE_NAME")
+
+case $BUILDER in
+docker) exec docker build "${options[@]}" "$@" . ;;
+buildah)
+    # What works everywhere, also inside a container: no overlay file system and no namespaces of its own.
+    export STORAGE_DRIVER=${STORAGE_DRIVER:-vfs} BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
+    # A base that is here already, such as one made by hand, is not looked for elsewhere.
+    exec buildah bud --pull=false "${options[@]}" "$@" .
+    ;;
+*) fail "BUILDER is '$BUILDER'; set it to docker or buildah" ;;
+esac
