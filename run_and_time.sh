@@ -58,7 +58,7 @@ done
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh
 . "$root/$launch/signals.sh" # with_signals
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh
-. "$root/$launch/where.sh" # PYTHON, leads, here, ranks, nodes, passed_on
+. "$root/$launch/where.sh" # where, PYTHON, leads, here, ranks, nodes, passed_on
 
 setting() { # name, overrides that come before the user's
     local name=$1
@@ -69,9 +69,18 @@ setting() { # name, overrides that come before the user's
 # Drop the page cache of every node; fails where that may not be done, and the log will say so.
 drop_caches() {
     [ "${CLEAR_CACHES:-1}" = 1 ] || return
-    ! is_one_of_many || return # the other scripts of a node may be reading already
+    [ "$where" != rank ] || return # the other scripts of a node may be reading already
     ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
         sudo -n /sbin/sysctl -q vm.drop_caches=3' >/dev/null 2>&1
+}
+
+test_network() { # an all-reduce of all ranks, before the clock
+    local status=0
+    [ "${NETWORK_TEST:-1}" = 1 ] || return 0
+    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor --only network \
+        --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || status=$?
+    [ "$status" != 1 ] || fail "ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
+    [ "$status" = 0 ] || exit "$status"
 }
 
 check_log() {
@@ -103,18 +112,22 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
     return "$status"
 }
 
-if [ -z "${DATADIR:-}" ]; then
-    [ "$(setting data.corpus)" = embedded ] || fail "$CONFIG needs data; set DATADIR"
+if [ -n "${DATADIR:-}" ]; then
+    [ -d "$DATADIR" ] || fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
+else
+    corpus=$(setting data.corpus)
+    [ "$corpus" = embedded ] || fail "$CONFIG needs data; set DATADIR"
     DATADIR=$root/.cache/$(setting embedded_corpus_name)
     if [ "$leads" = 1 ]; then
         "${here[@]}" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
             ${overrides[@]+"${overrides[@]}"}
     fi
 fi
-if [ -n "${SLURM_JOB_NUM_NODES:-}" ] && [ "$passed_on" = USR1 ]; then
-    srun_ranks "$(setting parallel.nodes)" "$(setting processes_per_node)"
-    [ "${NETWORK_TEST:-1}" = 0 ] || with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor \
-        --only network --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || fail "the ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
+if [ "$where" = slurm ]; then
+    nodes_wanted=$(setting parallel.nodes)
+    processes=$(setting processes_per_node)
+    srun_ranks "$nodes_wanted" "$processes"
+    test_network
 fi
 missed=0
 for ((i = 0; i < NEXP; i++)); do

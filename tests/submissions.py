@@ -15,6 +15,7 @@ from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES
 from mlperf_bert.package.log_reader import TOKEN
 from mlperf_bert.system_description import FIELDS
+from support import mlperf_records
 
 OPEN, CLOSED = "acme_n1_open", "acme_n1_closed"
 DIVISIONS = {OPEN: "open", CLOSED: "closed"}
@@ -96,12 +97,10 @@ def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
         log.tracked_stats(samples, 123.5)
     log.run_stop(SAMPLES, 10_000, "success")
     log.close()
-    start = next(record["time_ms"] for record in records(path) if record["key"] == "run_start")
+    start = next(
+        record["time_ms"] for record in mlperf_records(path) if record["key"] == "run_start"
+    )
     change(path, "run_stop", time_ms=start + round(minutes * 60_000))
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line.removeprefix(TOKEN)) for line in path.read_text().splitlines()]
 
 
 def write_records(path: Path, contents: list[dict[str, Any]]) -> None:
@@ -110,10 +109,10 @@ def write_records(path: Path, contents: list[dict[str, Any]]) -> None:
 
 def change(path: Path, key: str, **members: Any) -> None:
     """Give the last record of that key other members."""
-    contents = records(path)
+    contents = mlperf_records(path)
     [record for record in contents if record["key"] == key][-1].update(members)
     write_records(path, contents)
 
 
 def drop(path: Path, key: str) -> None:
-    write_records(path, [record for record in records(path) if record["key"] != key])
+    write_records(path, [record for record in mlperf_records(path) if record["key"] != key])

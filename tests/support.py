@@ -160,6 +160,13 @@ def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
+def mlperf_records(log: Path, key: str | None = None) -> list[dict[str, Any]]:
+    """The records of an MLPerf log, or those of one key."""
+    lines = log.read_text(encoding="ascii").splitlines()
+    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    return [record for record in records if key in (None, record["key"])]
+
+
 def start_job(
     script: Path, environ: Mapping[str, str], *arguments: object
 ) -> subprocess.Popen[str]:

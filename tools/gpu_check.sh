@@ -29,7 +29,8 @@ if [[ $MODE == dry ]]; then
     DEVICE=cpu
     BATCH=4 LARGE_BATCH=8 MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
-        --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64)
+        --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
+        --set mlperf.enforce_rules=false)
     PEER_SIZE=(--layers 1 --hidden 32 --heads 2 --vocab 128 --max-length 32 --steps 1)
     SHORT=(--steps 3 --seconds 0.1 --threads 1)
     TEST_PROCESSES=0
@@ -38,6 +39,7 @@ if [[ $MODE == dry ]]; then
     LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)
     COST=(--layers 1 --hidden 64 --vocab 128 --max-length 64 --tokens 2048 --seconds 0.5 --threads 1)
     OPTIMIZER=(--layers 1 --hidden 64 --vocab 128 --steps 1 --threads 1)
+    BURN_IN=2s
 else
     DEVICE=cuda
     BATCH=112 LARGE_BATCH=448 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=48
@@ -50,6 +52,7 @@ else
     LOADER=(--dir "${TMPDIR:-/tmp}/mlperf-bert-loader" --rounds 2)
     COST=(--layers 24 --hidden 1024 --precision bf16 --seconds 20)
     OPTIMIZER=(--layers 24 --hidden 1024 --seconds 10)
+    BURN_IN=40s
 fi
 OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE")
 AT_BATCH=(--set "parallel.local_batch_size=$BATCH")
@@ -64,7 +67,7 @@ ABLATIONS=(
     "attention_grouped model.attention=grouped run.step_mode=eager"
     "head_chunked model.head=chunked"
     "bf16_autocast model.precision=bf16_autocast"
-    "dropout_0 model.hidden_dropout=0.0 model.attention_dropout=0.0"
+    "dropout_0 model.hidden_dropout=0.0 model.attention_dropout=0.0 mlperf.enforce_rules=false"
     "adamw optim.name=adamw mlperf.enforce_rules=false"
     "fp32 model.precision=fp32 run.step_mode=eager"
 )
@@ -132,6 +135,8 @@ part tests.txt 200 "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TEST_PROCESSE
 bench against_bf16 170 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
 bench eval_bf16 45 eval "${OURS[@]}" "${AT_BATCH[@]}" "${EVAL[@]}" "${SHORT[@]}"
 bench profile_bf16 45 profile "${OURS[@]}" "${AT_BATCH[@]}" --plot "$OUT/profile_bf16.png"
+part doctor.json 40 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
+part burn_in.json 90 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
 for mode in captured eager; do
     bench "train_batch_4_$mode" 30 train "${OURS[@]}" --set parallel.local_batch_size=4 --set "run.step_mode=$mode" \
         --peak-seconds 0.2 "${SHORT[@]}"

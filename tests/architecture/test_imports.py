@@ -10,7 +10,7 @@ from support import PACKAGE, run_process
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
-    {"errors", "compiled", "machine"},
+    {"errors", "compiled", "machine", "config_options"},
     {"config", "config_checks", "seeds", "system_description"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"}

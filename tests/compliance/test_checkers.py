@@ -1,6 +1,5 @@
 """The MLCommons compliance checker on a real log of cpu_tiny."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data.index import Manifest
-from support import CONFIGS, run_process
+from support import CONFIGS, mlperf_records, run_process
 
 RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
 
@@ -47,7 +46,7 @@ def test_the_target_stands_for_something(
 
 
 def test_log_tells_the_story_of_the_run(log: Path) -> None:
-    records = [json.loads(line.split(":::MLLOG ")[1]) for line in log.read_text().splitlines()]
+    records = mlperf_records(log)
     accuracies = [r for r in records if r["key"] == "eval_accuracy"]
     assert records[-1]["key"] == "run_stop"
     assert records[-1]["metadata"]["status"] == "success"

@@ -24,7 +24,7 @@ from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.mlperf_log import RESERVED_WORDS
 from mlperf_bert.optim.registry import make_optimizer_alone
-from support import run_cli, run_process
+from support import mlperf_records, run_cli, run_process
 
 RULESETS = ["3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
 RULESETS_WITH_TENSORS = ["2.0.0", "2.1.0"]
@@ -148,13 +148,8 @@ def _moved(name: str, added: int) -> str:
     return f"{head}{found}{int(number) + added}.{rest}"
 
 
-def records(log: Path, key: str) -> list[Record]:
-    lines = [json.loads(line.split(":::MLLOG ")[1]) for line in log.read_text().splitlines()]
-    return [record for record in lines if record["key"] == key]
-
-
 def value(log: Path, key: str) -> Any:
-    (record,) = records(log, key)
+    (record,) = mlperf_records(log, key)
     return record["value"]
 
 
@@ -186,7 +181,7 @@ def test_older_rules_count_the_tensors(ruleset: str, run_dir: Path, tmp_path: Pa
 
 def test_the_target_is_reached_by_learning(run_dir: Path, data: Path) -> None:
     log = run_dir / "result_0.txt"
-    accuracies = [record["value"] for record in records(log, "eval_accuracy")]
+    accuracies = [record["value"] for record in mlperf_records(log, "eval_accuracy")]
     assert max(accuracies[:-1]) < CLOSED_TARGET_ACCURACY <= accuracies[-1]
     checkpoints = run_dir / "run_0" / "checkpoints"
     done = run_cli("evaluate", "--checkpoint", checkpoints, "--data", data, "--json")
@@ -200,11 +195,11 @@ def test_the_target_is_reached_by_learning(run_dir: Path, data: Path) -> None:
 
 def test_evaluations_stand_at_multiples_of_the_interval(run_dir: Path) -> None:
     log = run_dir / "result_0.txt"
-    samples = [record["metadata"]["epoch_num"] for record in records(log, "eval_accuracy")]
+    samples = [record["metadata"]["epoch_num"] for record in mlperf_records(log, "eval_accuracy")]
     interval = INTERVAL_STEPS * BATCH_SIZE
     assert samples == [interval * number for number in range(1, len(samples) + 1)]
     assert value(log, "train_samples") == samples[-1]
-    (stop,) = records(log, "run_stop")
+    (stop,) = mlperf_records(log, "run_stop")
     assert stop["metadata"]["status"] == "success"
 
 
@@ -231,7 +226,7 @@ def test_the_rcp_checker_reads_our_numbers(
     copies = [tmp_path / f"result_{number}.txt" for number in range(10)]
     for copy in copies:
         shutil.copy(log, copy)
-    samples = records(log, "eval_accuracy")[-1]["metadata"]["epoch_num"]
+    samples = mlperf_records(log, "eval_accuracy")[-1]["metadata"]["epoch_num"]
     paths = [str(copy) for copy in copies]
     read = get_submission_epochs(paths, ruleset, from_train_samples)
     assert read == (BATCH_SIZE, [samples] * len(copies), "bert")

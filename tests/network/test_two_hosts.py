@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 TWO_NODES = ("parallel.nodes=2", "parallel.local_batch_size=8", "run.seed=11")
 TIMEOUT_S = 8  # run.hang_timeout_s of the run whose link is cut
-LATEST_S = 60  # after the cut: the timeout, and for both sides to say so and leave
+SLACK_S = 8  # for a rank to see it and say so, on a machine that has other work
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +112,32 @@ def test_a_cut_link_ends_both_sides(
     run_dir = tmp_path / "run"
     endless = ("run.max_steps=1000000", "eval.interval_samples=10000000")
     processes = start(hosts, tiny, run_dir, *endless, f"run.hang_timeout_s={TIMEOUT_S}")
-    deadline = time.monotonic() + 120
     metrics = run_dir / "run_0/metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size):
-        assert time.monotonic() < deadline, [process.communicate() for process in processes]
-        time.sleep(0.2)
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120)
     subprocess.run(["ip", "-n", hosts[1], "link", "set", INTERFACE, "down"], check=True)
     cut = time.monotonic()
-    outputs = [process.communicate(timeout=LATEST_S)[0] for process in processes]
-    assert time.monotonic() - cut < LATEST_S
-    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+    with ThreadPoolExecutor() as pool:  # each side's words are looked at when they come
+        said = list(pool.map(time_of_the_error, processes, range(2)))
+    assert all(moment - cut < TIMEOUT_S + SLACK_S for moment in said)
+    for process, host in zip(processes, hosts, strict=True):
+        process.communicate(timeout=60)  # torchrun waits for its other host as well
         assert process.returncode != 0
-        expected = rf"rank {rank} on \S+: no answer from other ranks within {TIMEOUT_S} s"
-        assert re.search(expected, output), output
-        assert left_in(hosts[rank]) == []
+        assert left_in(host) == []
+
+
+def time_of_the_error(process: subprocess.Popen[str], rank: int) -> float:
+    """When this rank said that the others are silent; fails where it never did."""
+    expected = rf"rank {rank} on \S+: no answer from other ranks within {TIMEOUT_S} s"
+    said = []
+    for line in process.stdout or ():
+        said.append(line)
+        if re.search(expected, line):
+            return time.monotonic()
+    raise AssertionError("".join(said))
+
+
+def wait_until(condition: Callable[[], bool], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -4,19 +4,24 @@ Left out by ./run_tests.sh; `make test-real` installs SLURM where it is missing 
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import cluster as slurm
 import pytest
 
-from support import REPOSITORY, copy_checkout, make_tiny_inputs, metrics_losses, run_process
+from support import (
+    REPOSITORY,
+    copy_checkout,
+    make_tiny_inputs,
+    metrics_losses,
+    mlperf_records,
+    run_process,
+)
 
 pytestmark = [
     pytest.mark.real,
@@ -56,11 +61,6 @@ def sbatch(config: Path | str, *settings: str, options: str = "", **environ: obj
     return f"{command} -- {sets(*settings)}"
 
 
-def records(log: Path, key: str) -> list[dict[str, object]]:
-    lines = [line for line in log.read_text().splitlines() if f'"key": "{key}"' in line]
-    return [json.loads(line.split(":::MLLOG", 1)[1]) for line in lines]
-
-
 def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> None:
     job = cluster.submit(sbatch(CPU_TINY, *TWO_BY_TWO, LOGDIR="runs/cpu_tiny"))
     state = cluster.wait(job, 800)
@@ -72,7 +72,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> Non
     assert "result_0.txt accepted" in output
     assert len(re.findall(r"^RESULT,bert,\d+,\d+,\w+,.+$", output, re.MULTILINE)) == 1
     log = cluster.tree / "runs/cpu_tiny/result_0.txt"
-    assert [stop["metadata"]["status"] for stop in records(log, "run_stop")] == ["success"]  # type: ignore[index]
+    assert [stop["metadata"]["status"] for stop in mlperf_records(log, "run_stop")] == ["success"]
 
 
 def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
@@ -84,11 +84,10 @@ def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path])
     assert state["JobState"] == "COMPLETED", output
     assert output.count("accepted") == 2
     logs = [cluster.tree / f"runs/two/result_{index}.txt" for index in range(2)]
-    assert len({records(log, "seed")[0]["value"] for log in logs}) == 2  # type: ignore[typeddict-item]
-    cleared = os.access("/proc/sys/vm/drop_caches", os.W_OK)
-    for log in logs:
-        value = records(log, "cache_clear")[0]["value"]
-        assert value is cleared or not value  # root of a container may still be refused
+    assert len({mlperf_records(log, "seed")[0]["value"] for log in logs}) == 2
+    drop = ["sh", "-c", "echo 3 >/proc/sys/vm/drop_caches"]
+    may_drop = subprocess.run(drop, capture_output=True, check=False).returncode == 0
+    assert [mlperf_records(log, "cache_clear")[0]["value"] for log in logs] == [may_drop] * 2
 
 
 def test_scancel_ends_the_run_in_order(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
@@ -130,7 +129,7 @@ def check_stopped(cluster: slurm.Cluster, job: int, name: str, run_dir: Path) ->
     assert re.search(rf"^{name} received: stopped after step \d+", output, re.MULTILINE), output
     assert "Traceback" not in output
     log = run_dir / "result_0.txt"
-    assert [stop["metadata"]["status"] for stop in records(log, "run_stop")] == ["aborted"]  # type: ignore[index]
+    assert [stop["metadata"]["status"] for stop in mlperf_records(log, "run_stop")] == ["aborted"]
     assert (run_dir / "run_0/checkpoints/LATEST").exists()
 
 
@@ -150,9 +149,7 @@ def test_a_failing_rank_fails_the_job_with_its_message(
         sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=damaged, LOGDIR="runs/fault")
     )
     cluster.wait_for_output(job, r"mlperf_bert: error: .*sample 49 runs from", 120)
-    seen = time.monotonic()
-    state = cluster.wait(job, FAULT_S)
-    assert time.monotonic() - seen < FAULT_S
+    state = cluster.wait(job, FAULT_S)  # fails where the job goes on
     assert state["JobState"] == "FAILED"
     assert state["ExitCode"] != "0:0"
     assert "RESULT,bert" not in cluster.output(job)

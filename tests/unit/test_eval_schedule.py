@@ -15,6 +15,7 @@ from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.train_cli import EXIT_TARGET_MISSED
+from support import mlperf_records
 
 CPU = torch.device("cpu")
 BATCH, INTERVAL = 16, 160  # of the tiny config
@@ -28,13 +29,8 @@ def train(config: Path, data: Path, run_dir: Path, *settings: str) -> int:
 
 def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
     """Samples and value of every record of the MLPerf log with this key."""
-    lines = (run_dir / "result_0.txt").read_text().splitlines()
-    found = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    return [
-        (record["metadata"].get("epoch_num"), record["value"])
-        for record in found
-        if record["key"] == key
-    ]
+    found = mlperf_records(run_dir / "result_0.txt", key)
+    return [(record["metadata"].get("epoch_num"), record["value"]) for record in found]
 
 
 def model(seed: int, precision: Precision = "fp32") -> BertForPretraining:

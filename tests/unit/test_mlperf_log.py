@@ -17,6 +17,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.mlperf_log import RESERVED_WORDS, MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
+from support import mlperf_records
 
 RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
 BERT_LARGE = BertForPretraining(ModelSection(), torch.device("meta"))
@@ -55,13 +56,6 @@ def _write(path: Path | None, division: str = "open", is_rank_zero: bool = True)
     log.close()
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    token = ":::MLLOG "
-    lines = path.read_text().splitlines()
-    assert all(line.startswith(token) for line in lines)
-    return [json.loads(line.removeprefix(token)) for line in lines]
-
-
 def _complies(path: Path, ruleset: str) -> bool:
     checker = mlp_compliance.make_checker("training", ruleset, False, False)
     try:
@@ -92,7 +86,7 @@ def test_the_checker_is_really_asked(tmp_path: Path) -> None:
 
 def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
     _write(tmp_path / "result_0.txt")
-    keys = [record["key"] for record in _records(tmp_path / "result_0.txt")]
+    keys = [record["key"] for record in mlperf_records(tmp_path / "result_0.txt")]
     evaluation = ["eval_start", "eval_accuracy", "eval_stop", "tracked_stats"]
     start = keys.index("init_stop")
     weights = keys.index("weights_initialization")
@@ -133,7 +127,7 @@ def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
 
 def test_values_and_metadata(tmp_path: Path) -> None:
     _write(tmp_path / "result_0.txt")
-    records = {record["key"]: record for record in _records(tmp_path / "result_0.txt")}
+    records = {record["key"]: record for record in mlperf_records(tmp_path / "result_0.txt")}
     values = {key: record["value"] for key, record in records.items()}
     assert values["cache_clear"] is True
     assert values["seed"] == 77
@@ -155,7 +149,7 @@ def test_values_and_metadata(tmp_path: Path) -> None:
 def test_each_tensor_is_named_once(tmp_path: Path) -> None:
     log = MlperfLog(tmp_path / "log.txt", True)
     log.weights_initialization(iter(["bert/pooler/dense/kernel", "bert/pooler/dense/bias"]))
-    records = _records(tmp_path / "log.txt")
+    records = mlperf_records(tmp_path / "log.txt")
     assert [record["key"] for record in records] == ["weights_initialization"] * 2
     tensors = [record["metadata"]["tensor"] for record in records]
     assert tensors == ["bert/pooler/dense/kernel", "bert/pooler/dense/bias"]
@@ -167,7 +161,7 @@ def test_metadata_names_the_calling_line(tmp_path: Path) -> None:
     frame = inspect.currentframe()
     assert frame is not None
     line = frame.f_lineno - 3
-    for record in _records(tmp_path / "log.txt"):
+    for record in mlperf_records(tmp_path / "log.txt"):
         assert Path(record["metadata"]["file"]).name == Path(__file__).name
         assert record["metadata"]["lineno"] == line
 
@@ -175,7 +169,7 @@ def test_metadata_names_the_calling_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", RESERVED_WORDS)
 def test_a_reserved_word_stands_only_in_its_own_record(tmp_path: Path, word: str) -> None:
     _write(tmp_path / "result_0.txt")
-    for record in _records(tmp_path / "result_0.txt"):
+    for record in mlperf_records(tmp_path / "result_0.txt"):
         rest = {name: value for name, value in record.items() if name != "key"}
         assert word not in json.dumps(rest)
         assert word not in record["key"] or record["key"] == word
@@ -216,8 +210,8 @@ def test_two_logs_do_not_mix(tmp_path: Path) -> None:
     first.close()
     first.init_stop()
     second.close()
-    assert [record["key"] for record in _records(tmp_path / "a.txt")] == ["init_stop"]
-    assert _records(tmp_path / "b.txt")[0]["key"] == "run_start"
+    assert [record["key"] for record in mlperf_records(tmp_path / "a.txt")] == ["init_stop"]
+    assert mlperf_records(tmp_path / "b.txt")[0]["key"] == "run_start"
     assert "mlperf_log" not in logging.Logger.manager.loggerDict
 
 

@@ -16,11 +16,11 @@ from submissions import (
     describe,
     drop,
     log_of,
-    records,
     write_log,
     write_records,
     write_repository,
 )
+from support import mlperf_records
 
 Mutate = Callable[[Path], None]
 
@@ -115,7 +115,9 @@ def change_log(key: str, **members: Any) -> Mutate:
 
 
 def append_record(root: Path) -> None:
-    write_records(log_of(root, 3), [*records(log_of(root, 3)), records(log_of(root, 3))[0]])
+    write_records(
+        log_of(root, 3), [*mlperf_records(log_of(root, 3)), mlperf_records(log_of(root, 3))[0]]
+    )
 
 
 REFUSED: dict[str, tuple[Mutate, str]] = {

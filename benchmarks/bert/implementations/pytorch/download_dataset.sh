@@ -12,6 +12,12 @@
 # right is not fetched again; the next call goes on where a cut one stopped.
 set -euo pipefail
 
+case ${1:-} in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
+
 fail() {
     echo "download_dataset.sh: error: $1" >&2
     exit 2
@@ -30,6 +36,7 @@ if [ "${1:-}" = --only ]; then
     esac
     shift 2
 fi
+case ${1:-} in -*) fail "unknown option '$1'; --only is the only one, and stands first" ;; esac
 [ $# -eq 1 ] || fail "one directory is expected; call SOURCE=<url or directory> $0 [--only PATTERN] DIR"
 target=$1
 [ -n "${SOURCE:-}" ] || fail "SOURCE is not set; set it to the url or directory that has the files"
@@ -42,7 +49,6 @@ case $SOURCE in
     SOURCE=file://$(cd "$SOURCE" && pwd | sed 's/%/%25/g; s/ /%20/g; s/#/%23/g; s/?/%3F/g')
     ;;
 esac
-mkdir -p "$target" 2>/dev/null || fail "'$target' cannot be made; give a directory that you can write to"
 
 wrong() { # file, bytes, md5: prints what is wrong with the file; nothing where it is right
     local bytes md5
@@ -88,10 +94,13 @@ if [ -t 2 ]; then shown=(--progress-bar); fi
 shopt -s extglob
 names=() sizes=() sums=()
 while read -r bytes md5 name; do
+    case $bytes in "" | \#*) continue ;; esac
+    case $name in "" | . | */* | *..*) fail "FILES: '$name' in $FILES is no plain file name; mend that line" ;; esac
     # shellcheck disable=SC2053 # a pattern
-    if [[ $bytes != \#* && $name == $pattern ]]; then names+=("$name") sizes+=("$bytes") sums+=("$md5"); fi
+    if [[ $name == $pattern ]]; then names+=("$name") sizes+=("$bytes") sums+=("$md5"); fi
 done <"$FILES"
 [ ${#names[@]} -gt 0 ] || fail "--only: no file matches '$pattern'; the names are in $FILES"
+mkdir -p "$target" 2>/dev/null || fail "'$target' cannot be made; give a directory that you can write to"
 
 for i in "${!names[@]}"; do
     name=${names[i]}

@@ -13,6 +13,12 @@
 # 10,000 evenly out of all. Other numbers may follow, as for `mlperf_bert prepare`: not the benchmark's sets.
 set -euo pipefail
 
+case ${1:-} in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
+
 fail() {
     echo "init_datasets.sh: error: $1" >&2
     exit 2

@@ -8,6 +8,12 @@
 #   PYTHON   interpreter that has the package [.venv/bin/python at the top, made at first use]
 set -euo pipefail
 
+case ${1:-} in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
+
 fail() {
     echo "verify_dataset.sh: error: $1" >&2
     exit 2

@@ -13,6 +13,12 @@
 #   starts, where this user may (root, or sudo without a password), so the log says it of the first run only.
 set -euo pipefail
 
+case ${1:-} in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+esac
+
 fail() {
     echo "docker.sh: error: $1" >&2
     exit 2

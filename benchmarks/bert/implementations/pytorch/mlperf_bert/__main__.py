@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mlperf_bert import system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
+from mlperf_bert.config_options import add_config
 from mlperf_bert.doctor import cli as doctor_cli
 from mlperf_bert.errors import UserError
 from mlperf_bert.package import cli as package_cli
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=verify_cli.run)
 
     stage = commands.add_parser("stage-data", help="copy a node's part of the data to local disk")
-    _add_config(stage)
+    add_config(stage)
     stage.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
     stage.add_argument("--out", type=Path, required=True, help="directory of the copy")
     stage.add_argument("--node", type=int, help="whose part, from 0 (default: the launcher's)")
@@ -120,13 +121,6 @@ def _parser() -> argparse.ArgumentParser:
     package_cli.add_arguments(package)
     package.set_defaults(run=package_cli.run)
     return parser
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, required=True, help="TOML file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
-    )
 
 
 def _evaluate(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.config import RunConfig
+from mlperf_bert.config_options import add_config
 from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,10 +21,7 @@ EXIT_TARGET_MISSED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `train`."""
-    parser.add_argument("--config", type=Path, required=True, help="TOML file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
-    )
+    add_config(parser)
     parser.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
     parser.add_argument(
         "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"

@@ -9,6 +9,7 @@ from typing import Any
 
 from mlperf_bert.bench.options import add_attention, add_numbers, check_numbers, model_of
 from mlperf_bert.config_io import load_config
+from mlperf_bert.config_options import add_config
 from mlperf_bert.errors import ConfigError
 
 # The model where there is no config and no option says another.
@@ -28,10 +29,7 @@ SEQUENCES = 6  # of the longest length, in the larger batches
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench cost`."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="measure this config's model")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
-    )
+    add_config(parser, "measure this config's model", required=False)
     rows = (
         ("layers", "layers of the encoder"),
         ("hidden", "channels of a token"),

@@ -7,6 +7,7 @@ from typing import Any
 from mlperf_bert.bench.options import HEAD_SIZE, add_numbers, check_numbers
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, load_config
+from mlperf_bert.config_options import add_config
 from mlperf_bert.errors import ConfigError
 
 # Options of whole numbers: setting, value without --config (None: must be given), meaning.
@@ -33,10 +34,7 @@ _MOST_STEPS = 1000  # learning rates of a config from options; a measurement sta
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is trained, on what, from which seed, and how the result is printed."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="as one rank of this config")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
-    )
+    add_config(parser, "as one rank of this config", required=False)
     rows = [
         (name.replace("_", "-"), None, _help(text, default))
         for name, (_, default, text) in _NUMBERS.items()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlperf_bert.config_options import add_config
 from mlperf_bert.doctor.checks import NAMES, NETWORK, make
 from mlperf_bert.doctor.findings import Finding, as_json, exit_status, fail, from_json, in_short
 from mlperf_bert.doctor.options import Options
@@ -26,10 +27,7 @@ _BURN_IN = "burn_in"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="of the run to come")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
-    )
+    add_config(parser, "of the run to come", required=False)
     parser.add_argument("--data", type=Path, metavar="DIR", help="of the run to come: verify it")
     parser.add_argument(
         "--only", metavar="NAME,...", help=f"make these checks only: {', '.join(NAMES)}"

@@ -6,6 +6,7 @@ import typing
 from dataclasses import asdict
 from pathlib import Path
 
+from mlperf_bert.config_options import add_config
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.buckets_model import QkvLayout, backward_order
 
@@ -14,10 +15,7 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 
 def add_buckets(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the question."""
-    parser.add_argument("--config", type=Path, required=True, help="TOML file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
-    )
+    add_config(parser)
     parser.add_argument(
         "--bucket-cap-mb",
         type=float,

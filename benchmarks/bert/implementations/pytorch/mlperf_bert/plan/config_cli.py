@@ -3,11 +3,13 @@
 import argparse
 from pathlib import Path
 
+from mlperf_bert.config_options import add_set
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `config`."""
-    parser.add_argument("config", type=Path, metavar="FILE")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("config", type=Path, metavar="FILE", help="TOML file")
+    add_set(parser)
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
     answer.add_argument("--explain", action="store_true", help="print what it means, in words")
