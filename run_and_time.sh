@@ -2,6 +2,7 @@
 #SBATCH --job-name=mlperf-bert
 #SBATCH --nodes=1
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=04:00:00
 #
 # Train BERT to its target accuracy and time it, NEXP times; every MLPerf log is checked.
@@ -35,6 +36,8 @@ NEXP=${NEXP:-1}
 LOGDIR=${LOGDIR:-$root/runs/$(date -u +%Y%m%dT%H%M%SZ)-$(basename "$CONFIG" .toml)}
 RULESET=5.0.0 # the last one that knows BERT
 TARGET_MISSED=3 # the exit status of such a run
+STOPPED=75      # of one that a signal ended
+ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true # shards, and a connection of rank 0 for each rank
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
 
 fail() { # message, [exit status]
@@ -71,13 +74,13 @@ drop_caches() {
     [ "${CLEAR_CACHES:-1}" = 1 ] || return
     [ "$where" != rank ] || return # the other scripts of a node may be reading already
     ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
-        sudo -n /sbin/sysctl -q vm.drop_caches=3' >/dev/null 2>&1
+        sudo -n /sbin/sysctl vm.drop_caches=3' >/dev/null 2>&1
 }
 
 test_network() { # an all-reduce of all ranks, before the clock
     local status=0
     [ "${NETWORK_TEST:-1}" = 1 ] || return 0
-    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor --only network \
+    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor --only network --timeout 300 \
         --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || status=$?
     [ "$status" != 1 ] || fail "ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
     [ "$status" = 0 ] || exit "$status"
@@ -95,13 +98,17 @@ check_log() {
 }
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
-    local index=$1 seed=$2 status=0 start start_time cleared=()
+    local index=$1 seed=$2 status=0 start start_time cleared=() agreed=() status_file
     if [ "$index${CACHE_CLEARED:-0}" = 01 ] || drop_caches; then cleared=(--cache-cleared); fi
+    status_file=$LOGDIR/run_$index/status
+    [ "$where" = machine ] || agreed=(--status-file "$status_file")
     start=$(date +%s)
     start_time=$(date '+%Y-%m-%d %r')
     with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert train --config "$CONFIG" \
         --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index" --set run.seed="$seed" \
-        ${cleared[@]+"${cleared[@]}"} ${options[@]+"${options[@]}"} || status=$?
+        ${agreed[@]+"${agreed[@]}"} ${cleared[@]+"${cleared[@]}"} ${options[@]+"${options[@]}"} ||
+        status=$?
+    if [ "$status" = 0 ] && [ -f "$status_file" ]; then status=$(cat "$status_file"); fi
     [ "$leads" = 1 ] || return "$status"
     case $status in
     0) echo "RESULT,bert,$seed,$(($(date +%s) - start)),$(id -un 2>/dev/null || id -u),$start_time" ;;
@@ -139,10 +146,11 @@ for ((i = 0; i < NEXP; i++)); do
     seed=$(setting run.seed --set run.seed="$seed")
     status=0
     one_run "$i" "$seed" || status=$?
+    if [ "$signalled" = 1 ] && [ $((i + 1)) -lt "$NEXP" ]; then exit "$STOPPED"; fi
     case $status in
     0) ;;
     "$TARGET_MISSED") missed=$((missed + 1)) ;;
     *) exit "$status" ;; # a mistake, Ctrl-C or a stop would only come again
     esac
 done
-[ "$missed" -eq 0 ] || fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"
+[ "$missed" -eq 0 ] || [ "$leads" = 0 ] || fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"

@@ -70,8 +70,8 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str]) -> None:
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
     assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
-    doctor = f"{sys.executable} -m mlperf_bert doctor --only network --config {DGX}"
-    assert network.endswith(f"{doctor} --set run.device=cpu")
+    doctor = f"{sys.executable} -m mlperf_bert doctor --only network --timeout 300"
+    assert network.endswith(f"{doctor} --config {DGX} --set run.device=cpu")
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
     assert f"-m mlperf_bert train --config {DGX} --data {job['DATADIR']}" in train
@@ -83,14 +83,17 @@ def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
     Path(job["FAKE_HELP"]).write_text("  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n")
     _, asked = run({**job, "CONT": "docker://mlperf-bert", "MOUNTS": "/scratch"})
     mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], "/scratch"]
-    container = "--container-image=docker://mlperf-bert --container-mounts="
+    container = "--container-image=docker://mlperf-bert --container-name=mlperf_bert_7 "
+    container += "--container-mounts="
     container += ",".join(f"{path}:{path}" for path in mounts)
-    container += f" --container-workdir={REPOSITORY} --no-container-mount-home {sys.executable}"
+    container += f" --container-workdir={REPOSITORY} --no-container-mount-home"
+    container += f" /usr/bin/env {sys.executable}"
     settings = [line for line in asked if " config " in line]
     assert settings
     assert all(f"--nodes=1 --ntasks=1 {container}" in line for line in settings)
     train = next(line for line in asked if " train " in line)
     assert f"--ntasks-per-node=8 {container} -m mlperf_bert train" in train
+    assert "--ntasks-per-node=1 enroot remove --force pyxis_mlperf_bert_7" in asked[-1]
     caches = next(line for line in asked if "drop_caches" in line)
     assert "container" not in caches  # a container may not drop them
 
@@ -131,6 +134,20 @@ def test_caches_that_may_not_be_dropped_are_not_logged_so(job: dict[str, str]) -
     _, asked = run(job)
     assert any("drop_caches" in line for line in asked)
     assert "--cache-cleared" not in next(line for line in asked if " train " in line)
+
+
+@pytest.mark.parametrize("status", [3, 75])
+def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job: dict[str, str], status: int) -> None:
+    """srun would kill the ranks that are still leaving when the first left with anything but 0."""
+    srun = Path(job["PATH"].split(":")[0]) / "srun"
+    (Path(job["LOGDIR"]) / "run_0").mkdir(parents=True)
+    write = f"echo {status} >$LOGDIR/run_0/status"
+    srun.write_text(
+        SRUN + f'case $asked in *"--status-file $LOGDIR/run_0/status"*) {write} ;; esac'
+    )
+    done, _ = run({**job, "NEXP": "1"})
+    assert "RESULT" not in done.stdout
+    assert done.returncode == (status if status == 75 else 1)  # 3: there is no log to be checked
 
 
 def test_a_failed_network_stops_before_training(job: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +20,23 @@ def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> 
         assert stop.agreed(1) is None
         os.kill(os.getpid(), number)
         assert stop.agreed(2) == number.name
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in stop_request.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_signal_does_not_end_a_rank_that_saves() -> None:
+    with StopRequest(1, CPU) as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.agreed(1) == "SIGUSR1"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.agreed(2) == "SIGTERM"  # named, because scancel may bring both
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_handlers_are_given_back() -> None:

@@ -1,14 +1,15 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # names shared with run_and_time.sh
 # Sourced by run_and_time.sh: a command that gets the signals sent to the shell.
 
 # Run a command and return its status. A shell looks at signals only between commands, so the
 # command runs in the background; one that is started so ignores Ctrl-C, and is sent another signal.
+signalled=0 # 1 from the first one on
 with_signals() { # signal to pass on, command...
     local passed_on=$1 status
     shift
     "$@" &
     running=$!
-    trap 'kill -s '"$passed_on"' "$running" 2>/dev/null || true' TERM INT USR1
+    trap 'signalled=1; kill -s '"$passed_on"' "$running" 2>/dev/null || true' TERM INT USR1
     while :; do
         status=0
         wait "$running" || status=$?

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
 # Sourced by where.sh in the shell of a SLURM job: srun, and the container where one is asked for.
 #
-#   CONT           image that pyxis imports (docker://..., or a squashfs file)
+#   CONT           image for pyxis, best a squashfs file (enroot import); docker://... is imported on every node
 #   SIF            image file of Apptainer
 #   MOUNTS         more directories that the container sees, separated by commas
 #   SRUN_OPTIONS   more options for srun, such as --mpi=pmi2
@@ -10,21 +10,30 @@ passed_on=USR1 # at SIGTERM srun would kill the ranks instead of telling them
 container_srun=() # options of srun
 container=()      # words before the command
 
-mounted() { # directories that the container sees under their own names, separated by commas
-    mkdir -p "$LOGDIR"
+# Directories that the container sees under their own names, links not followed, with commas between.
+mounted() {
     local path seen=$root
     for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")"; do
-        case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$(realpath "$path") ;; esac
+        case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$path ;; esac
     done
     echo "$seen${MOUNTS:+,$MOUNTS}"
 }
+
+if [ -n "${CONT:-}${SIF:-}" ]; then
+    mkdir -p "$LOGDIR"
+    LOGDIR=$(realpath -s "$LOGDIR") CONFIG=$(realpath -s "$CONFIG")
+    [ -z "${DATADIR:-}" ] || DATADIR=$(realpath -s "$DATADIR")
+fi
 
 if [ -n "${CONT:-}" ]; then
     srun --help 2>&1 | grep -q -e --container-image ||
         fail "CONT is set, but this SLURM has no pyxis; set SIF for Apptainer, or neither"
     binds=$(mounted | sed 's/\([^,]*\)/\1:\1/g')
-    container_srun=(--container-image="$CONT" --container-mounts="$binds"
+    name=mlperf_bert_$SLURM_JOB_ID # unpacked once a node, for all steps of the job
+    container_srun=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
         --container-workdir="$root" --no-container-mount-home)
+    container=(/usr/bin/env) # or srun may look for the interpreter outside
+    trap '"${nodes[@]}" enroot remove --force "pyxis_$name" >/dev/null 2>&1 || true' EXIT
 elif [ -n "${SIF:-}" ]; then
     [ -r "$SIF" ] || fail "SIF is $SIF, which cannot be read; give an image file of Apptainer"
     command -v apptainer >/dev/null || fail "SIF is set, but apptainer is not installed on the node"
@@ -36,6 +45,8 @@ if [ -n "${CONT:-}${SIF:-}" ]; then
 else
     own_python
 fi
+# Compiled kernels, not by all ranks into one directory of a shared file system.
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$(id -u)}
 read -r -a srun_options <<<"${SRUN_OPTIONS:-}"
 step=(srun --kill-on-bad-exit=1 --cpu-bind=none ${srun_options[@]+"${srun_options[@]}"})
 inside=(${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"} "$PYTHON")

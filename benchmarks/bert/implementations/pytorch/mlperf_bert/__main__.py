@@ -29,16 +29,22 @@ if TYPE_CHECKING:
 
     from mlperf_bert.distributed.launch import RankInfo
 
+EXIT_FAULT = 1
 EXIT_INTERRUPTED = 130
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
 
 def entry() -> NoReturn:
     """The program: run the command line's command and leave with its status."""
-    status = main()
+    try:
+        status = main()
+    except Exception:  # a fault of ours: told here, because a rank does not come further
+        traceback.print_exc()
+        status = EXIT_FAULT
     if "mlperf_bert.distributed.session" in sys.modules:
         # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
-        # the very end (torch 2.13), where taking them down can abort: seen once in a test run.
+        # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
+        # and after an error NCCL's are still up.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

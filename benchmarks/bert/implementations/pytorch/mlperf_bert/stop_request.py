@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 EXIT_STATUS = 75  # of a run that was asked to end and did, after saving what it had
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -26,8 +25,9 @@ class StopRequest:
     """Catches the signals while used as a context, and makes one decision of them on all ranks.
 
     An agreement is one all-reduce of two numbers, about once a second. On CUDA its outcome is read
-    at the next one, so that the host does not wait for the device. Outside the main thread no
-    signal can be caught, and none is.
+    at the next one, so that the host does not wait for the device. Once a signal came, others are
+    ignored for good: SLURM and a shell may send it twice, and the second must not end a rank that
+    saves. Outside the main thread no signal can be caught, and none is.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StopRequest:
         self._device = device
         self._clock = clock
         self._seen = 0  # number of the signal that came to this rank
-        self._pending: Tensor | None = None
+        self._pending: _Agreement | None = None
         self._checked_at = (0, 0.0)  # step, time
         self._next_check = 1
         self._previous: dict[int, Any] = {}
@@ -54,7 +54,7 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._seen else handler)
 
     def agreed(self, step: int) -> str | None:
         """The signal's name where all ranks end after this step; called by each after each step."""
@@ -70,19 +70,39 @@ class StopRequest:
         """Of signal number and seconds a step; on CUDA what the agreement before found."""
         (before, then), now = self._checked_at, self._clock()
         self._checked_at = (step, now)
-        own = (float(self._seen), (now - then) / max(1, step - before))
-        numbers = torch.tensor(own, dtype=torch.float64, device=self._device)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
-        ready, self._pending = self._pending, numbers
+        agreement = _Agreement(
+            (float(self._seen), (now - then) / max(1, step - before)), self._device
+        )
+        ready, self._pending = self._pending, agreement
         if self._device.type == "cpu":
-            ready = numbers
+            ready = agreement
         if ready is None:  # the first on CUDA: ask again after the next step
             return 0.0, CHECK_S
-        signal_number, step_s = ready.tolist()  # host sync, once a second
-        return signal_number, step_s
+        return ready.outcome()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._seen = number
+        self._seen = max(self._seen, number)  # SIGTERM, where SIGUSR1 came as well
+
+
+class _Agreement:
+    """The larger of each of two numbers over all ranks, on its way."""
+
+    def __init__(self, own: tuple[float, float], device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        staged = torch.tensor(own, dtype=torch.float64, pin_memory=on_cuda)
+        numbers = staged.to(device, non_blocking=True)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        self._host = torch.empty_like(staged, pin_memory=on_cuda).copy_(numbers, non_blocking=True)
+        self._event: torch.cuda.Event | None = None
+        if on_cuda:
+            self._event = torch.cuda.current_stream(device).record_event()
+
+    def outcome(self) -> tuple[float, float]:
+        """Both numbers."""
+        if self._event is not None:
+            self._event.synchronize()  # of a second ago
+        first, second = self._host.tolist()
+        return first, second
 
 
 def _name(number: int) -> str | None:

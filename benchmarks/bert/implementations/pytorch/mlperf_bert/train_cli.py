@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-cleared", action="store_true", help="log that the page cache was dropped before"
     )
+    parser.add_argument(
+        "--status-file",
+        type=Path,
+        help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
+        "when another leaves with anything else",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,9 +99,13 @@ def _train_as_rank(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-        if outcome.stopped_by and not reached:
-            return stop_request.EXIT_STATUS
-        return 0 if reached else EXIT_TARGET_MISSED
+        missed = stop_request.EXIT_STATUS if outcome.stopped_by else EXIT_TARGET_MISSED
+        status = 0 if reached else missed
+        if args.status_file is None:
+            return status
+        if info.rank == 0:
+            args.status_file.write_text(f"{status}\n")
+        return 0
 
     info = process.role.info if process else None
     patience = timedelta(seconds=config.run.hang_timeout_s)

@@ -78,9 +78,9 @@ def in_session(
     device = choose_device(device_name, info, share_gpu)
     bound = bind(info, device) if binding == "auto" else NOT_ASKED
     info = replace(info, binding=bound.words)
-    if device.type == "cpu":
-        set_cpu_threads(info, own_cores=bound.num_cores)
+    set_cpu_threads(info, own_cores=bound.num_cores)
     init_process_group(info, device, timeout=patience)
+    status = None
     try:
         status = run(info, device)
         if info.world_size > 1:
@@ -91,5 +91,8 @@ def in_session(
             raise
         raise lost from error
     finally:
-        shutdown()
+        if status is not None or device.type == "cpu":
+            # After an error NCCL would wait for graphs and kernels that never end, and the
+            # error's message with it; the process leaves without (__main__.entry).
+            shutdown()
         gc.collect()

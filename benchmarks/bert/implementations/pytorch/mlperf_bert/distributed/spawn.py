@@ -4,11 +4,15 @@ torchrun's own agent, called as a library: it watches the ranks, and when one fa
 What it would print over a rank's own message is kept quiet.
 """
 
+import dataclasses
 import logging
 import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from typing import Any
+
+SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
 
 
 def run_on_ranks(
@@ -17,8 +21,8 @@ def run_on_ranks(
     """Run `python -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
     Returns 0, or the exit status of the rank that failed first (128 + n for signal n). SIGTERM and
-    SIGUSR1 to this process go to the ranks, SIGKILL follows half a minute later, and
-    `stopped_status` is returned.
+    SIGUSR1 to this process go to the ranks, SIGKILL follows SHUTDOWN_S later (30 s before torch
+    could be told), and `stopped_status` is returned.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -35,7 +39,8 @@ def run_on_ranks(
         local_addr="127.0.0.1",  # else the machine's own name, which need not resolve: containers
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",  # Ctrl-C is Python's own affair
+        **_patience(LaunchConfig),
     )
     try:
         elastic_launch(config, sys.executable)("-m", "mlperf_bert", *arguments)
@@ -46,3 +51,9 @@ def run_on_ranks(
         asked_to_stop = error.sigval in (signal.SIGTERM, signal.SIGUSR1)
         return stopped_status if asked_to_stop else 128 + int(error.sigval)
     return 0
+
+
+def _patience(config_class: type) -> dict[str, Any]:
+    """The setting of how long ranks may take to leave, where this torch has it."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    return {"shutdown_timeout": SHUTDOWN_S} if "shutdown_timeout" in names else {}
