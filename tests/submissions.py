@@ -86,7 +86,13 @@ def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
     log.init_start(cache_cleared=True)
     log.submission(config)
     log.hyperparameters(config, seed)
-    log.conditions(config, number_of_nodes=1, number_of_ranks=8, resumed=False)
+    log.conditions(
+        config,
+        number_of_nodes=1,
+        number_of_ranks=8,
+        resumed=False,
+        initial_weights="checkpoint",
+    )
     log.weights_initialization(TENSOR_NAMES)
     log.init_stop()
     log.run_start()

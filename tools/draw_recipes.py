@@ -1,8 +1,9 @@
-"""Draw docs/pictures/hyperparameters.png, and print the table of docs/hyperparameters.md.
+"""Draw docs/pictures/hyperparameters.png, and print two tables of docs/hyperparameters.md.
 
     .venv/bin/python tools/draw_recipes.py
 
 Published sets, the curves that `plan/recipes.py` lays through them, and the samples to the target.
+The first table is a model of the seconds to the target, from two published throughputs.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,20 @@ SMALLEST = 256
 BATCHES = np.unique(np.geomspace(SMALLEST, CLOSED_MOST_BATCH, 400).astype(int))
 TABLE = (256, 448, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, CLOSED_MOST_BATCH)
 MILLION = 1e6
+GPUS_PER_NODE = 8
+# NVIDIA, DGX A100 in v2.1: nodes, global batch, sequences/s.
+THROUGHPUTS = ((8, 3072, 18_119), (128, 4096, 110_241))
+MODEL_NODES = (16, 32, 64, 128)
+MODEL_BATCHES = (3072, 4096, 4608, 6144, 8192)
 
 
 def main() -> None:
-    """Write the picture and print the table."""
+    """Write the picture and print the tables."""
+    fixed_s, sequence_s = step_model()
+    print(f"a step: {1e3 * fixed_s:.1f} ms + {1e3 * sequence_s:.2f} ms a sequence of a GPU")
+    for nodes in MODEL_NODES:
+        print(model_row(nodes, fixed_s, sequence_s))
+    print()
     for batch in TABLE:
         print(table_row(batch))
     mpl.use("Agg")
@@ -54,6 +65,28 @@ def main() -> None:
     for each in axes[1]:
         each.set_xlabel("global batch")
     figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
+
+
+def step_model() -> tuple[float, float]:
+    """Seconds of a step, and more for each sequence of a GPU: the line through THROUGHPUTS."""
+    (few, few_s), (many, many_s) = sorted(
+        (batch / (nodes * GPUS_PER_NODE), batch / sequences_per_s)
+        for nodes, batch, sequences_per_s in THROUGHPUTS
+    )
+    sequence_s = (many_s - few_s) / (many - few)
+    return few_s - few * sequence_s, sequence_s
+
+
+def model_row(nodes: int, fixed_s: float, sequence_s: float) -> str:
+    """Seconds to the target at each batch; empty where the GPUs cannot share the batch evenly."""
+    cells = [str(nodes)]
+    for batch in MODEL_BATCHES:
+        sequences, rest = divmod(batch, nodes * GPUS_PER_NODE)
+        expected = expected_samples(batch)
+        assert expected is not None, "the closed division has a point for every batch here"
+        seconds = expected.mean / batch * (fixed_s + sequences * sequence_s)
+        cells.append("" if rest else f"{seconds:.1f}")
+    return "| " + " | ".join(cells) + " |"
 
 
 def table_row(batch: int) -> str:

@@ -41,7 +41,9 @@ SAME_LEVEL = {
 }
 OFFLINE = {"prepare", "plan", "package"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
-    "system_description"
+    "config_options",
+    "machine",
+    "system_description",
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
@@ -64,7 +66,7 @@ NUMPY_ONLY = {
     "distributed/bucket_plan.py",
     "machine.py",
     "optim/flat_layout.py",
-    "package/make.py",
+    "package/verdict.py",
     "plan/explain.py",
     "plan/recipes.py",
     "plan/slurm_options.py",

@@ -15,7 +15,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES, export
-from mlperf_bert.package.make import make_package
+from mlperf_bert.package.verdict import make_package
 from submissions import (
     CLOSED,
     DIVISIONS,
@@ -64,7 +64,7 @@ def accepted(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 def test_both_divisions_are_accepted_by_every_checker(accepted: tuple[Path, Any]) -> None:
     out, answer = accepted
-    assert answer["accepted"] and answer["checkers_ran"] and answer["findings"] == []
+    assert answer["accepted"] and answer["checkers_ran"] and answer["problems"] == []
     assert (answer["schema_version"], answer["out"]) == (1, str(out))
     assert answer["rulesets"] == ["5.0.0", "4.1.0", "2.0.0"]
 
@@ -98,18 +98,18 @@ def test_a_log_that_olympic_scoring_would_swallow_is_refused(root: Path, tmp_pat
     drop(log_of(root, 3), "eval_samples")
     out = tmp_path / "submission"
     status, output = call("--root", root, "--out", out, "--ruleset", "5.0.0", "--json")
-    findings = json.loads(output)["findings"]
+    problems = json.loads(output)["problems"]
     assert status == 1 and not out.exists()
-    assert {finding["where"] for finding in findings} == {
+    assert {problem["where"] for problem in problems} == {
         "the package",
         f"results/{OPEN}/bert/result_3.txt",
     }
-    problems = [finding["problem"] for finding in findings]
-    assert any("accepting this under olympic scoring" in problem for problem in problems)
+    words = [problem["problem"] for problem in problems]
+    assert any("accepting this under olympic scoring" in line for line in words)
     assert (
         "compliance_checker of 5.0.0 says: Required EXACTLY_ONE occurrence of 'eval_samples' "
         "but found 0"
-    ) in problems
+    ) in words
 
 
 def test_a_refusal_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_refusal_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     status, output = call("--root", root, "--out", out)
     assert status == 1
     assert output.splitlines()[0].startswith(f"results/{OPEN}/bert/.DS_Store: has a name")
-    assert output.splitlines()[1].startswith(f"refused, {out} was not made: 1 found")
+    assert output.splitlines()[1].startswith(f"refused, {out} was not made: 1 problem")
     assert list(out.parent.iterdir()) == []
 
 
@@ -147,8 +147,8 @@ def test_missing_checkers_are_a_mistake(
 
 def test_the_export_of_this_repository_is_what_git_knows(repository: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    _, findings = export(REPOSITORY, repository / "results", tree)
-    assert {finding.args[0] for finding in findings} == {f"systems/{s}.json" for s in DIVISIONS}
+    _, problems = export(REPOSITORY, repository / "results", tree)
+    assert {problem.args[0] for problem in problems} == {f"systems/{s}.json" for s in DIVISIONS}
     copied = re.findall(r"^COPY (?!--)(.*) \S+$", (tree / "Dockerfile").read_text(), re.MULTILINE)
     assert copied and all((tree / name).exists() for names in copied for name in names.split())
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

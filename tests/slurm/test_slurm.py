@@ -77,7 +77,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> Non
 
 def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
     data, config = tiny
-    settings = (*TWO_BY_TWO[:2], "parallel.local_batch_size=4", "eval.target_accuracy=0.01")
+    settings = (*TWO_BY_TWO[:2], "parallel.local_batch_size=4", "eval.target_accuracy=0.001")
     job = cluster.submit(sbatch(config, *settings, DATADIR=data, LOGDIR="runs/two", NEXP=2))
     state = cluster.wait(job, 300)
     output = cluster.output(job)

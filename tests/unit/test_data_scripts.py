@@ -104,7 +104,6 @@ def test_all_files_and_then_nothing_again(official: Official) -> None:
 def test_only_what_evaluation_needs(official: Official) -> None:
     assert official.fetch("--only", "eval").returncode == 0
     assert sorted(official.fetched()) == ["eval.txt", "vocab.txt"]
-    assert refused(official.fetch("--only", "nothing"), "no file matches 'nothing'")
 
 
 def test_a_cut_file_goes_on_where_it_was_cut(official: Official) -> None:
@@ -157,7 +156,36 @@ def test_mistakes_of_the_call(official: Official) -> None:
     assert refused(call("download_dataset.sh", target), "SOURCE is not set")
     assert refused(official.fetch(source=target / "x"), "SOURCE: there is no directory")
     assert refused(call("download_dataset.sh", SOURCE=target), "one directory is expected")
+    assert refused(official.fetch("-x"), "unknown option '-x'")
+    assert refused(official.fetch("--only", "nothing"), "no file matches 'nothing'")
     assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "a/b", "..", ".", ""])
+def test_a_name_of_the_table_stays_in_the_directory(official: Official, name: str) -> None:
+    (official.source.parent / "outside").write_text("another's")
+    with official.table.open("a") as table:
+        table.write(f"- - {name}\n")
+    assert refused(official.fetch(), f"'{name}' in {official.table} is no plain file name")
+    assert not official.target.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "word"),
+    [
+        ("download_dataset.sh", "-h", "SOURCE=<url or directory>"),
+        ("init_datasets.sh", "--help", "TEXTDIR=DIR"),
+        ("verify_dataset.sh", "--help", "DATADIR=DIR"),
+    ],
+)
+def test_help_is_the_comment_at_the_top(script: str, option: str, word: str) -> None:
+    done = call(script, option)
+    assert (done.returncode, done.stderr) == (0, "")
+    comment = (SCRIPTS / script).read_text().split("\nset -euo pipefail\n")[0].splitlines()[1:]
+    assert done.stdout.splitlines() == [
+        line.removeprefix("#").removeprefix(" ") for line in comment
+    ]
+    assert word in done.stdout
 
 
 def test_the_official_table() -> None:
@@ -171,6 +199,10 @@ def test_the_official_table() -> None:
     assert {f"part-{n:05}-of-00500" for n in range(500)} < set(names)
     known = {name: (size, md5) for size, md5, name in rows if size != "-"}
     assert known["eval.txt"] == ("32851144", "2a220f790517261547b1b45ed3ada07a")
+    assert known["vocab.txt"] == ("231508", "64800d5d8528ce344256daf115d4965e")
+    # TensorFlow 1's, not the file of 1,344,982,997 bytes.
+    assert known["model.ckpt-28252.data-00000-of-00001"][0] == "4034713312"
+    assert {name.split("-")[0] for name in set(names) - set(known)} == {"part"}
     assert all(len(md5) == 32 and int(size) > 0 for size, md5 in known.values())
 
 

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 import machine_trees
-from mlperf_bert.machine import Gpu, Machine, Nic, NumaNode, parse_cpu_list, read_machine
+from mlperf_bert.machine import (
+    Gpu,
+    Machine,
+    Nic,
+    NumaNode,
+    format_cpu_list,
+    parse_cpu_list,
+    read_machine,
+    usable_cpus,
+)
 
 NOTHING = Machine("", 0, 0, 0, None, "", 0, (), (), (), None, (), "", "")
 
@@ -101,6 +110,11 @@ def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_cpu_list(text) == cpus
 
 
+@pytest.mark.parametrize("text", ["", "5", "0-3,8", "0-1,64-65,70"])
+def test_cpu_lists_are_written_as_they_are_read(text: str) -> None:
+    assert format_cpu_list(parse_cpu_list(text)) == text
+
+
 def test_a_cpu_list_of_a_million_is_cut() -> None:
     assert len(parse_cpu_list("0-999999")) < 100_000
 
@@ -109,3 +123,4 @@ def test_this_machine_has_a_processor_and_a_system() -> None:
     machine = read_machine()
     assert machine.logical_cpus >= len(machine.cores) >= 1
     assert machine.cpu_model and machine.os and machine.kernel == platform.release()
+    assert 1 <= len(usable_cpus()) <= machine.logical_cpus

@@ -43,7 +43,13 @@ def _write(path: Path | None, division: str = "open", is_rank_zero: bool = True)
     log.init_start(cache_cleared=True)
     log.submission(config)
     log.hyperparameters(config, seed=77)
-    log.conditions(config, number_of_nodes=2, number_of_ranks=16, resumed=False)
+    log.conditions(
+        config,
+        number_of_nodes=2,
+        number_of_ranks=16,
+        resumed=False,
+        initial_weights="checkpoint",
+    )
     log.weights_initialization(TENSOR_NAMES)
     log.init_stop()
     log.run_start()
@@ -106,6 +112,7 @@ def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
         "quality_target",
         "rules_enforced",
         "resumed",
+        "initial_weights",
         "number_of_nodes",
         "number_of_ranks",
     ]
@@ -137,6 +144,7 @@ def test_values_and_metadata(tmp_path: Path) -> None:
     assert values["start_warmup_step"] == -5
     assert values["quality_target"] == 0.72
     assert (values["rules_enforced"], values["resumed"]) == (True, False)
+    assert values["initial_weights"] == "checkpoint"
     assert (values["number_of_nodes"], values["number_of_ranks"]) == (2, 16)
     assert values["tracked_stats"] == {"throughput": 123.5}
     assert (values["train_samples"], values["eval_samples"]) == (300_160, 10_000)

@@ -108,6 +108,9 @@ def test_checkpoint_gives_the_same_accuracy_everywhere(
     checkpoints = str(tmp_path / "first" / "run_0" / "checkpoints")
     frozen = ("run.max_steps=1", "optim.learning_rate=0.0", "run.seed=99")
     train("second", *frozen, extra=("--init-checkpoint", checkpoints))
+    for name, weights in (("first", "random"), ("second", "checkpoint")):
+        log = (tmp_path / name / "result_0.txt").read_text()
+        assert f'"key": "initial_weights", "value": "{weights}"' in log
     assert metrics(tmp_path / "second")[-1]["mlm_accuracy"] == accuracy
     capsys.readouterr()
     options = ["--checkpoint", checkpoints, "--data", str(synthetic_data), "--json"]

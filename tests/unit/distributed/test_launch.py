@@ -165,6 +165,15 @@ def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = RankInfo(3, 4, 1, 2, 1, "slurm")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert launch.backend_for(info, torch.device("cuda", 1)) == "nccl"
+    assert launch.backend_for(info, torch.device("cpu")) == "gloo"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert launch.backend_for(info, torch.device("cuda", 0)) == "gloo"
+
+
 def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     info = RankInfo(3, 4, 1, 2, 1, "torchrun")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,6 +1,7 @@
-"""The burn-in: outliers, published rates, what is trained, and a short real one."""
+"""The burn-in: outliers, what is trained, ranks, and a short real one."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +11,14 @@ import pytest
 import torch
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.config import ModelSection
 from mlperf_bert.config_io import load_config
-from mlperf_bert.doctor import burn_in, burn_in_config
-from mlperf_bert.doctor.burn_in_findings import judge, judge_published, outliers, progress_line
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.doctor import burn_in
+from mlperf_bert.doctor.burn_in_findings import judge, outliers, progress_line
 from mlperf_bert.doctor.cli import parse_duration
 from mlperf_bert.doctor.findings import Finding
-from mlperf_bert.doctor.published import is_bert_large, published_rate
+from mlperf_bert.doctor.options import Options
 from mlperf_bert.errors import ConfigError
-from support import CONFIGS
-
-GIB = 2**30
 
 
 def device(number: int, **changes: Any) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def device(number: int, **changes: Any) -> dict[str, Any]:
         "loss": 7.5,
         "hottest_celsius": 60 + number,
         "throttled_by": [],
-        "is_bert_large": True,
+        "has_bert_large_sizes": True,
         "max_seq_length": 512,
         "optimizer": "lamb",
         "local_batch_size": 448,
@@ -117,46 +115,11 @@ def test_a_rank_without_a_result_fails() -> None:
     assert first.found == "nothing came from rank 1"
 
 
-def test_a_machine_far_below_the_published_rate_is_warned_of() -> None:
-    published = published_rate("NVIDIA A100-SXM4-80GB")
-    assert published is not None
-    assert judge_published(100.0, "lamb", published).status == "warn"
-    assert judge_published(400.0, "lamb", published).status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        ("NVIDIA H200", 1091.8),
-        ("NVIDIA GB200", 1685.8),
-        ("NVIDIA B200", 1538.6),
-        ("NVIDIA H100 80GB HBM3", 1139.4),
-        ("NVIDIA H100 PCIe", 654.4),
-        ("NVIDIA A100-SXM4-40GB", 128.3),
-        ("NVIDIA A100 80GB PCIe", 266.3),
-        ("NVIDIA A100-PCIE-40GB", 266.3),
-        ("NVIDIA GeForce RTX 4090", 47.6),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA RTX A3000", None),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA H200 NVL", None),
-        ("CPU", None),
-    ],
-)
-def test_accelerators_are_known_by_the_names_that_torch_gives(
-    name: str, rate: float | None
-) -> None:
-    published = published_rate(name)
-    assert (published.best if published else None) == rate
-
-
-def test_only_bert_large_is_compared(tiny_config: Path) -> None:
-    assert is_bert_large(ModelSection())
-    assert not is_bert_large(load_config(tiny_config).model)
-    found = judged({"is_bert_large": False})["burn_in.published"]
+def test_only_what_is_published_is_compared() -> None:
+    found = judged({"has_bert_large_sizes": False})["burn_in.published"]
     assert found.found == "nothing is published for this model"
-    unknown = judged({"device_name": "CPU"})["burn_in.published"]
-    assert unknown.found == "nothing is known to be published for CPU"
+    unknown = judged({"device_name": "NVIDIA T400"})["burn_in.published"]
+    assert unknown.found == "NVIDIA T400 is not in our table of published results"
 
 
 @pytest.mark.parametrize(
@@ -170,33 +133,6 @@ def test_durations(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--burn-in"):
         parse_duration("--burn-in", text)
-
-
-@pytest.mark.parametrize(
-    ("memory_gib", "batch"), [(139, 448), (79, 240), (39, 96), (15, 16), (11, 3), (4, 1)]
-)
-def test_the_batch_goes_by_memory(memory_gib: float, batch: int) -> None:
-    assert burn_in_config.batch_for(int(memory_gib * GIB)) == batch
-
-
-def test_a_gpu_tries_captured_then_eager_then_half_the_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    tried = list(burn_in_config.candidates(None, torch.device("cuda", 0), 11 * GIB))
-    rows = [(config.parallel.local_batch_size, config.run.step_mode) for config in tried]
-    assert rows == [(3, "captured"), (3, "eager"), (1, "captured"), (1, "eager")]
-    assert {config.model.precision for config in tried} == {"fp16"}
-    assert all(is_bert_large(config.model) for config in tried)
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_config_can_be_trained_as_one_rank_of_it(path: Path) -> None:
-    given = load_config(path)
-    (config,) = burn_in_config.candidates(given, torch.device("cuda", 0), 0)
-    assert config.parallel.world_size == 1
-    assert config.parallel.local_batch_size == given.parallel.local_batch_size
-    assert config.model == given.model
 
 
 def test_what_does_not_fit_is_tried_smaller(
@@ -273,6 +209,49 @@ def test_a_short_burn_in_on_the_cpu(tiny_config: Path, capsys: pytest.CaptureFix
     assert one["steps"] >= 2
     assert one["non_finite_steps"] == 0
     assert (one["device"], one["local_batch_size"]) == ("cpu", 16)
+
+
+def as_rank(number: int, shown: list[Finding], *, local: int = 0, timeout_s: float = 20.0) -> int:
+    """The status of `burn_in` on one of two ranks; `shown` gets what it shows."""
+    info = RankInfo(number, 2, local, 1 + local, number - local, "slurm")
+    options = Options(device="cpu", timeout_s=timeout_s)
+    return burn_in.burn_in(info, 1.0, options, lambda findings, more: shown.extend(findings))
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 0), ("Xid 79", 1)])
+def test_all_ranks_end_with_one_status(
+    error: str | None, status: int, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        burn_in,
+        "_of_this_device",
+        lambda info, *_: device(info.rank, error=error if info.rank else None),
+    )
+    shown: dict[int, list[Finding]] = {0: [], 1: []}
+    statuses: dict[int, int] = {}
+
+    def rank(number: int) -> None:
+        statuses[number] = as_rank(number, shown[number])
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert statuses == {0: status, 1: status}
+    assert shown[1] == []
+    errors = [finding.found for finding in shown[0] if finding.status == "fail"]
+    assert errors == ([f"rank 1 (cuda:1 on n1): {error}"] if error else [])
+
+
+@pytest.mark.parametrize(("local", "lines"), [(0, 1), (1, 0)])
+def test_a_rank_without_rank_zero_fails_and_one_of_a_node_says_so(
+    local: int, lines: int, port: int
+) -> None:
+    shown: list[Finding] = []
+    assert as_rank(1, shown, local=local, timeout_s=0.2) == 1
+    assert len(shown) == lines
+    assert all("cannot reach rank 0" in finding.found for finding in shown)
 
 
 def test_a_device_that_cannot_train_fails(

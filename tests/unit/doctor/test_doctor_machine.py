@@ -150,7 +150,9 @@ def test_the_machine_in_words() -> None:
     assert "8 nodes" in found["machine.numa"].found
     assert "3: CPUs 96-127" in found["machine.numa"].found
     assert "GPU 5 near 5" in found["machine.numa"].found
-    assert "mlx5_0 (infiniband, 200 Gbit/s, node 3)" in found["machine.nics"].found
+    assert found["machine.nics"].found == (
+        "mlx5_0 (infiniband, 200 Gbit/s, node 3), eth0 (ethernet, rate unknown)"
+    )
     assert {finding.status for finding in found.values()} == {"ok"}
 
 

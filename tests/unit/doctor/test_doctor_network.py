@@ -1,9 +1,7 @@
 """The network check: judgement of given numbers, and ranks that come late, fail or never come."""
 
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.doctor import among, network_findings
+from mlperf_bert.doctor import all_ranks, network_findings
 from mlperf_bert.doctor.findings import Finding, warn
 from mlperf_bert.doctor.network import ring_pairs
 from mlperf_bert.doctor.options import Options
@@ -144,19 +142,6 @@ def test_the_config_says_whether_ranks_may_share_a_gpu(tiny_config: Path) -> Non
         assert Options(config=load_config(tiny_config, [setting])).share_gpu == "allow"
 
 
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A free port that MASTER_PORT names, and no launcher's variables."""
-    for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number = listener.getsockname()[1]
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(number))
-    yield number
-
-
 def as_slurm_task(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """The environment of one of two tasks on two nodes."""
     variables = {
@@ -202,16 +187,21 @@ Measure = Callable[..., dict[str, Any]]
 
 
 def two_ranks(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    """What `examine` returns on both of two ranks, which are threads; `measure` is theirs."""
-    monkeypatch.setattr(among, "measure", measure)
-    monkeypatch.setattr(among, "_LAST_WORDS_S", 0.2)
-    monkeypatch.setattr(among, "set_cpu_threads", lambda info: 1)
+    """What `examine` shows (or None) and returns on both of two ranks; `measure` is theirs.
+
+    The ranks are threads.
+    """
+    monkeypatch.setattr(all_ranks, "measure", measure)
+    monkeypatch.setattr(all_ranks, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(all_ranks, "set_cpu_threads", lambda info: 1)
     options = Options(device="cpu", timeout_s=1.0)
     returned: dict[int, Any] = {}
 
     def rank(number: int) -> None:
         info = RankInfo(number, 2, 0, 1, number, "slurm")
-        returned[number] = among.examine(info, ["limits", "network"], options)
+        shown: list[list[Finding]] = []
+        status = all_ranks.examine(info, ["limits", "network"], options, shown.append)
+        returned[number] = (shown[0] if shown else None, status)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -225,7 +215,7 @@ def test_only_rank_zero_has_findings_and_all_have_the_status(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        among, "make", lambda name, options: [warn(f"{name}.open_files", "1024", "raise it")]
+        all_ranks, "make", lambda name, options: [warn(f"{name}.open_files", "1024", "raise it")]
     )
     numbers = measured()
 
@@ -243,13 +233,16 @@ def test_only_rank_zero_has_findings_and_all_have_the_status(
 
 
 def test_the_rank_that_fails_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
     def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
         if info.rank == 1:
             raise RuntimeError("NCCL error: cable\nmany lines")
-        time.sleep(3)  # as a collective waits for the other rank
+        let_go.wait(60)  # as a collective waits for the other rank
         return {}
 
     returned = two_ranks(measure, monkeypatch)
+    let_go.set()
     assert returned[1] == (None, 1)
     findings, status = returned[0]
     assert status == 1
@@ -260,13 +253,16 @@ def test_the_rank_that_fails_is_named(port: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rank_that_hangs_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
     def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
         if info.rank == 0:
             raise RuntimeError("connection closed")
-        time.sleep(3)
+        let_go.wait(60)
         return {}
 
     findings, status = two_ranks(measure, monkeypatch)[0]
+    let_go.set()
     assert status == 1
     assert "connection closed" in findings[-1].found
     assert "no word from rank 1" in findings[-1].found

@@ -40,17 +40,17 @@ def root(repository: Path, tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-def own_findings(root: Path) -> list[str]:
+def own_problems(root: Path) -> list[str]:
     """What is found without MLCommons' checkers."""
     tree = root.with_name("tree")
-    systems, findings = export(root, root / "results", tree)
+    systems, problems = export(root, root / "results", tree)
     for system in systems:
-        findings += check_system(tree, system)[1]
-    return [str(finding) for finding in findings]
+        problems += check_system(tree, system)[1]
+    return [str(problem) for problem in problems]
 
 
 def test_nothing_is_found_where_nothing_is_wrong(repository: Path) -> None:
-    assert own_findings(repository) == []
+    assert own_problems(repository) == []
 
 
 def remove_log(root: Path) -> None:
@@ -125,6 +125,10 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
     "eleven logs": (add_log, r"holds 11 logs, but result_10\.txt; put"),
     "no log": (remove_all, "results: holds no system; put"),
     "aborted": (abort, r"result_3\.txt: the run's status is 'aborted'; use"),
+    "weights of another kind": (
+        change_log("initial_weights", value=7),
+        r"result_3\.txt: initial_weights is 7; run it again",
+    ),
     "resumed": (change_log("resumed", value=True), r"result_3\.txt: the run was resumed"),
     "rules not enforced": (change_log("rules_enforced", value=False), "enforce_rules = false; run"),
     "equal seeds": (
@@ -164,35 +168,54 @@ def test_a_spoiled_submission_is_refused_with_its_reason(
     mutate: Mutate, reason: str, root: Path
 ) -> None:
     mutate(root)
-    findings = own_findings(root)
-    assert any(re.search(reason, finding) for finding in findings), findings
-    assert all(finding.isprintable() for finding in findings)
+    problems = own_problems(root)
+    assert any(re.search(reason, problem) for problem in problems), problems
+    assert all(problem.isprintable() for problem in problems)
 
 
 def test_all_that_is_wrong_is_found_at_once(root: Path) -> None:
     wrong = ("nine logs", "resumed", "below target", "missing field", "dot file", "no licence")
     for name in wrong:
         REFUSED[name][0](root)
-    findings = own_findings(root)
-    assert len(findings) == len(wrong)
+    problems = own_problems(root)
+    assert len(problems) == len(wrong)
 
 
 def test_the_closed_division_has_a_target_of_its_own(root: Path) -> None:
     describe(root, division="closed")
     for number in range(10):
         change(log_of(root, number), "submission_division", value="closed")
-    assert own_findings(root) == []
+    assert own_problems(root) == []
     for number in range(10):
         change(log_of(root, number), "quality_target", value=0.7)
     change(log_of(root, 3), "eval_accuracy", value=0.71)
     shutil.rmtree(root.with_name("tree"))
-    findings = own_findings(root)
-    assert len(findings) == 10
-    assert "target 0.7 and accuracy 0.71 in the closed division; both must be" in findings[3]
+    problems = own_problems(root)
+    assert len(problems) == 10
+    assert "target 0.7 and accuracy 0.71 in the closed division; both must be" in problems[3]
+
+
+def test_the_closed_division_starts_from_the_given_checkpoint(root: Path) -> None:
+    describe(root, division="closed")
+    for number in range(10):
+        change(log_of(root, number), "submission_division", value="closed")
+    change(log_of(root, 3), "initial_weights", value="random")
+    drop(log_of(root, 4), "initial_weights")
+    drawn, unknown = own_problems(root)
+    assert "result_3.txt: initial_weights is 'random' in the closed division; run again" in drawn
+    assert "result_4.txt: does not say which weights it started from" in unknown
+    assert "--init-checkpoint" in drawn and "--init-checkpoint" in unknown
+
+
+def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root: Path) -> None:
+    change(log_of(root, 3), "initial_weights", value="random")
+    for number in range(4, 10):
+        drop(log_of(root, number), "initial_weights")
+    assert own_problems(root) == []
 
 
 @pytest.mark.parametrize("contents", ["{", "[]", '{"division": NaN}'])
 def test_a_broken_description_is_one_line(contents: str, root: Path) -> None:
     (root / "systems" / f"{OPEN}.json").write_text(contents)
-    findings = own_findings(root)
-    assert findings[0].startswith(f"systems/{OPEN}.json: cannot be read (")
+    problems = own_problems(root)
+    assert problems[0].startswith(f"systems/{OPEN}.json: cannot be read (")

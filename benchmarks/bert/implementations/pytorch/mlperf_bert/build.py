@@ -103,9 +103,10 @@ def build(
     vocabulary_sha256 = data.train.manifest.vocabulary_sha256
     own = directory.run if info.rank == 0 else None  # what only rank 0 writes goes there
     with directory.created(config, seed, info, device):
-        log = on_every_rank(info, lambda: _start_log(config, seed, directory, info, cache_cleared))
-        reporter = Reporter(own and own / "stdout.log", config.max_steps)
-        _report_data(reporter, config, data, planner)
+        log = on_every_rank(
+            info, lambda: _start_log(config, seed, directory, info, init_checkpoint, cache_cleared)
+        )
+        reporter = _start_reporter(own, config, data, planner)
         model = make_model(config, seed, device)
         if init_checkpoint is not None:
             on_every_rank(info, lambda: load_weights(model, init_checkpoint, vocabulary_sha256))
@@ -150,6 +151,7 @@ def _start_log(
     seed: int,
     directory: RunDirectory,
     info: RankInfo,
+    init_checkpoint: Path | None,
     cache_cleared: bool,
 ) -> MlperfLog:
     is_rank_zero = info.rank == 0
@@ -159,17 +161,25 @@ def _start_log(
     log.hyperparameters(config, seed)
     # As it was started: ranks that the config spreads over nodes may all be on this one.
     nodes = -(-info.world_size // info.local_world_size)
-    log.conditions(config, number_of_nodes=nodes, number_of_ranks=info.world_size, resumed=False)
+    log.conditions(
+        config,
+        number_of_nodes=nodes,
+        number_of_ranks=info.world_size,
+        resumed=False,
+        initial_weights="random" if init_checkpoint is None else "checkpoint",
+    )
     return log
 
 
-def _report_data(
-    reporter: Reporter, config: RunConfig, data: RunData, planner: StepPlanner
-) -> None:
+def _start_reporter(
+    directory: Path | None, config: RunConfig, data: RunData, planner: StepPlanner
+) -> Reporter:
+    reporter = Reporter(directory and directory / "stdout.log", config.max_steps)
     reporter.line(data.target_in_words)
     reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
     if isinstance(planner.sampler, PublishedStrataSampler):
         reporter.line(planner.sampler.in_words())
+    return reporter
 
 
 def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:

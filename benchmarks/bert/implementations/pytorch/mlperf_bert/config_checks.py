@@ -5,23 +5,25 @@ from typing import TYPE_CHECKING
 from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlperf_bert.config import RunConfig
+    from mlperf_bert.config import ModelSection, RunConfig
 
 CLOSED_TARGET_ACCURACY = 0.72
 CLOSED_MOST_BATCH = 16_384  # of the largest reference convergence point
 CLOSED_CLIP_POLICIES = ("after_allreduce", "whole_before_allreduce")
-BERT_LARGE = {
+_BERT_LARGE_SIZES = {
     "vocab_size": 30_522,
     "hidden_size": 1024,
     "num_layers": 24,
     "num_heads": 16,
     "intermediate_size": 4096,
+}
+_BERT_LARGE = _BERT_LARGE_SIZES | {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
 }
-_CLOSED = {f"model.{field}": value for field, value in BERT_LARGE.items()} | {
+_CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
     "data.corpus": "prepared",
     "data.max_seq_length": 512,
     "data.max_predictions": 76,
@@ -33,6 +35,16 @@ BIASED_SAMPLERS = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))
 # Of the clip policies, those whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are as even
+
+
+def has_bert_large_sizes(model: "ModelSection") -> bool:
+    """Whether steps cost what BERT-large's do, which dropout does not matter to."""
+    return all(getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items())
+
+
+def is_bert_large(model: "ModelSection") -> bool:
+    """Whether it is the model of the closed division, dropout included."""
+    return all(getattr(model, field) == value for field, value in _BERT_LARGE.items())
 
 
 def check_ranges(config: "RunConfig") -> None:

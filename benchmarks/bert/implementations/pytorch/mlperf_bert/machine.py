@@ -6,6 +6,7 @@ Nothing here raises: what a file does not tell, or is not there to tell, stays e
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -34,7 +35,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A network card's port; its rate is that of the link now, None where there is none.
+    """A network card's port; its rate is that of the link now, None where it is not told.
 
     One that does RDMA has the name and the rate of its device in /sys/class/infiniband, whatever
     its link: `kind` is the link.
@@ -103,6 +104,24 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
             return ()
         cpus.update(range(int(match[1]), min(int(match[2] or match[1]), _MOST_CPUS) + 1))
     return tuple(sorted(cpus))
+
+
+def format_cpu_list(numbers: Sequence[int]) -> str:
+    """Ascending numbers as the kernel writes them: `0-3,64-67`; empty where there are none."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def usable_cpus() -> frozenset[int]:
+    """Logical CPUs that this process may run on. Raises OSError where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cgroups' cpusets and taskset
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def _with_platform(machine: Machine) -> Machine:

@@ -73,7 +73,13 @@ class MlperfLog:
             self._record("event", key, value)
 
     def conditions(
-        self, config: RunConfig, *, number_of_nodes: int, number_of_ranks: int, resumed: bool
+        self,
+        config: RunConfig,
+        *,
+        number_of_nodes: int,
+        number_of_ranks: int,
+        resumed: bool,
+        initial_weights: Literal["checkpoint", "random"],
     ) -> None:
         """What only our own `mlperf_bert package` asks; other checkers ignore keys they don't know.
 
@@ -82,10 +88,12 @@ class MlperfLog:
             number_of_nodes: machines that the run was started on.
             number_of_ranks: training processes on all of them, one an accelerator.
             resumed: whether the run goes on from a checkpoint of an earlier, interrupted one.
+            initial_weights: loaded from a checkpoint that was given, or drawn at random.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
         self._record("event", "rules_enforced", config.mlperf.enforce_rules)
         self._record("event", "resumed", resumed)
+        self._record("event", "initial_weights", initial_weights)
         self._record("event", "number_of_nodes", number_of_nodes)
         self._record("event", "number_of_ranks", number_of_ranks)
 

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlperf_bert.bench.options import add_attention, add_numbers, check_numbers, model_of

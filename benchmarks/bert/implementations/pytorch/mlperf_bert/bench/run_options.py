@@ -1,7 +1,6 @@
 """Options of the measurements that train as a run does, and the RunConfig that they make."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from mlperf_bert.bench.options import HEAD_SIZE, add_numbers, check_numbers

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.machine import Machine, NumaNode, read_machine
+from mlperf_bert.machine import Machine, NumaNode, format_cpu_list, read_machine, usable_cpus
 
 # The number of the system call, by Linux's tables; its mode, and the most nodes it can name.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
@@ -51,7 +51,7 @@ def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -
     machine = machine or read_machine()
     near = near_nodes(machine, info.local_world_size, device)
     try:
-        choice = choose_cpus(machine, near, info.local_rank, os.sched_getaffinity(0))
+        choice = choose_cpus(machine, near, info.local_rank, usable_cpus())
         if isinstance(choice, str):
             return Binding(f"not bound: {choice}")
         os.sched_setaffinity(0, choice.cpus)
@@ -59,8 +59,8 @@ def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -
         return Binding(f"not bound: {error.strerror}")
     refused = _prefer_memory(choice.nodes)
     memory = f"memory as the system gives it ({refused})" if refused else "memory there"
-    nodes = f"NUMA node{'s' * (len(choice.nodes) > 1)} {_as_list(choice.nodes)}"
-    words = f"CPUs {_as_list(choice.cpus)} of {nodes}, {memory}"
+    nodes = f"NUMA node{'s' * (len(choice.nodes) > 1)} {format_cpu_list(choice.nodes)}"
+    words = f"CPUs {format_cpu_list(choice.cpus)} of {nodes}, {memory}"
     cards = [nic.name for nic in machine.nics if _is_near(nic.kind, nic.numa_node, choice)]
     return Binding(f"{words}, near {', '.join(cards)}" if cards else words, choice.num_cores)
 
@@ -98,16 +98,16 @@ def choose_cpus(
     if not nodes:
         return "the NUMA nodes are unknown"
     if len(allowed) < machine.logical_cpus and len(allowed) * len(near) <= machine.logical_cpus:
-        return f"started with CPUs {_as_list(sorted(allowed))} of {machine.logical_cpus}"
+        return f"started with CPUs {format_cpu_list(sorted(allowed))} of {machine.logical_cpus}"
     wanted = [_wanted(nodes, near, rank) for rank in range(len(near))]
     cores: list[tuple[int, ...]] = []
     for node in wanted[local_rank]:
         sharers = [rank for rank, its in enumerate(wanted) if node in its]
-        usable = _usable_cores(machine, node, allowed)
+        usable = _allowed_cores(machine, node, allowed)
         place = sharers.index(local_rank)
         first, end = (len(usable) * n // len(sharers) for n in (place, place + 1))
         cores += usable[first:end]
-    names = _as_list([node.index for node in wanted[local_rank]])
+    names = format_cpu_list([node.index for node in wanted[local_rank]])
     if not cores:
         return f"too few of the allowed CPUs are on NUMA node {names}"
     cpus = tuple(sorted(cpu for core in cores for cpu in core))
@@ -124,7 +124,7 @@ def _wanted(nodes: list[NumaNode], near: Sequence[int | None], rank: int) -> lis
     return nodes[first : max(end, first + 1)]
 
 
-def _usable_cores(machine: Machine, node: NumaNode, allowed: Set[int]) -> list[tuple[int, ...]]:
+def _allowed_cores(machine: Machine, node: NumaNode, allowed: Set[int]) -> list[tuple[int, ...]]:
     usable = allowed & set(node.cpus)
     cores = (tuple(cpu for cpu in core if cpu in usable) for core in machine.cores)
     return [core for core in cores if core]
@@ -160,14 +160,3 @@ def _prefer_memory(nodes: tuple[int, ...]) -> str:
         ctypes.c_long(number), ctypes.c_int(_PREFERRED), mask, ctypes.c_ulong(_MOST_NODES)
     )
     return os.strerror(ctypes.get_errno()) if status else ""
-
-
-def _as_list(numbers: Sequence[int]) -> str:
-    """Ascending numbers as the kernel writes them: `0-3,64-67`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

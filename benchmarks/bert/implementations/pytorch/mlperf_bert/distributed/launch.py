@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import usable_cpus
 
 Launcher = Literal["torchrun", "mpi", "slurm", "single"]
 
@@ -90,9 +91,15 @@ def set_cpu_threads(
     elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
         threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
     else:
-        threads = own_cores or max(1, _usable_cores() // info.local_world_size)
+        threads = own_cores or max(1, len(usable_cpus()) // info.local_world_size)
     torch.set_num_threads(threads)
     return threads
+
+
+def backend_for(info: RankInfo, device: torch.device) -> Literal["nccl", "gloo"]:
+    """What the ranks of `device`'s kind talk over: nccl wants a GPU for each of them."""
+    own_gpus = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
+    return "nccl" if own_gpus else "gloo"
 
 
 def init_process_group(
@@ -102,9 +109,8 @@ def init_process_group(
     timeout: timedelta = timedelta(minutes=10),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Make `device` current and join the other ranks: nccl on CUDA, gloo on CPU.
+    """Make `device` current and join the other ranks over `backend_for` of them.
 
-    Ranks that share a GPU talk over gloo as well, because nccl wants a device for each.
     One rank alone gets no process group: code that communicates must ask for world_size > 1.
     `timeout` bounds the start and, as torch has it, every later collective. Raises ConfigError
     if the address of rank 0 cannot be told from the environment.
@@ -113,14 +119,14 @@ def init_process_group(
         torch.cuda.set_device(device)
     if info.world_size == 1:
         return
-    nccl = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
+    backend = backend_for(info, device)
     dist.init_process_group(
-        backend="nccl" if nccl else "gloo",
+        backend=backend,
         init_method=rendezvous(info, environ),
         rank=info.rank,
         world_size=info.world_size,
         timeout=timeout,
-        device_id=device if nccl else None,
+        device_id=device if backend == "nccl" else None,
     )
 
 
@@ -255,12 +261,6 @@ def first_host(node_list: str) -> str:
     if match is None:
         raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cgroups' cpusets and taskset
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

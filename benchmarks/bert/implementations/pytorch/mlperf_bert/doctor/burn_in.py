@@ -16,6 +16,7 @@ import torch
 
 from mlperf_bert.bench.training_run import TrainingRun, training_run
 from mlperf_bert.config import RunConfig
+from mlperf_bert.config_checks import has_bert_large_sizes
 from mlperf_bert.distributed.binding import bind
 from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.launch import RankInfo, host_name, set_cpu_threads
@@ -25,7 +26,6 @@ from mlperf_bert.doctor.findings import Finding, exit_status, fail, in_short
 from mlperf_bert.doctor.gpus import heat
 from mlperf_bert.doctor.meeting import Meeting, MeetingError, meet
 from mlperf_bert.doctor.options import Options
-from mlperf_bert.doctor.published import is_bert_large
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.metrics import memory_bytes
 
@@ -38,6 +38,8 @@ _MORE_S = 30.0  # over a limit that rank 0 keeps
 _NAME = "burn_in"
 
 Report = Callable[["Trace"], None]
+Show = Callable[[list[Finding], dict[str, Any]], None]
+"""Gets the findings, and what goes beside them into `--json`."""
 
 
 @dataclass(slots=True)
@@ -80,25 +82,27 @@ def num_devices(options: Options) -> int:
     return torch.cuda.device_count()
 
 
-def burn_in(
-    info: RankInfo, seconds: float, options: Options
-) -> tuple[list[Finding], dict[str, Any]] | None:
-    """Train on this rank's device; what all devices did, on rank 0 (None elsewhere)."""
+def burn_in(info: RankInfo, seconds: float, options: Options, show: Show) -> int:
+    """Train on this rank's device; every rank must call it.
+
+    What all devices did is shown on rank 0. A rank that cannot reach rank 0 shows that, if it is
+    the first of its node. Returns the exit status, the same on all ranks; 1 on those that lost
+    rank 0.
+    """
     if info.world_size == 1:
         result = _of_this_device(info, seconds, options, _reporter(info, seconds, None))
-        return _judged({0: result}, 1)
+        return _judged({0: result}, 1, show)
     try:
-        return _among(info, seconds, options)
+        return _with_others(info, seconds, options, show)
     except MeetingError as error:
         where, problem, remedy = error.args
-        if info.local_rank != 0:
-            return None
-        return [fail(_NAME, f"{where} on {host_name()}: {problem}", remedy)], {}
+        lost = fail(_NAME, f"{where} on {host_name()}: {problem}", remedy)
+        if info.local_rank == 0:
+            show([lost], {})
+        return exit_status([lost])
 
 
-def _among(
-    info: RankInfo, seconds: float, options: Options
-) -> tuple[list[Finding], dict[str, Any]] | None:
+def _with_others(info: RankInfo, seconds: float, options: Options, show: Show) -> int:
     meeting = meet(info, options.timeout_s)
     meeting.send("here", None)
     end = time.monotonic() + seconds + _BUILD_S  # one that fails early waits for the others
@@ -108,22 +112,24 @@ def _among(
     result = _of_this_device(info, seconds, options, report)
     meeting.send("result", result)
     if info.rank != 0:
-        meeting.hear("status", end - time.monotonic() + options.timeout_s + _MORE_S)
+        patience = end - time.monotonic() + options.timeout_s + _MORE_S
+        status = int(meeting.hear("status", patience))
         meeting.part()
-        return None
+        return status
     results = meeting.receive("result", came, end - time.monotonic())
-    judged = _judged(results, info.world_size)
-    meeting.announce("status", exit_status(judged[0]))
+    # Shown before any rank ends: where one fails, torchrun ends the others.
+    status = _judged(results, info.world_size, show)
+    meeting.announce("status", status)
     meeting.part(others=len(results) - 1)
-    return judged
+    return status
 
 
-def _judged(
-    results: dict[int, dict[str, Any]], world_size: int
-) -> tuple[list[Finding], dict[str, Any]]:
+def _judged(results: dict[int, dict[str, Any]], world_size: int, show: Show) -> int:
     devices = [results[rank] for rank in sorted(results)]
     missing = [rank for rank in range(world_size) if rank not in results]
-    return judge(devices, missing), {"burn_in": {"devices": devices}}
+    findings = judge(devices, missing)
+    show(findings, {"burn_in": {"devices": devices}})
+    return exit_status(findings)
 
 
 def _of_this_device(
@@ -167,7 +173,7 @@ def facts(config: RunConfig, trace: Trace, device: torch.device) -> dict[str, An
         "hottest_celsius": trace.hottest,
         "throttled_by": sorted(trace.throttled),
         "memory_peak_bytes": memory_bytes(device),
-        "is_bert_large": is_bert_large(config.model),
+        "has_bert_large_sizes": has_bert_large_sizes(config.model),
         "max_seq_length": config.data.max_seq_length,
         "optimizer": config.optim.name,
         "local_batch_size": config.parallel.local_batch_size,

@@ -50,7 +50,7 @@ def _rate(trained: Sequence[Device]) -> Finding:
     first = trained[0]
     model = (
         "BERT-large"
-        if first["is_bert_large"]
+        if first["has_bert_large_sizes"]
         else (f"{first['num_layers']} layers of {first['hidden_size']}")
     )
     found = (
@@ -123,11 +123,11 @@ def _heat(trained: Sequence[Device]) -> list[Finding]:
 def _published(trained: Sequence[Device]) -> Finding:
     name = "burn_in.published"
     device_name = str(trained[0]["device_name"])
-    if not trained[0]["is_bert_large"]:
+    if not trained[0]["has_bert_large_sizes"]:
         return ok(name, "nothing is published for this model")
     published = published_rate(device_name)
     if published is None:
-        return ok(name, f"nothing is known to be published for {device_name}")
+        return ok(name, f"{device_name} is not in our table of published results")
     rate = statistics.median(float(device["samples_per_s"]) for device in trained)
     return judge_published(rate, trained[0]["optimizer"], published)
 

@@ -58,13 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if burn_in_s is not None:
         return _burn_in(info, burn_in_s, options, printer)
     if info is not None and info.world_size > 1:
-        from mlperf_bert.doctor.among import examine
+        from mlperf_bert.doctor.all_ranks import examine
 
-        findings, status = examine(info, names, options)
-        if findings is not None:
-            printer.show(findings)
-            printer.finish({})
-        return status
+        return examine(info, names, options, printer.show_all)
     for name in names:
         printer.show(_network_alone(options) if name == NETWORK else make(name, options))
     printer.finish({})
@@ -95,6 +91,10 @@ class _Printer:
         if not self._json and self._hand_over is None:
             for finding in findings:
                 print(finding.line(), flush=True)
+
+    def show_all(self, findings: Sequence[Finding], more: dict[str, Any] | None = None) -> None:
+        self.show(findings)
+        self.finish(more or {})
 
     def finish(self, more: dict[str, Any]) -> None:
         result = {**as_json(self.findings), **more}
@@ -184,19 +184,13 @@ def _burn_in(info: "RankInfo | None", seconds: float, options: Options, printer:
     try:
         from mlperf_bert.doctor import burn_in
     except ImportError as error:
-        printer.show([fail(_BURN_IN, in_short(error), "see mlperf_bert doctor --only packages")])
-        printer.finish({})
+        remedy = "see mlperf_bert doctor --only packages"
+        printer.show_all([fail(_BURN_IN, in_short(error), remedy)])
         return exit_status(printer.findings)
     assert info is not None  # torch is there
 
     ranks = burn_in.num_devices(options) if info.launcher == "single" else 1
-    if ranks > 1:
-        findings, more = _on_ranks(options, ranks, _BURN_IN)
-    else:
-        found = burn_in.burn_in(info, seconds, options)
-        if found is None:
-            return 0
-        findings, more = found
-    printer.show(findings)
-    printer.finish(more)
-    return exit_status(findings)
+    if ranks == 1:
+        return burn_in.burn_in(info, seconds, options, printer.show_all)
+    printer.show_all(*_on_ranks(options, ranks, _BURN_IN))
+    return exit_status(printer.findings)

@@ -11,7 +11,7 @@ from pathlib import Path
 from mlperf_bert.config import RunConfig
 from mlperf_bert.doctor.findings import Finding, fail, ok, warn
 from mlperf_bert.doctor.options import Options
-from mlperf_bert.machine import Machine, read_machine
+from mlperf_bert.machine import Machine, format_cpu_list, read_machine, usable_cpus
 
 SHARED_MEMORY = Path("/dev/shm")
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -42,7 +42,8 @@ def _choices(machine: Machine, usable: frozenset[int], options: Options) -> list
     near = near_nodes(machine, ranks, torch.device("cuda" if on_gpus else "cpu"))
     choices = [choose_cpus(machine, near, rank, usable) for rank in range(ranks)]
     return [
-        choice if isinstance(choice, str) else f"CPUs {_ranges(choice.cpus)}" for choice in choices
+        choice if isinstance(choice, str) else f"CPUs {format_cpu_list(choice.cpus)}"
+        for choice in choices
     ]
 
 
@@ -81,7 +82,9 @@ def _processors(machine: Machine, usable: frozenset[int], config: RunConfig | No
 
 def _numa(machine: Machine) -> Finding:
     name = "machine.numa"
-    nodes = [f"{node.index}: CPUs {_ranges(node.cpus)}" for node in machine.numa_nodes]
+    nodes = [
+        f"{node.index}: CPUs {format_cpu_list(node.cpus) or 'none'}" for node in machine.numa_nodes
+    ]
     found = f"{len(nodes)} nodes ({', '.join(nodes)})" if len(nodes) > 1 else "one node"
     near = [f"GPU {n} near {gpu.numa_node}" for n, gpu in enumerate(machine.gpus)]
     if len(nodes) < 2 or not near:
@@ -95,27 +98,10 @@ def _numa(machine: Machine) -> Finding:
 def _nic_words(machine: Machine) -> list[str]:
     words = []
     for nic in machine.nics:
-        rate = f"{nic.gbit_per_s:g} Gbit/s" if nic.gbit_per_s else "no link"
+        rate = f"{nic.gbit_per_s:g} Gbit/s" if nic.gbit_per_s else "rate unknown"
         near = "" if nic.numa_node is None else f", node {nic.numa_node}"
         words.append(f"{nic.name} ({nic.kind}, {rate}{near})")
     return words
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][-1:] = [number] if len(parts[-1]) > 1 else [parts[-1][-1], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(str(end) for end in part) for part in parts) or "none"
-
-
-def usable_cpus() -> frozenset[int]:
-    """Logical CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cgroups' cpusets and taskset
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.distributed.launch import RankInfo, shutdown
+from mlperf_bert.distributed.launch import RankInfo, backend_for, shutdown
 
 LARGE_BYTES = 64 * 2**20
 PAIR_BYTES = 8 * 2**20
@@ -18,12 +18,6 @@ _LATENCY_ROUNDS = 20
 _LARGE_ROUNDS = 5
 _PAIR_ROUNDS = 3
 _LARGE_SECONDS = 5.0  # of all large ones; a slow link gets fewer of them
-
-
-def backend_for(info: RankInfo, device: torch.device) -> str:
-    """`nccl`, which wants a GPU for each rank, or `gloo`."""
-    nccl = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
-    return "nccl" if nccl else "gloo"
 
 
 def measure(info: RankInfo, device: torch.device, store: Any, timeout_s: float) -> dict[str, Any]:

@@ -5,8 +5,6 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 
-from mlperf_bert.config import ModelSection
-
 _FILE = "published_rates.csv"
 
 
@@ -47,10 +45,3 @@ def published_rate(device_name: str) -> PublishedRate | None:
 def _rows() -> list[dict[str, str]]:
     text = resources.files("mlperf_bert.doctor").joinpath(_FILE).read_text("utf-8")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
-
-
-def is_bert_large(model: ModelSection) -> bool:
-    """Whether a model has the size of the published ones."""
-    large = ModelSection()
-    sizes = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size")
-    return all(getattr(model, size) == getattr(large, size) for size in sizes)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.package import checker_driver
-from mlperf_bert.package.own_checks import RUNS, Findings
+from mlperf_bert.package.own_checks import RUNS, Problems
 
 _BAD = re.compile(
     r"^(ERROR|CRITICAL|Traceback)|Skipping|accepting this|[Bb]ypass|Unknown files|FAIL"
@@ -41,7 +41,7 @@ class Call:
 
 def run_checkers(
     tree: Path, divisions: Mapping[str, str], rulesets: Sequence[str]
-) -> tuple[Findings, dict[str, float]]:
+) -> tuple[Problems, dict[str, float]]:
     """Run all checkers on copies of a tree.
 
     Args:
@@ -71,8 +71,8 @@ def run_checkers(
             for number, (call, status) in enumerate(zip(calls, statuses, strict=True))
         ]
         first = copies[rulesets[0]]
-        findings = _findings(calls, words, copies)
-        return findings, {system: scaling_of(first, system) for system in divisions}
+        problems = _problems(calls, words, copies)
+        return problems, {system: scaling_of(first, system) for system in divisions}
 
 
 def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
@@ -178,20 +178,20 @@ def _output(place: Path, number: int) -> str:
     return (place / f"{number}.txt").read_text(encoding="utf-8", errors="replace")
 
 
-def _findings(
+def _problems(
     calls: Sequence[Call], words: Sequence[tuple[str, ...]], copies: Mapping[str, Path]
-) -> Findings:
-    """One finding for the same words about the same thing, whichever rulesets they come from."""
+) -> Problems:
+    """One problem for the same words about the same thing, whichever rulesets they come from."""
     asked: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
     for call, said in zip(calls, words, strict=True):
         for line in said:
             asked[call.subject, call.checker, line].append(call)
-    findings = []
+    problems = []
     for (subject, checker, line), same in asked.items():
         rulesets = ", ".join(call.ruleset for call in same)
         call = same[0]
         place = str(copies[call.ruleset])
         arguments = " ".join(call.arguments).replace(f"{place}/", "").replace(place, ".")
         remedy = f"mend it and ask: python -m mlperf_logging.{checker} {arguments}"
-        findings.append(DataError(subject, f"{checker} of {rulesets} says: {line}", remedy))
-    return findings
+        problems.append(DataError(subject, f"{checker} of {rulesets} says: {line}", remedy))
+    return problems

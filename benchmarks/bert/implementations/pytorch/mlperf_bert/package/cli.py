@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """
     from mlperf_bert.data.atomic import make_directory
-    from mlperf_bert.package.make import make_package
+    from mlperf_bert.package.verdict import make_package
 
     results = args.results or args.root / "results"
     rulesets = tuple(dict.fromkeys(args.ruleset or DEFAULT_RULESETS))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.package.own_checks import Findings
+from mlperf_bert.package.own_checks import Problems
 
 # Together with the directories: what it takes to install this and to run it again.
 CODE_FILES = (
@@ -28,7 +28,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _LOG = re.compile(r"result_.*\.txt")
 
 
-def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Findings]:
+def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
     """Copy a repository's submission into the new directory `tree`.
 
     Args:
@@ -37,7 +37,7 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Findings]:
         tree: made here; whatever is found wrong is not in it.
 
     Returns:
-        The names of the systems that have results, and all findings.
+        The names of the systems that have results, and all problems.
 
     Raises DataError where a directory is missing or something cannot be read or written.
     """
@@ -45,69 +45,69 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Findings]:
         if not directory.is_dir():
             remedy = "name the repository by --root, and by --results where its results are"
             raise DataError(str(directory), "is no directory", remedy)
-    findings: Findings = []
+    problems: Problems = []
     try:
         tree.mkdir()
         for name in CODE_FILES:
-            _export_code_file(root, name, tree, findings)
+            _export_code_file(root, name, tree, problems)
         for name in CODE_DIRECTORIES:
-            for path, shown in _walk(root / name, name, findings, _is_ignored):
+            for path, shown in _walk(root / name, name, problems, _is_ignored):
                 _copy(path, tree / shown)
-        systems = _export_results(results, tree, findings)
-        _export_descriptions(root / "systems", systems, tree, findings)
+        systems = _export_results(results, tree, problems)
+        _export_descriptions(root / "systems", systems, tree, problems)
     except OSError as error:
         reason = error.strerror or "cannot be copied"
         raise DataError(str(error.filename), reason, "make it readable, check free space") from None
-    return systems, findings
+    return systems, problems
 
 
-def _export_code_file(root: Path, name: str, tree: Path, findings: Findings) -> None:
+def _export_code_file(root: Path, name: str, tree: Path, problems: Problems) -> None:
     path = root / name
     if not os.path.lexists(path):
-        findings.append(DataError(name, "is missing", "a submission must be reproducible: add it"))
+        problems.append(DataError(name, "is missing", "a submission must be reproducible: add it"))
         return
     problem = _problem(path)
     if problem is None and path.is_file():
         _copy(path, tree / name)
     else:
-        findings.append(DataError(name, problem or "is no file", "put the file there"))
+        problems.append(DataError(name, problem or "is no file", "put the file there"))
 
 
-def _export_results(results: Path, tree: Path, findings: Findings) -> list[str]:
-    for path, shown in _walk(results, "results", findings):
+def _export_results(results: Path, tree: Path, problems: Problems) -> list[str]:
+    for path, shown in _walk(results, "results", problems):
         parts = PurePosixPath(shown).parts
         if len(parts) == 4 and parts[2] == "bert" and _LOG.fullmatch(parts[3]):
             _copy(path, tree / shown)
         elif len(parts) > 3 or parts[-1] != "README.md":
             remedy = "move it away; only <system>/bert/result_<i>.txt and README.md belong there"
-            findings.append(DataError(shown, "is no result", remedy))
+            problems.append(DataError(shown, "is no result", remedy))
     systems = [path.name for path in sorted(results.iterdir()) if path.is_dir() and _is_plain(path)]
     for system in systems:
         (tree / "results" / system / "bert").mkdir(parents=True, exist_ok=True)
     if not systems:
         remedy = "put the logs of ten runs into results/<system>/bert"
-        findings.append(DataError("results", "holds no system", remedy))
+        problems.append(DataError("results", "holds no system", remedy))
     return systems
 
 
-def _export_descriptions(source: Path, systems: list[str], tree: Path, findings: Findings) -> None:
-    found = {shown: path for path, shown in _walk(source, "systems", findings)}
+def _export_descriptions(source: Path, systems: list[str], tree: Path, problems: Problems) -> None:
+    found = {shown: path for path, shown in _walk(source, "systems", problems)}
     for system in systems:
         name = f"systems/{system}.json"
         if name in found:
             _copy(found[name], tree / name)
         else:
             remedy = f"add it: mlperf_bert system --describe --out {name}"
-            findings.append(DataError(name, "is missing", remedy))
+            problems.append(DataError(name, "is missing", remedy))
 
 
 def _walk(
     directory: Path,
     shown: str,
-    findings: Findings,
+    problems: Problems,
     is_ignored: Callable[[Path], bool] = lambda _: False,
 ) -> Iterator[tuple[Path, str]]:
-    """Files below a directory with the names they get; what may not be there becomes a finding."""
+    """Files below a directory with the names they get; what may not be there becomes a problem."""
     for path in sorted(directory.iterdir()):
         name = f"{shown}/{path.name}"
         if is_ignored(path):
@@ -116,9 +116,9 @@ def _walk(
         if problem is not None:
             # A name may hold anything: line ends, bytes that are no text.
             remedy = "remove it, or put a plain file there"
-            findings.append(DataError(ascii(name)[1:-1], problem, remedy))
+            problems.append(DataError(ascii(name)[1:-1], problem, remedy))
         elif path.is_dir():
-            yield from _walk(path, name, findings, is_ignored)
+            yield from _walk(path, name, problems, is_ignored)
         else:
             yield path, name
 

@@ -29,7 +29,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """The records of one log in their order; `name` is what findings call it."""
+    """The records of one log in their order; `name` is what problems call it."""
 
     name: str
     records: tuple[Record, ...]

@@ -20,7 +20,7 @@ RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))
 _MAX_DESCRIPTION_BYTES = 2**20
 
-Findings = list[DataError]
+Problems = list[DataError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +32,30 @@ class SystemResults:
     runs: tuple[RunFacts, ...]
 
 
-def check_system(tree: Path, system: str) -> tuple[SystemResults, Findings]:
+def check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
     """Check systems/<system>.json and results/<system>/bert/ of an exported tree.
 
-    All that is wrong is found, one finding each.
+    Every problem is found, not the first alone.
     """
-    description, findings = _check_description(tree, system)
+    description, problems = _check_description(tree, system)
     directory = tree / "results" / system / "bert"
     logs = sorted(directory.glob("*"))
-    findings += _check_names([log.name for log in logs], f"results/{system}/bert")
+    problems += _check_names([log.name for log in logs], f"results/{system}/bert")
     runs = []
     for log in logs:
         try:
             runs.append(read_facts(read_log(log, f"results/{system}/bert/{log.name}")))
         except DataError as error:
-            findings.append(error)
+            problems.append(error)
     for run in runs:
-        findings += _check_run(run)
-        findings += _check_against(run, description, f"systems/{system}.json")
-    findings += _check_together(runs, f"results/{system}/bert")
+        problems += _check_run(run)
+        problems += _check_against(run, description, f"systems/{system}.json")
+    problems += _check_together(runs, f"results/{system}/bert")
     division = str(description.get("division", ""))
-    return SystemResults(system, division, tuple(runs)), findings
+    return SystemResults(system, division, tuple(runs)), problems
 
 
-def _check_description(tree: Path, system: str) -> tuple[Mapping[str, Any], Findings]:
+def _check_description(tree: Path, system: str) -> tuple[Mapping[str, Any], Problems]:
     name = f"systems/{system}.json"
     remedy = "mend it; `mlperf_bert system --describe` writes a new one"
     try:
@@ -65,11 +65,11 @@ def _check_description(tree: Path, system: str) -> tuple[Mapping[str, Any], Find
             description = read_json_object(file.read(_MAX_DESCRIPTION_BYTES))
     except ValueError as error:
         return {}, [DataError(name, f"cannot be read ({error})", remedy)]
-    problems = check_description(description)
-    return description, [DataError(name, problem, remedy) for problem in problems]
+    wrong = check_description(description)
+    return description, [DataError(name, problem, remedy) for problem in wrong]
 
 
-def _check_names(names: Sequence[str], where: str) -> Findings:
+def _check_names(names: Sequence[str], where: str) -> Problems:
     if sorted(names) == sorted(LOG_NAMES):
         return []
     missing = ", ".join(name for name in LOG_NAMES if name not in names)
@@ -96,6 +96,12 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
     if run.division == "closed" and min(run.quality_target, run.accuracy) < CLOSED_TARGET_ACCURACY:
         problem = f"target {run.quality_target} and accuracy {run.accuracy} in the closed division"
         yield DataError(run.name, problem, f"both must be at least {CLOSED_TARGET_ACCURACY}")
+    if run.division == "closed" and run.initial_weights != "checkpoint":
+        problem = f"initial_weights is {in_brief(run.initial_weights)} in the closed division"
+        if run.initial_weights is None:
+            problem = "does not say which weights it started from (initial_weights)"
+        remedy = "run again from the given checkpoint (--init-checkpoint), or go open"
+        yield DataError(run.name, problem, remedy)
     if run.resumed:
         yield DataError(run.name, "the run was resumed from a checkpoint", "use one that was not")
     if not run.rules_enforced:

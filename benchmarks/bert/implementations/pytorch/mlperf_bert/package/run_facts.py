@@ -16,18 +16,23 @@ _SINGLE: Mapping[str, type] = {
     "quality_target": float,
     "rules_enforced": bool,
     "resumed": bool,
+    "initial_weights": str,
     "number_of_nodes": int,
     "number_of_ranks": int,
     "run_start": type(None),
     "run_stop": type(None),
 }
+_MAY_LACK = ("initial_weights",)  # older logs do; the closed division asks for it (own_checks.py)
 _RUN_AGAIN = "run it again with this version"
 _MS_PER_MINUTE = 60_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """One run. `accuracy` is the last one measured, `minutes` the time on the clock."""
+    """One run. `accuracy` is the last one measured, `minutes` the time on the clock.
+
+    `initial_weights`: "checkpoint" or "random", None where the log does not say.
+    """
 
     name: str
     benchmark: str
@@ -37,6 +42,7 @@ class RunFacts:
     quality_target: float
     rules_enforced: bool
     resumed: bool
+    initial_weights: str | None
     nodes: int
     ranks: int
     cache_cleared: bool
@@ -66,6 +72,7 @@ def read_facts(log: RunLog) -> RunFacts:
         quality_target=values["quality_target"],
         rules_enforced=values["rules_enforced"],
         resumed=values["resumed"],
+        initial_weights=values.get("initial_weights"),
         nodes=values["number_of_nodes"],
         ranks=values["number_of_ranks"],
         cache_cleared=bool(caches) and all(record.value is True for record in caches),
@@ -77,18 +84,19 @@ def read_facts(log: RunLog) -> RunFacts:
 
 def _single_values(log: RunLog) -> dict[str, Any]:
     found = {key: log.named(key) for key in _SINGLE}
-    missing = [key for key, records in found.items() if not records]
+    missing = [key for key, records in found.items() if not records and key not in _MAY_LACK]
     if missing:
         problem = f"holds no {', no '.join(missing)}"
         remedy = f"the run did not end, or an older version wrote the log: {_RUN_AGAIN}"
         raise DataError(log.name, problem, remedy)
-    for key, records in found.items():
+    there = {key: records for key, records in found.items() if records}
+    for key, records in there.items():
         value = records[0].value
         if len(records) > 1:
             raise DataError(log.name, f"holds {len(records)} records {key}", _RUN_AGAIN)
         if not _is_of(value, _SINGLE[key]):
             raise DataError(log.name, f"{key} is {in_brief(value)}", _RUN_AGAIN)
-    return {key: records[0].value for key, records in found.items()}
+    return {key: records[0].value for key, records in there.items()}
 
 
 def _is_fraction(value: object) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from mlperf_bert.config import RunConfig
-from mlperf_bert.config_checks import BERT_LARGE
+from mlperf_bert.config_checks import is_bert_large
 from mlperf_bert.data.sampler import default_quantiles
 from mlperf_bert.plan.convergence import ExpectedSamples, expected_samples
 
@@ -100,8 +100,8 @@ def _schedule(config: RunConfig) -> str:
 
 def _has_reference(config: RunConfig) -> bool:
     """Whether the reference convergence points speak of such a run."""
-    shape = all(getattr(config.model, field) == value for field, value in BERT_LARGE.items())
-    return shape and config.mlperf.division == "closed" and config.optim.name == "lamb"
+    is_closed = config.mlperf.division == "closed"
+    return is_bert_large(config.model) and is_closed and config.optim.name == "lamb"
 
 
 def _to_target(config: RunConfig, expected: ExpectedSamples | None) -> str:

@@ -1,10 +1,10 @@
 """The sub-command `prepare`: its arguments and what they call; heavy imports wait until it runs."""
 
 import argparse
-import os
 from pathlib import Path
 
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import usable_cpus
 
 TEXT_DEFAULTS = (
     ("max_seq_length", 512, "tokens of an example at most"),
@@ -101,7 +101,7 @@ def _run_text(args: argparse.Namespace) -> int:
         max_predictions=sizes["max_predictions"],
         dupe_factor=sizes["dupe_factor"],
         seed=args.seed,
-        workers=usable_cores() if args.workers is None else args.workers,
+        workers=len(usable_cpus()) if args.workers is None else args.workers,
         pick_eval=args.pick_eval,
         split_sentences=args.split_sentences,
     )
@@ -111,13 +111,6 @@ def _run_text(args: argparse.Namespace) -> int:
         f"mean length {num_tokens / manifest.num_samples:.1f}"
     )
     return 0
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cpusets
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], remedy: str) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlperf_bert.prepare.cli import usable_cores
+from mlperf_bert.machine import usable_cpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from mlperf_bert.prepare.verify.check import verify
 
-    workers = usable_cores() if args.workers is None else args.workers
+    workers = len(usable_cpus()) if args.workers is None else args.workers
     report = verify(args.dir, full=args.full, workers=workers)
     print(report.to_json() if args.json else report.to_text(), flush=True)
     report.raise_if_wrong()

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 import mlperf_bert
 from mlperf_bert.distributed.device import choose_device
-from mlperf_bert.distributed.launch import RankInfo, host_name, set_cpu_threads
+from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name, set_cpu_threads
 from mlperf_bert.doctor.checks import LOCAL, NETWORK, make
 from mlperf_bert.doctor.findings import (
     Finding,
@@ -27,7 +27,7 @@ from mlperf_bert.doctor.findings import (
     merged,
 )
 from mlperf_bert.doctor.meeting import Meeting, MeetingError, meet
-from mlperf_bert.doctor.network import backend_for, measure
+from mlperf_bert.doctor.network import measure
 from mlperf_bert.doctor.network_findings import (
     Here,
     judge,
@@ -43,27 +43,35 @@ _MORE_S = 30.0  # over a limit that other ranks keep
 
 
 def examine(
-    info: RankInfo, names: Sequence[str], options: Options
-) -> tuple[list[Finding] | None, int]:
+    info: RankInfo,
+    names: Sequence[str],
+    options: Options,
+    show: Callable[[list[Finding]], None],
+) -> int:
     """Make the checks `names` together with the other ranks; every rank must call it.
 
-    Returns all findings on rank 0 (None elsewhere) and the exit status, the same on every rank.
-    Where a rank cannot reach rank 0, it has a finding of its own if it is the first of its node.
+    All findings are shown on rank 0. A rank that cannot reach rank 0 shows that, if it is the first
+    of its node. Returns the exit status, the same on all ranks; 1 on those that lost rank 0.
     """
     # A process group that was given up leaves threads behind: with this module loaded,
     # __main__.entry ends the process without waiting for them.
     importlib.import_module("mlperf_bert.distributed.session")
     try:
-        return _examine(info, names, options)
+        return _examine(info, names, options, show)
     except MeetingError as error:
         where, problem, remedy = error.args
         lost = fail("network.ranks", f"{where} on {host_name()}: {problem}", remedy)
-        return ([lost] if info.local_rank == 0 else None), exit_status([lost])
+        if info.local_rank == 0:
+            show([lost])
+        return exit_status([lost])
 
 
 def _examine(
-    info: RankInfo, names: Sequence[str], options: Options
-) -> tuple[list[Finding] | None, int]:
+    info: RankInfo,
+    names: Sequence[str],
+    options: Options,
+    show: Callable[[list[Finding]], None],
+) -> int:
     start = time.monotonic()
     meeting = meet(info, options.timeout_s)
     meeting.send("here", introduction(info, options))
@@ -76,7 +84,7 @@ def _examine(
             _measured(info, meeting, options)
         status = int(meeting.hear("status", patience + options.timeout_s))
         meeting.part()
-        return None, status
+        return status
     here = meeting.receive("here", range(info.world_size), options.timeout_s)
     presence = judge_presence(here, info.world_size, options.timeout_s, time.monotonic() - start)
     findings = [presence, *judge_versions(here)] if NETWORK in names else []
@@ -89,9 +97,10 @@ def _examine(
         findings += _network(info, here, meeting, options)
     findings = local + findings
     status = exit_status(findings)
+    show(findings)  # before any rank ends: where one fails, torchrun ends the others
     meeting.announce("status", status)
     meeting.part(others=len(here) - 1)
-    return findings, status
+    return status
 
 
 def introduction(info: RankInfo, options: Options) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Makes a package and says what became of it: export, our checks, the checkers, the score."""
+"""What becomes of a package: export, our checks, MLCommons' checkers, and the verdict on all."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlperf_bert.package.checkers import run_checkers
 from mlperf_bert.package.export import export
-from mlperf_bert.package.own_checks import Findings, check_system
+from mlperf_bert.package.own_checks import Problems, check_system
 from mlperf_bert.package.score import Score, in_words, score_of
 
 
@@ -15,14 +15,14 @@ class Verdict:
     """What was found, and the scores where nothing was."""
 
     rulesets: tuple[str, ...]
-    findings: Findings
+    problems: Problems
     scores: tuple[Score, ...]
     checkers_ran: bool
 
     @property
     def is_accepted(self) -> bool:
         """Whether everything passed."""
-        return not self.findings
+        return not self.problems
 
     def to_json(self, out: Path) -> str:
         """One JSON object; `out` is where an accepted package lies."""
@@ -33,21 +33,22 @@ class Verdict:
             "rulesets": self.rulesets,
             "checkers_ran": self.checkers_ran,
             "systems": [asdict(score) for score in self.scores],
-            "findings": [
-                dict(zip(("where", "problem", "remedy"), finding.args, strict=True))
-                for finding in self.findings
+            "problems": [
+                dict(zip(("where", "problem", "remedy"), problem.args, strict=True))
+                for problem in self.problems
             ],
         }
         return json.dumps(answer)
 
     def in_words(self, out: Path) -> str:
-        """A line for each finding, or the scores; then the verdict."""
+        """A line for each problem, or the scores; then the verdict."""
         if self.is_accepted:
             verdict = f"accepted under {', '.join(self.rulesets)}: FOUND NO ERRORS, SUCCESS; {out}"
             return "\n".join([*map(in_words, self.scores), verdict])
         unasked = "" if self.checkers_ran else "; MLCommons' checkers were not asked yet"
-        verdict = f"refused, {out} was not made: {len(self.findings)} found{unasked}"
-        return "\n".join([*map(str, self.findings), verdict])
+        count = len(self.problems)
+        verdict = f"refused, {out} was not made: {count} problem{'s' * (count != 1)}{unasked}"
+        return "\n".join([*map(str, self.problems), verdict])
 
 
 def make_package(root: Path, results: Path, tree: Path, rulesets: tuple[str, ...]) -> Verdict:
@@ -55,18 +56,18 @@ def make_package(root: Path, results: Path, tree: Path, rulesets: tuple[str, ...
 
     Raises ConfigError or DataError where that is not possible at all.
     """
-    systems, findings = export(root, results, tree)
+    systems, problems = export(root, results, tree)
     # The checkers would stumble over what was left out, with a traceback or silently.
-    ask_checkers = not findings
+    ask_checkers = not problems
     checked = []
     for system in systems:
         system_results, found = check_system(tree, system)
         checked.append(system_results)
-        findings += found
+        problems += found
     scaling: dict[str, float] = {}
     if ask_checkers:
         divisions = {one.name: one.division for one in checked}
         said, scaling = run_checkers(tree, divisions, rulesets)
-        findings += said
-    scores = () if findings else tuple(score_of(one, scaling[one.name]) for one in checked)
-    return Verdict(rulesets, findings, scores, ask_checkers)
+        problems += said
+    scores = () if problems else tuple(score_of(one, scaling[one.name]) for one in checked)
+    return Verdict(rulesets, problems, scores, ask_checkers)
