@@ -45,6 +45,11 @@ fail() { # message, [exit status]
     exit "${2:-2}"
 }
 
+case ${1:-} in -h | --help)
+    sed -n '/^# Train/,/^set /{/^#/s/^# \{0,1\}//p;}' "$root/run_and_time.sh"
+    exit
+    ;;
+esac
 [ "${1:---}" = "--" ] || fail "unknown argument '$1'; options for training go after --"
 [ $# -eq 0 ] || shift
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP is '$NEXP'; set it to a number of runs above 0"
@@ -153,4 +158,6 @@ for ((i = 0; i < NEXP; i++)); do
     *) exit "$status" ;; # a mistake, Ctrl-C or a stop would only come again
     esac
 done
-[ "$missed" -eq 0 ] || [ "$leads" = 0 ] || fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"
+if [ "$missed" -gt 0 ] && [ "$leads" = 1 ]; then
+    fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"
+fi

@@ -34,7 +34,9 @@ IMAGE=${IMAGE:-mlperf-bert}
 engine=docker
 [[ $("$DOCKER" --version) != *podman* ]] || engine=podman
 rootless=no
-[[ ! ${info,,} =~ (name=rootless|rootless: true) ]] || rootless=yes
+shopt -s nocasematch
+[[ ! $info =~ (name=rootless|rootless: true) ]] || rootless=yes
+shopt -u nocasematch
 
 options=(--rm --ipc=host --stop-timeout 120)
 if command -v nvidia-smi >/dev/null && nvidia-smi --list-gpus >/dev/null 2>&1; then
@@ -73,13 +75,15 @@ for variable in NEXP SEED NETWORK_TEST CLEAR_CACHES; do
     [ -z "${!variable:-}" ] || options+=(--env "$variable=${!variable}")
 done
 
-# The page cache.
+# The page cache, unless the container is about to write the data, which would be in it.
 drop_caches() {
     local as_root=(env)
     [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
     sync
-    PATH=$PATH:/usr/sbin:/sbin "${as_root[@]}" sysctl -q vm.drop_caches=3 2>/dev/null
+    PATH=$PATH:/usr/sbin:/sbin "${as_root[@]}" sysctl vm.drop_caches=3 >/dev/null 2>&1
 }
-if [ "${CLEAR_CACHES:-1}" = 1 ] && drop_caches; then options+=(--env CACHE_CLEARED=1); fi
+if [ -n "${DATADIR:-}" ] && [ "${CLEAR_CACHES:-1}" = 1 ] && drop_caches; then
+    options+=(--env CACHE_CLEARED=1)
+fi
 
 exec "$DOCKER" run "${options[@]}" "$IMAGE" ./run_and_time.sh "$@"
