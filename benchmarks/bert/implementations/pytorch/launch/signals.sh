@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2034 # names shared with run_and_time.sh
 # Sourced by run_and_time.sh: a command that gets the signals sent to the shell.
 
-# Run a command and return its status. A shell looks at signals only between commands, so the
-# command runs in the background; one that is started so ignores Ctrl-C, and is sent another signal.
-signalled=0 # 1 from the first one on
+signalled=0 # 1 once a signal came
+
+# Run a command and return its status. A shell looks at signals only between commands, so this one
+# runs in the background. There it would ignore Ctrl-C: every signal is passed on as the given one.
 with_signals() { # signal to pass on, command...
     local passed_on=$1 status
     shift
