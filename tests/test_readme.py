@@ -17,7 +17,7 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:<!-- not tested: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 FULL_RUN = "./run_and_time.sh"
 REDUCED = (
-    " --set eval.target_accuracy=0.08 --set eval.interval_samples=4000"
+    " --set eval.target_accuracy=0.03 --set eval.interval_samples=2000"
     " --set mlperf.enforce_rules=false"
 )
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exchange_job import POLICIES, STEPS
-from test_ranks import free_port, losses
+from test_ranks import free_port
 
-from support import start_job
+from support import metrics_losses, start_job
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
@@ -62,13 +62,13 @@ def test_exchanged_batches_are_those_of_the_definition(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_the_same_losses(job: Path, policy: str) -> None:
-    expected = losses(job / "none")
+    expected = metrics_losses(job / "none")
     assert len(expected) == 20
-    assert losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
+    assert metrics_losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
 def test_means_of_ranks_depend_on_the_policy(job: Path) -> None:
-    runs = [losses(job / f"per_rank {policy}") for policy in ("none", "exchange_global")]
+    runs = [metrics_losses(job / f"per_rank {policy}") for policy in ("none", "exchange_global")]
     assert np.abs(np.subtract(*runs)).max() > 100 * LOSS_TOLERANCE
 
 

@@ -35,7 +35,19 @@ def test_the_shell_passes_ctrl_c_on(
             },
             stdout=file,
             stderr=subprocess.STDOUT,
+            # A shell cannot trap what was ignored when it began, as under nohup.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+    try:
+        end_by_ctrl_c(shell, output)
+    finally:
+        shell.terminate()
+    log = (tmp_path / "run/result_0.txt").read_text()
+    assert '"status": "aborted"' in log.splitlines()[-1]
+    assert (tmp_path / "run/run_0/checkpoints/LATEST").exists()
+
+
+def end_by_ctrl_c(shell: subprocess.Popen[bytes], output: Path) -> None:
     deadline = time.monotonic() + 120
     while not re.search(r"^step \d+/", output.read_text(), re.MULTILINE):
         assert time.monotonic() < deadline, output.read_text()
@@ -44,6 +56,3 @@ def test_the_shell_passes_ctrl_c_on(
     shell.send_signal(signal.SIGINT)
     assert shell.wait(timeout=60) == 75, output.read_text()
     assert re.search(r"^SIGTERM received: stopped after step \d+", output.read_text(), re.MULTILINE)
-    log = (tmp_path / "run/result_0.txt").read_text()
-    assert '"status": "aborted"' in log.splitlines()[-1]
-    assert (tmp_path / "run/run_0/checkpoints/LATEST").exists()

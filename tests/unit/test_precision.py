@@ -25,9 +25,9 @@ from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 from mlperf_bert.warm_up import synthetic_batch
 
 STEPS = 50
-# Absolute, of losses near 4.2 that fall by several times this much. 8, 8, 11 and, in FP8, 4 bits
-# of mantissa.
-TOLERANCES = {"bf16": 0.02, "bf16_autocast": 0.02, "fp16": 0.005, "fp8": 0.02}
+# Absolute, of losses near 4.2 that fall by several times this much. 8, 8 and 11 bits of mantissa;
+# FP8 is compared with bf16 in model/test_fp8_model.py.
+TOLERANCES = {"bf16": 0.02, "bf16_autocast": 0.02, "fp16": 0.005}
 CPU = torch.device("cpu")
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 SYNCS = (
