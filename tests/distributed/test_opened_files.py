@@ -12,15 +12,15 @@ from support import run_cli
 
 # Imported by every Python process started with this directory on PYTHONPATH.
 SITE_CUSTOMIZE = """
-import json, logging, os, sys, time
+import json, logging, os, sys, threading, time
 
 def hook(event, arguments):
-    if event != "open" or not isinstance(arguments[0], str) or hook.is_busy:
+    if event != "open" or not isinstance(arguments[0], str) or hasattr(busy, "now"):
         return
     path = os.path.abspath(arguments[0])
     if not path.startswith(os.environ["TRACED_DATA"]):
         return
-    hook.is_busy = True
+    busy.now = True
     try:
         with open(os.environ["TRACED_LOG"]) as log:
             started = "run_start" in log.read()
@@ -29,9 +29,9 @@ def hook(event, arguments):
     line = json.dumps({"rank": os.environ.get("RANK", "0"), "path": path, "started": started})
     with open(os.environ["TRACE"], "a") as trace:
         trace.write(line + "\\n")
-    hook.is_busy = False
+    del busy.now
 
-hook.is_busy = False
+busy = threading.local()  # the loader opens shards while the main thread opens other files
 sys.addaudithook(hook)
 
 if os.environ.get("RANK", "0") == "0":  # a slow disk: the other ranks have to wait for the line

@@ -62,7 +62,7 @@ def sbatch(config: Path | str, *settings: str, options: str = "", **environ: obj
 
 
 def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> None:
-    job = cluster.submit(sbatch(CPU_TINY, *TWO_BY_TWO, LOGDIR="runs/cpu_tiny"))
+    job = cluster.submit(sbatch(CPU_TINY, *TWO_BY_TWO, LOGDIR="runs/cpu_tiny", SEED=772688194))
     state = cluster.wait(job, 800)
     output = cluster.output(job)
     assert state["JobState"] == "COMPLETED", output
