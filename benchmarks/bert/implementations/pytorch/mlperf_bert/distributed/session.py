@@ -95,4 +95,4 @@ def in_session(
             # After an error NCCL would wait for graphs and kernels that never end, and the
             # error's message with it; the process leaves without (__main__.entry).
             shutdown()
-        gc.collect()
+            gc.collect()

@@ -39,8 +39,7 @@ def run_on_ranks(
         local_addr="127.0.0.1",  # else the machine's own name, which need not resolve: containers
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",  # Ctrl-C is Python's own affair
-        **_patience(LaunchConfig),
+        **_where_known(LaunchConfig),
     )
     try:
         elastic_launch(config, sys.executable)("-m", "mlperf_bert", *arguments)
@@ -53,7 +52,11 @@ def run_on_ranks(
     return 0
 
 
-def _patience(config_class: type) -> dict[str, Any]:
-    """The setting of how long ranks may take to leave, where this torch has it."""
-    names = {field.name for field in dataclasses.fields(config_class)}
-    return {"shutdown_timeout": SHUTDOWN_S} if "shutdown_timeout" in names else {}
+def _where_known(config_class: type) -> dict[str, Any]:
+    """Settings that older versions of torch do not have."""
+    settings = {
+        "shutdown_timeout": SHUTDOWN_S,
+        "signals_to_handle": "SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",  # Ctrl-C is Python's own affair
+    }
+    known = {field.name for field in dataclasses.fields(config_class)}
+    return {name: value for name, value in settings.items() if name in known}
