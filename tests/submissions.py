@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.config import ModelSection
 from mlperf_bert.config_io import config_from_tables
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.build import make_model, make_planner
-from mlperf_bert.config import ClipSection, RunConfig
+from mlperf_bert.build import make_model
+from mlperf_bert.build_loader import make_planner
+from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_tables, load_config
+from mlperf_bert.config_sections import ClipSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config import ClipPolicy, ClipSection, ModelSection, OptimSection
+from mlperf_bert.config_sections import ClipPolicy, ClipSection, ModelSection, OptimSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clip_hook import ClipOutcome

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.bench.synthetic import synthetic_samples
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session

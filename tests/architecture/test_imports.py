@@ -11,14 +11,14 @@ from support import PACKAGE, run_process
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
     {"errors", "compiled", "machine", "config_options"},
-    {"config", "config_checks", "seeds", "system_description"},
+    {"config", "config_checks", "config_sections", "seeds", "system_description"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"}
     | {"heartbeat", "random_states", "stop_request"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
     | {"eval_batches", "eval_schedule", "open_data", "optimizer_state"},
     {"graphs"},
-    {"build_step", "build_evaluation"},
+    {"build_step", "build_evaluation", "build_loader"},
     {"build"},
     {"train", "bench", "reader_process", "stage_data", "system_cli"},
     {"train_cli"},
@@ -27,7 +27,8 @@ LEVELS = (
 )
 SAME_LEVEL = {
     ("config", "config_checks"),
-    ("config_checks", "config"),  # for its type only
+    ("config", "config_sections"),
+    ("config_checks", "config"),  # for its types only
     ("model", "data.batch"),
     ("model", "data.length_histogram"),
     ("model", "data.packing"),

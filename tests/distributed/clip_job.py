@@ -18,8 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.build import build
-from mlperf_bert.config import ClipSection
 from mlperf_bert.config_io import load_config
+from mlperf_bert.config_sections import ClipSection
 from mlperf_bert.distributed.clip_hook import ClipState, clip_hook
 from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.launch import RankInfo

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.build import build, make_planner
+from mlperf_bert.build import build
+from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch

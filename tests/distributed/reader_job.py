@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from exchange_job import digest, planned_batches
 
-from mlperf_bert.build import make_planner
+from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data.index import LengthIndex

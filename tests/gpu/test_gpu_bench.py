@@ -12,7 +12,7 @@ from mlperf_bert.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_ours
 from mlperf_bert.bench.contenders import make_data
 from mlperf_bert.bench.other_peers import BUILDERS, make_other_peers
 from mlperf_bert.bench.peer import make_peer
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: nothing is measured on one here"

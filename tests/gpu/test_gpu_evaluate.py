@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.config import ModelSection, StepMode
+from mlperf_bert.config_sections import ModelSection, StepMode
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.eval_schedule import Beside

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.config import ModelSection, Precision
+from mlperf_bert.config_sections import ModelSection, Precision
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.eval_schedule import Beside, InTurn

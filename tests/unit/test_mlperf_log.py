@@ -11,8 +11,8 @@ import pytest
 import torch
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from mlperf_bert.config import ModelSection
 from mlperf_bert.config_io import config_from_tables
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.mlperf_log import RESERVED_WORDS, MlperfLog
 from mlperf_bert.model.bert import BertForPretraining

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.build import make_planner
+from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data import stage_copy
 from mlperf_bert.data.index import LengthIndex

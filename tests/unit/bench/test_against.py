@@ -22,7 +22,7 @@ from mlperf_bert.bench.contenders import make_contenders, make_data, run_config
 from mlperf_bert.bench.other_peers import BUILDERS
 from mlperf_bert.bench.peer import make_peer
 from mlperf_bert.bench.training_run import run_of_model
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.errors import ConfigError
 

@@ -9,7 +9,7 @@ import torch
 
 from mlperf_bert.bench import cli
 from mlperf_bert.bench.optimizer import REFERENCE, RULES, check_same_weights, make_updaters
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlperf_bert.bench.batches import MASKED_SHARE, MAX_PREDICTIONS, make_updates
 from mlperf_bert.bench.flops import done_flops, model_flops
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.padding import pad

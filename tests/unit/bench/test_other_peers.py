@@ -13,7 +13,7 @@ from mlperf_bert.bench.contenders import Data, make_data
 from mlperf_bert.bench.other_peers import OtherPeers, make_other_peers
 from mlperf_bert.bench.peer import make_peer
 from mlperf_bert.bench.unpadded_peer import unpadded_inputs, unpadded_loss, use_nested_attention
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from mlperf_bert.bench.peak import measure_peak
 from mlperf_bert.bench.run_options import make_config
 from mlperf_bert.bench.stopwatch import FEWEST_STEPS, time_steps
 from mlperf_bert.bench.training_run import training_run
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from support import CONFIGS
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config import ClipSection, OptimSection
+from mlperf_bert.config_sections import ClipSection, OptimSection
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clip_policies import (
     gradient_norm,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.config import ModelSection
 from mlperf_bert.config_checks import has_bert_large_sizes, is_bert_large
 from mlperf_bert.config_io import load_config
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.doctor.burn_in_findings import judge_published
 from mlperf_bert.doctor.published import published_rate
 

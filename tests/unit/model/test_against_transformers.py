@@ -15,7 +15,7 @@ from model_cases import (
 )
 
 from mlperf_bert.bench.peer import padded_inputs
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 
 RAGGED = {
     "ragged": (7, 31, 12, 64, 5, 40, 33),

@@ -15,7 +15,7 @@ from model_cases import (
     worst_gradient_difference,
 )
 
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
 from mlperf_bert.errors import ConfigError

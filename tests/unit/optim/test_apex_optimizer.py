@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from mlperf_bert.build import make_model
 from mlperf_bert.build_step import build_step
-from mlperf_bert.config import OptimSection
 from mlperf_bert.config_io import load_config
+from mlperf_bert.config_sections import OptimSection
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import adamw_update

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config import OptimSection
+from mlperf_bert.config_sections import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer

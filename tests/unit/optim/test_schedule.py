@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from mlperf_bert.config import ScheduleSection
+from mlperf_bert.config_sections import ScheduleSection
 from mlperf_bert.optim.schedule import learning_rate
 
 BASE = 3.9299421615882676e-4

@@ -12,8 +12,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.config import ModelSection, RunConfig
+from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.plan.buckets_model import backward_order, parameter_shapes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.balance import Balance, CostModel
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.index import LengthIndex

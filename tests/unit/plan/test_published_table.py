@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlperf_bert.config import Deal, ModelSection, SamplerName
+from mlperf_bert.config_sections import Deal, ModelSection, SamplerName
 from mlperf_bert.data.balance import Balance, CostModel
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.plan.balance_rows import BalanceRow, Question, make_samplers, measure_row

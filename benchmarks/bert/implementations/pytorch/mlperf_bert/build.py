@@ -10,28 +10,14 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.build_evaluation import make_evaluator, make_schedule
+from mlperf_bert.build_loader import capacities, make_loader, make_planner, source_with_others
 from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint import load_weights
 from mlperf_bert.config import RunConfig
-from mlperf_bert.data.balance import Balance, CostModel
-from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.capacity_staging import CapacityStaging
-from mlperf_bert.data.choose_capacity import plan_shapes
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.exchange import ExchangeSource
-from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
-from mlperf_bert.data.loader_dali import DaliSource
-from mlperf_bert.data.mpi_pair import Pair
-from mlperf_bert.data.mpi_source import MpiSource
-from mlperf_bert.data.read_ahead import ReadAhead
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.loader import Loader
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.strata import PublishedStrataSampler
-from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.errors import ConfigError
@@ -95,10 +81,10 @@ def build(
     seed = _common_seed(config, info, device)
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
     planner = make_planner(config, data.train, seed)
-    others = _source_with_others(config, data.train_reader, seed, info, process)
-    shapes = _capacities(config, planner)
+    others = source_with_others(config, data.train_reader, seed, info, process)
+    shapes = capacities(config, planner)
     loader = on_every_rank(
-        info, lambda: _make_loader(config, planner, data.train_reader, info, device, others, shapes)
+        info, lambda: make_loader(config, planner, data.train_reader, info, device, others, shapes)
     )
     vocabulary_sha256 = data.train.manifest.vocabulary_sha256
     own = directory.run if info.rank == 0 else None  # what only rank 0 writes goes there
@@ -187,92 +173,6 @@ def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPre
     model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
     model.dropout_seed = derive_seed(seed, "dropout")
     return model
-
-
-def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
-    """The step planner of the whole job."""
-    data, parallel = config.data, config.parallel
-    linear, quadratic = config.cost_coefficients
-    return StepPlanner(
-        make_sampler(
-            data.sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.manifest.length_histogram,
-            global_batch_size=parallel.global_batch_size,
-            seed=derive_seed(seed, "sampler"),
-            quantiles=data.quantiles,
-        ),
-        index.lengths,
-        index.masked_counts,
-        world_size=parallel.world_size,
-        grad_accum_steps=parallel.grad_accum_steps,
-        loss_normalization=config.optim.loss_normalization,
-        balance=Balance(
-            policy=data.balance,
-            ranks_per_node=parallel.ranks_per_node,
-            deal=data.deal,
-            counts=data.counts_per_rank,
-        ),
-        balance_model=data.balance_model,
-        cost=CostModel(linear=linear, quadratic=quadratic),
-    )
-
-
-def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
-    """What the forwards of a captured step are padded to; nothing where it is eager."""
-    if config.run.step_mode == "eager":
-        return ()
-    return plan_shapes(
-        planner,
-        config.max_steps,
-        max_seqlen=config.data.max_seq_length,
-        max_masked=config.data.max_predictions,
-    )
-
-
-def _make_loader(
-    config: RunConfig,
-    planner: StepPlanner,
-    reader: SampleReader,
-    info: RankInfo,
-    device: torch.device,
-    others: BatchSource | None,
-    shapes: tuple[StaticShape, ...],
-) -> Loader:
-    is_dali = config.data.loader == "dali"
-    source, read_ahead = others, None
-    if source is None:
-        gatherer = Gatherer(reader, pin_memory=device.type == "cuda" and not is_dali)
-        source = DirectSource(gatherer, info.rank)
-        read_ahead = ReadAhead(gatherer, info.rank)
-    if is_dali:
-        source = DaliSource(source, device)
-    forwards = config.parallel.grad_accum_steps
-    staging = CapacityStaging(shapes, forwards, device) if shapes else None
-    return Loader(planner, source, device, read_ahead=read_ahead, staging=staging)
-
-
-def _source_with_others(
-    config: RunConfig,
-    reader: SampleReader,
-    seed: int,
-    info: RankInfo,
-    process: MpiProcess | None,
-) -> BatchSource | None:
-    """What brings the batches where this rank does not read them all by itself.
-
-    Every rank must call it at the same time.
-    """
-    check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
-    if process is not None:
-        source = MpiSource(Pair(process.world, process.role.partner), info.rank)
-        on_every_rank(info, lambda: source.set_up(seed))
-        return source
-    group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
-    if group is None:
-        return None
-    token = token_dtype(config.model.vocab_size)
-    return ExchangeSource(reader, info.rank, group, config.data.deal, token)
 
 
 def _check_world_size(config: RunConfig, info: RankInfo) -> None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlperf_bert.config import ModelSection, RunConfig
+    from mlperf_bert.config import RunConfig
+    from mlperf_bert.config_sections import ModelSection
 
 CLOSED_TARGET_ACCURACY = 0.72
 CLOSED_MOST_BATCH = 16_384  # of the largest reference convergence point
@@ -54,6 +55,7 @@ def check_ranges(config: "RunConfig") -> None:
         "run.max_steps": config.max_steps,
         "run.log_interval_steps": config.run.log_interval_steps,
         "run.hang_timeout_s": config.run.hang_timeout_s,
+        "checkpoint.keep_last": config.checkpoint.keep_last,
         "model.vocab_size": config.model.vocab_size,
         "model.hidden_size": config.model.hidden_size,
         "model.num_layers": config.model.num_layers,
@@ -87,6 +89,7 @@ def check_ranges(config: "RunConfig") -> None:
     for field, value in fractions.items():
         if not 0 <= value < 1:
             raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
+    _check_run(config)
     _check_eval(config)
     at_least_zero = {
         "optim.learning_rate": config.optim.learning_rate,
@@ -95,6 +98,7 @@ def check_ranges(config: "RunConfig") -> None:
         "schedule.warmup_steps": config.schedule.warmup_steps,
         "schedule.power": config.schedule.power,
         "run.warm_up_steps": config.run.warm_up_steps,
+        "checkpoint.interval_steps": _steps(config.checkpoint.interval_steps),
         "data.cost_b": 0.0 if config.data.cost_b == "flops" else config.data.cost_b,
     }
     for field, value in at_least_zero.items():
@@ -102,8 +106,19 @@ def check_ranges(config: "RunConfig") -> None:
             raise ConfigError(field, f"is {value}", "set it to a finite number of at least 0")
     if config.model.type_vocab_size < 2:
         raise ConfigError("model.type_vocab_size", "is below 2", "BERT has two segments: set 2")
-    if config.run.seed != "random" and not 0 <= config.run.seed < 2**63:
-        raise ConfigError("run.seed", f"is {config.run.seed}", "set it within 0 .. 2**63 - 1")
+
+
+def _check_run(config: "RunConfig") -> None:
+    run = config.run
+    if run.seed != "random" and not 0 <= run.seed < 2**63:
+        raise ConfigError("run.seed", f"is {run.seed}", "set it within 0 .. 2**63 - 1")
+    if not 1 < run.straggler_factor < float("inf"):
+        problem = f"is {run.straggler_factor}"
+        raise ConfigError("run.straggler_factor", problem, "set it to a finite number above 1")
+
+
+def _steps(value: int | str) -> int:
+    return 0 if isinstance(value, str) else value
 
 
 def _check_eval(config: "RunConfig") -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mlperf_bert.config import Precision, StepMode
+from mlperf_bert.config_sections import Precision, StepMode
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlperf_bert.config import BalanceModel, RunConfig
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_sections import BalanceModel
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.step import StepResult

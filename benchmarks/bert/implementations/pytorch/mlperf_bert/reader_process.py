@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlperf_bert.build import make_planner
+from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.mpi_pair import Pair
 from mlperf_bert.data.mpi_readers import PeerExchange, WindowReader, serve_trainer

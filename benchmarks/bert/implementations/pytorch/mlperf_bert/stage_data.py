@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.build import make_planner
+from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.data.file_progress import progress_of

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config import Precision
+from mlperf_bert.config_sections import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clip_hook import ClipOutcome

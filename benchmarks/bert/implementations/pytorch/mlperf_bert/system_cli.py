@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe(args: argparse.Namespace) -> int:
-    from mlperf_bert.config import MlperfSection
+    from mlperf_bert.config_sections import MlperfSection
     from mlperf_bert.data.atomic import write_file
     from mlperf_bert.machine import read_machine
     from mlperf_bert.system_description import default_name, describe, unknown_fields

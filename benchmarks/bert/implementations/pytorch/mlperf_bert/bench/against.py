@@ -20,7 +20,7 @@ from mlperf_bert.bench.other_peers import BUILDERS, OtherPeers, make_other_peers
 from mlperf_bert.bench.peer import autocast_dtype, import_transformers, make_peer
 from mlperf_bert.bench.timing import InterleavedTimes
 from mlperf_bert.bench.training_run import own_stream, run_of_model
-from mlperf_bert.config import ModelSection, StepMode
+from mlperf_bert.config_sections import ModelSection, StepMode
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss

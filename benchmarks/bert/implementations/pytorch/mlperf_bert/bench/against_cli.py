@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from mlperf_bert.bench.options import HEAD_SIZE, add_attention, add_numbers, model_of
-from mlperf_bert.config import Precision, StepMode
+from mlperf_bert.config_sections import Precision, StepMode
 
 _OTHERS = (
     ("padded_compiled", "transformers, padded and compiled"),

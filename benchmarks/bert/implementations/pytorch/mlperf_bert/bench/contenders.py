@@ -20,7 +20,8 @@ from mlperf_bert.bench.peer import (
 )
 from mlperf_bert.bench.timing import Contender, seconds_of
 from mlperf_bert.bench.training_run import TrainingRun
-from mlperf_bert.config import (
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_sections import (
     CheckpointSection,
     ClipSection,
     DataSection,
@@ -30,7 +31,6 @@ from mlperf_bert.config import (
     OptimSection,
     ParallelSection,
     Precision,
-    RunConfig,
     RunSection,
     ScheduleSection,
     StepMode,

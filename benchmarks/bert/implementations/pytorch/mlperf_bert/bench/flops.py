@@ -10,7 +10,7 @@ Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width,
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 
 PER_MULTIPLY_ADD = 2

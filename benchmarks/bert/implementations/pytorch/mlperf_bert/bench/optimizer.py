@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlperf_bert.bench.peer import usual_adamw
 from mlperf_bert.bench.timing import Contender, InterleavedTimes
-from mlperf_bert.config import ModelSection, OptimSection
+from mlperf_bert.config_sections import ModelSection, OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.adamw import adamw_update

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Collection, Iterable
 from typing import get_args
 
-from mlperf_bert.config import AttentionName, ModelSection
+from mlperf_bert.config_sections import AttentionName, ModelSection
 from mlperf_bert.errors import ConfigError
 
 HEAD_SIZE = 64  # of every published BERT

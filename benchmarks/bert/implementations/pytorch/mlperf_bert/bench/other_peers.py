@@ -13,7 +13,7 @@ from mlperf_bert.bench.contenders import Data, peer_step
 from mlperf_bert.bench.peer import autocast, autocast_dtype
 from mlperf_bert.bench.timing import Contender
 from mlperf_bert.bench.unpadded_peer import unpadded_inputs, unpadded_loss, use_nested_attention
-from mlperf_bert.config import Precision
+from mlperf_bert.config_sections import Precision
 from mlperf_bert.errors import ConfigError
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

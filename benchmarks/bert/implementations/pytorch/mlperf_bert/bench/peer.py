@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config import ModelSection, OptimSection, Precision
+from mlperf_bert.config_sections import ModelSection, OptimSection, Precision
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.param_groups import param_groups

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config import BalancePolicy, CountsPerRank, Deal, SamplerName
+from mlperf_bert.config_sections import BalancePolicy, CountsPerRank, Deal, SamplerName
 from mlperf_bert.data.balance import TOKENS, Balance, CostModel
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.permutation import Int64Array

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.config import Deal
+from mlperf_bert.config_sections import Deal
 from mlperf_bert.data.balance import deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import SampleReader

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mlperf_bert.config import BalancePolicy
+from mlperf_bert.config_sections import BalancePolicy
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
 

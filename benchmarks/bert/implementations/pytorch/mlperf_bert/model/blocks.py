@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlperf_bert.config import KernelsName
+from mlperf_bert.config_sections import KernelsName
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.dropout import DropoutSite, dropout
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlperf_bert.config import HeadName, ModelSection
+from mlperf_bert.config_sections import HeadName, ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from mlperf_bert.config import OptimSection
+from mlperf_bert.config_sections import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import AdamW
 from mlperf_bert.optim.apex_optimizer import ApexAdamW, ApexLAMB

@@ -4,7 +4,7 @@ A step is counted from 1 and is the one about to be taken. A negative `start_war
 warm-up start part-way up; it counts m = step - start_warmup_step.
 """
 
-from mlperf_bert.config import ScheduleSection
+from mlperf_bert.config_sections import ScheduleSection
 
 
 def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:

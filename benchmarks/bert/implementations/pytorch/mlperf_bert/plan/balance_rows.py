@@ -10,8 +10,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from mlperf_bert.config import BalanceModel, BalancePolicy, CountsPerRank, Deal, SamplerName
 from mlperf_bert.config_checks import MOST_OF_UNEQUAL_COUNTS
+from mlperf_bert.config_sections import (
+    BalanceModel,
+    BalancePolicy,
+    CountsPerRank,
+    Deal,
+    SamplerName,
+)
 from mlperf_bert.data.balance import Balance, CostModel
 from mlperf_bert.data.capacity import (
     CapacityBasis,

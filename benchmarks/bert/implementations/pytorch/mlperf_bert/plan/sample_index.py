@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config import ModelSection
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex
 from mlperf_bert.data.length_histogram import LengthHistogram
 from mlperf_bert.errors import DataError

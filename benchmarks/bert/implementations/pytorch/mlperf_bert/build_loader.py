@@ -1,0 +1,113 @@
+"""A config's data becomes step plans, and the loader that brings a rank its batches."""
+
+import torch
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.capacity_staging import CapacityStaging
+from mlperf_bert.data.choose_capacity import plan_shapes
+from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.exchange import ExchangeSource
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
+from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.mpi_pair import Pair
+from mlperf_bert.data.mpi_source import MpiSource
+from mlperf_bert.data.read_ahead import ReadAhead
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.token_packets import token_dtype
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
+from mlperf_bert.distributed.reader_roles import MpiProcess
+from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.seeds import derive_seed
+
+
+def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
+    """The step planner of the whole job."""
+    data, parallel = config.data, config.parallel
+    linear, quadratic = config.cost_coefficients
+    return StepPlanner(
+        make_sampler(
+            data.sampler,
+            order_by_length=index.order_by_length,
+            length_histogram=index.manifest.length_histogram,
+            global_batch_size=parallel.global_batch_size,
+            seed=derive_seed(seed, "sampler"),
+            quantiles=data.quantiles,
+        ),
+        index.lengths,
+        index.masked_counts,
+        world_size=parallel.world_size,
+        grad_accum_steps=parallel.grad_accum_steps,
+        loss_normalization=config.optim.loss_normalization,
+        balance=Balance(
+            policy=data.balance,
+            ranks_per_node=parallel.ranks_per_node,
+            deal=data.deal,
+            counts=data.counts_per_rank,
+        ),
+        balance_model=data.balance_model,
+        cost=CostModel(linear=linear, quadratic=quadratic),
+    )
+
+
+def capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
+    """What the forwards of a captured step are padded to; nothing where it is eager."""
+    if config.run.step_mode == "eager":
+        return ()
+    return plan_shapes(
+        planner,
+        config.max_steps,
+        max_seqlen=config.data.max_seq_length,
+        max_masked=config.data.max_predictions,
+    )
+
+
+def make_loader(
+    config: RunConfig,
+    planner: StepPlanner,
+    reader: SampleReader,
+    info: RankInfo,
+    device: torch.device,
+    others: BatchSource | None,
+    shapes: tuple[StaticShape, ...],
+) -> Loader:
+    """The loader of this rank; `others` bring the batches where it does not read them itself."""
+    is_dali = config.data.loader == "dali"
+    source, read_ahead = others, None
+    if source is None:
+        gatherer = Gatherer(reader, pin_memory=device.type == "cuda" and not is_dali)
+        source = DirectSource(gatherer, info.rank)
+        read_ahead = ReadAhead(gatherer, info.rank)
+    if is_dali:
+        source = DaliSource(source, device)
+    forwards = config.parallel.grad_accum_steps
+    staging = CapacityStaging(shapes, forwards, device) if shapes else None
+    return Loader(planner, source, device, read_ahead=read_ahead, staging=staging)
+
+
+def source_with_others(
+    config: RunConfig,
+    reader: SampleReader,
+    seed: int,
+    info: RankInfo,
+    process: MpiProcess | None,
+) -> BatchSource | None:
+    """What brings the batches where this rank does not read them all by itself.
+
+    Every rank must call it at the same time.
+    """
+    check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
+    if process is not None:
+        source = MpiSource(Pair(process.world, process.role.partner), info.rank)
+        on_every_rank(info, lambda: source.set_up(seed))
+        return source
+    group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
+    if group is None:
+        return None
+    token = token_dtype(config.model.vocab_size)
+    return ExchangeSource(reader, info.rank, group, config.data.deal, token)
