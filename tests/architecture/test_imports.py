@@ -42,6 +42,7 @@ SAME_LEVEL = {
 }
 OFFLINE = {"prepare", "plan", "package"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
+    "config_sections",
     "config_options",
     "machine",
     "system_description",
