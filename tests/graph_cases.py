@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.bench.synthetic import synthetic_samples
-from mlperf_bert.build import make_model
+from mlperf_bert.build_start import make_model
 from mlperf_bert.build_step import build_step
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config

@@ -9,11 +9,11 @@ import torch
 
 from mlperf_bert.config_io import config_from_tables
 from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.log_reader import TOKEN
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES
-from mlperf_bert.package.log_reader import TOKEN
 from mlperf_bert.system_description import FIELDS
 from support import mlperf_records
 
@@ -90,7 +90,7 @@ def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
         config,
         number_of_nodes=1,
         number_of_ranks=8,
-        resumed=False,
+        resumed_from=None,
         initial_weights="checkpoint",
     )
     log.weights_initialization(TENSOR_NAMES)

@@ -10,13 +10,14 @@ from support import PACKAGE, run_process
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
-    {"errors", "compiled", "machine", "config_options"},
-    {"config", "config_checks", "config_sections", "seeds", "system_description"},
+    {"errors", "compiled", "machine", "config_options", "untrusted"}
+    | {"heartbeat", "stop_request", "whereabouts"},
+    {"config", "config_checks", "config_sections", "seeds", "system_description"}
+    | {"log_reader", "signal_watch"},
     {"config_io"},
-    {"data", "model", "optim", "distributed", "mlperf_log", "replay"}
-    | {"heartbeat", "random_states", "stop_request"},
+    {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
-    | {"eval_batches", "eval_schedule", "open_data", "optimizer_state"},
+    | {"eval_batches", "eval_schedule", "open_data"},
     {"graphs"},
     {"build_step", "build_evaluation", "build_loader"},
     {"build"},
@@ -37,15 +38,16 @@ SAME_LEVEL = {
     ("eval_schedule", "evaluate"),
     ("metrics", "step"),
     ("warm_up", "step"),
-    ("checkpoint", "optimizer_state"),
     ("distributed", "optim.flat_buffers"),
 }
 OFFLINE = {"prepare", "plan", "package"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
     "config_sections",
     "config_options",
+    "log_reader",
     "machine",
     "system_description",
+    "untrusted",
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
@@ -73,6 +75,7 @@ NUMPY_ONLY = {
     "plan/recipes.py",
     "plan/slurm_options.py",
     "system_description.py",
+    "untrusted.py",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mlperf_bert.build import make_model
+from mlperf_bert.build_start import make_model
 from mlperf_bert.build_step import build_step
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config

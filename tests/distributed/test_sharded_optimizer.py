@@ -28,7 +28,7 @@ from small_runs import MICRO_BATCHES, start
 from test_ranks import free_port
 from torch import Tensor
 
-from mlperf_bert.checkpoint import load_checkpoint
+from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import BLOCK

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.checkpoint import CheckpointState, load_weights, read_config, save_checkpoint
+from mlperf_bert.checkpoint.load import load_weights
+from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
+from mlperf_bert.checkpoint.writer import save_checkpoint
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo

@@ -47,7 +47,7 @@ def _write(path: Path | None, division: str = "open", is_rank_zero: bool = True)
         config,
         number_of_nodes=2,
         number_of_ranks=16,
-        resumed=False,
+        resumed_from=None,
         initial_weights="checkpoint",
     )
     log.weights_initialization(TENSOR_NAMES)

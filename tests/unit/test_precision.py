@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.build import make_model
+from mlperf_bert.build_start import make_model
 from mlperf_bert.build_step import build_step
-from mlperf_bert.checkpoint import load_checkpoint
+from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim import cpu_kernels

@@ -39,7 +39,7 @@ def entry() -> NoReturn:
     try:
         status = main()
     except Exception:  # a fault of ours: told here, because a rank does not come further
-        traceback.print_exc()
+        sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
         status = EXIT_FAULT
     if "mlperf_bert.distributed.session" in sys.modules:
         # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
@@ -130,9 +130,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from mlperf_bert.build import make_model
     from mlperf_bert.build_evaluation import make_evaluator
-    from mlperf_bert.checkpoint import load_weights, read_config
+    from mlperf_bert.build_start import make_model
+    from mlperf_bert.checkpoint.load import load_weights
+    from mlperf_bert.checkpoint.manifest import read_config
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session
     from mlperf_bert.open_data import open_index

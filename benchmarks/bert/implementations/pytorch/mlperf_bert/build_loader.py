@@ -55,7 +55,31 @@ def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanne
     )
 
 
-def capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
+def build_loader(
+    config: RunConfig,
+    planner: StepPlanner,
+    reader: SampleReader,
+    seed: int,
+    info: RankInfo,
+    device: torch.device,
+    process: MpiProcess | None,
+    first_step: int,
+) -> tuple[Loader, tuple[StaticShape, ...]]:
+    """The loader of this rank, and the shapes that it pads to, which are those of a captured step.
+
+    `process` is this rank among trainers and readers, where there are readers. Every rank must call
+    it at the same time.
+    """
+    others = _source_with_others(config, reader, seed, info, process)
+    shapes = _capacities(config, planner)
+    loader = on_every_rank(
+        info,
+        lambda: _make_loader(config, planner, reader, info, device, others, shapes, first_step),
+    )
+    return loader, shapes
+
+
+def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
     """What the forwards of a captured step are padded to; nothing where it is eager."""
     if config.run.step_mode == "eager":
         return ()
@@ -67,7 +91,7 @@ def capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ..
     )
 
 
-def make_loader(
+def _make_loader(
     config: RunConfig,
     planner: StepPlanner,
     reader: SampleReader,
@@ -75,8 +99,8 @@ def make_loader(
     device: torch.device,
     others: BatchSource | None,
     shapes: tuple[StaticShape, ...],
+    first_step: int,
 ) -> Loader:
-    """The loader of this rank; `others` bring the batches where it does not read them itself."""
     is_dali = config.data.loader == "dali"
     source, read_ahead = others, None
     if source is None:
@@ -87,10 +111,12 @@ def make_loader(
         source = DaliSource(source, device)
     forwards = config.parallel.grad_accum_steps
     staging = CapacityStaging(shapes, forwards, device) if shapes else None
-    return Loader(planner, source, device, read_ahead=read_ahead, staging=staging)
+    return Loader(
+        planner, source, device, first_step=first_step, read_ahead=read_ahead, staging=staging
+    )
 
 
-def source_with_others(
+def _source_with_others(
     config: RunConfig,
     reader: SampleReader,
     seed: int,

@@ -6,19 +6,30 @@ field. A file named `[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml` m
 
 import dataclasses
 import json
+import math
 import re
 import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.untrusted import in_brief, read_regular_file
 
 Tables = dict[str, dict[str, Any]]
 
+_MAX_BYTES = 64 * 2**10  # a complete config has 4 kB
+_MAX_LINE = 1000  # characters: the parser's time grows with the square of a dotted key's length
+_KINDS = {
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string of printable characters",
+}
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
@@ -78,19 +89,30 @@ def config_value(config: RunConfig, dotted: str) -> Any:
 
 def _read_tables(path: Path) -> Tables:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise ConfigError(str(path), error.strerror or "unreadable", "give a config file") from None
     except UnicodeDecodeError:
         raise ConfigError(str(path), "is not UTF-8 text", "give a TOML file") from None
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return _parse_toml(text)
+    except ValueError as error:
         raise ConfigError(str(path), f"is not TOML ({error})", "mend that line") from None
 
 
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError, TOMLDecodeError among them, for whatever else it is."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > _MAX_LINE:
+            raise ValueError(f"line {number} has more than {_MAX_LINE:,} characters")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in table:
         if key not in fields:
@@ -105,6 +127,11 @@ def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str)
     return kind(**values)
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _checked(value: Any, hint: Any, where: str) -> Any:
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if union else (hint,)
@@ -112,11 +139,18 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         if typing.get_origin(option) is typing.Literal:
             if isinstance(value, str) and value in typing.get_args(option):
                 return value
-        elif option is float and type(value) in (int, float):
-            return float(value)
-        elif type(value) is option:
+        elif type(value) is option and _is_plain(value):
             return value
-    raise ConfigError(where, f"is {value!r}", f"give {_describe(options)}")
+        elif option is float and type(value) is int and _is_plain(value):
+            return float(value)
+    raise ConfigError(where, f"is {in_brief(value)}", f"give {_describe(options)}")
+
+
+def _is_plain(value: bool | int | float | str) -> bool:
+    """Whether arithmetic, TOML and a terminal can take it: finite, of 64 bits, printable."""
+    if isinstance(value, str):
+        return value.isprintable()
+    return math.isfinite(value) if isinstance(value, float) else -(2**63) <= value < 2**63
 
 
 def _describe(options: Sequence[Any]) -> str:
@@ -125,8 +159,7 @@ def _describe(options: Sequence[Any]) -> str:
         if typing.get_origin(option) is typing.Literal:
             words += [repr(word) for word in typing.get_args(option)]
         else:
-            names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-            words.append(names[option])
+            words.append(_KINDS[option])
     return " or ".join(words)
 
 
@@ -134,10 +167,10 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     dotted, equals, text = override.partition("=")
     section, dot, field = dotted.strip().partition(".")
     if not (equals and dot and section and field):
-        raise ConfigError("--set", f"cannot read {override!r}", "write section.field=value")
+        raise ConfigError("--set", f"cannot read {in_brief(override)}", "write section.field=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = _parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()  # a bare word is a string
     return section, field, value
 
@@ -161,7 +194,7 @@ def _check_file_name(path: Path, config: RunConfig) -> None:
 
 def _to_toml(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)  # TOML has no surrogate pairs
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value)

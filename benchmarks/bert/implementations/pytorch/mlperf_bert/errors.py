@@ -1,5 +1,19 @@
 """Errors that a user can mend: one line that says where, what is wrong, and how to put it right."""
 
+_LONGEST = 1200  # characters of each part; the paths and lists of ours are shorter
+
+
+def one_line(text: str) -> str:
+    """`text` as a terminal may show it: line ends, escapes and the like written out, and not long.
+
+    Names in it may come from files that anybody has written.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 class UserError(Exception):
     """Base of everything the command line reports as one line, without a traceback.
@@ -16,7 +30,7 @@ class UserError(Exception):
         super().__init__(where, problem, remedy)  # as given, so that it travels between processes
 
     def __str__(self) -> str:
-        where, problem, remedy = self.args
+        where, problem, remedy = map(one_line, self.args)
         return f"{where}: {problem}; {remedy}"
 
 

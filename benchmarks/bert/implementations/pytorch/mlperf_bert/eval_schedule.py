@@ -33,6 +33,10 @@ class EvalSchedule(Protocol):
     def prepare(self) -> None:
         """Capture what will be replayed, in the untimed init phase."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether an evaluation was begun whose result was not asked for."""
+
     def begin(self, samples: int) -> float:
         """Evaluate the weights as they are, after `samples` trained sequences.
 
@@ -64,6 +68,11 @@ class InTurn:
     def prepare(self) -> None:
         """See EvalSchedule."""
         self._evaluator.prepare(self._model)
+
+    @property
+    def is_pending(self) -> bool:
+        """See EvalSchedule."""
+        return self._done is not None
 
     def begin(self, samples: int) -> float:
         """See EvalSchedule."""
@@ -127,6 +136,11 @@ class Beside:
     def prepare(self) -> None:
         """See EvalSchedule."""
         self._evaluator.prepare(self._snapshot)
+
+    @property
+    def is_pending(self) -> bool:
+        """See EvalSchedule."""
+        return self._pending is not None
 
     @torch.no_grad()
     def begin(self, samples: int) -> float:

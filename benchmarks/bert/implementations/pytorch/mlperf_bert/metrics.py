@@ -1,14 +1,11 @@
-"""Counters of the training loop, written once an interval as one JSON object a line.
+"""Counters of the training loop, one record an interval.
 
 Per step everything stays on the device; one small all-reduce and one host read happen per interval.
 """
 
-import json
-import math
 import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,12 +34,17 @@ class Metrics:
         self._device = device
         self.start()
 
-    def start(self) -> None:
-        """Begin to count now, dropping what was counted."""
+    def start(self, skipped_in_a_row: int = 0) -> None:
+        """Begin to count now, dropping what was counted.
+
+        The run went on from so many skipped steps.
+        """
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
         self.most_skipped_in_a_row = 0  # as far as the last record knew
-        self._skipped_until_now = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._skipped_until_now = torch.full(
+            (), skipped_in_a_row, dtype=torch.float64, device=self._device
+        )
         self._start_interval()
 
     def _start_interval(self) -> None:
@@ -85,10 +87,16 @@ class Metrics:
 
     @property
     def interval_is_full(self) -> bool:
-        """Whether `run.log_interval_steps` steps were added since the last record."""
-        return len(self._plans) >= self._config.run.log_interval_steps
+        """Whether the last step is a multiple of `run.log_interval_steps`."""
+        return self._plans[-1].step % self._config.run.log_interval_steps == 0
 
-    def record(self, samples: int, mlm_accuracy: float | None) -> dict[str, Any]:
+    def skipped_in_a_row(self) -> int:
+        """Steps up to now that were skipped one after the other; the host waits for it."""
+        return int(self._skipped_until_now.item())  # host sync, for a checkpoint
+
+    def record(
+        self, samples: int, mlm_accuracy: float | None, slowest_over_median: float | None = None
+    ) -> dict[str, Any]:
         """Close an interval of at least one step: its record (the keys of docs/glossary.md).
 
         Called by every rank at the same step, because the loss is averaged over ranks.
@@ -117,6 +125,7 @@ class Metrics:
             "memory_bytes": memory_bytes(self._device),
             "step_ms": 1e3 * seconds / count,
             "wait_ms": self._wait_ms / count,
+            "slowest_over_median": slowest_over_median,
         }
         self._start_interval()
         return record
@@ -143,29 +152,6 @@ def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, fl
         "capacity_waste": float(tokens.max() / tokens.mean() - 1),
         "capacity_waste_masked": float(masked.max() / masked.mean() - 1),
     }
-
-
-class MetricsFile:
-    """`metrics.jsonl` of a run, flushed a line at a time; on ranks other than 0 nothing is kept."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._file = path.open("x", encoding="utf-8") if path else None
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Append one record."""
-        if self._file:
-            # JSON knows no NaN: null, as of a loss that is no number.
-            finite = {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in record.items()
-            }
-            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file:
-            self._file.close()
 
 
 def memory_bytes(device: torch.device) -> int:

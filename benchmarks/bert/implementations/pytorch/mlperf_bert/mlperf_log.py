@@ -41,11 +41,12 @@ class MlperfLog:
         is_rank_zero: whether this process writes. One rank must, because the seed of a run may be
             logged only once.
 
-    Raises ConfigError if the file exists, cannot be created, or mlperf_logging is not installed;
-    a method raises OSError if the disk is full.
+    Raises ConfigError if the file exists, cannot be created or written, or mlperf_logging is not
+    installed.
     """
 
     def __init__(self, path: Path | None, is_rank_zero: bool) -> None:
+        self._path = path
         self._handler: logging.FileHandler | None = None
         self._logger: Any = None
         if path is not None and is_rank_zero:
@@ -78,7 +79,7 @@ class MlperfLog:
         *,
         number_of_nodes: int,
         number_of_ranks: int,
-        resumed: bool,
+        resumed_from: Mapping[str, int] | None,
         initial_weights: Literal["checkpoint", "random"],
     ) -> None:
         """What only our own `mlperf_bert package` asks; other checkers ignore keys they don't know.
@@ -87,12 +88,12 @@ class MlperfLog:
             config: says the target accuracy and whether the division's rules were enforced.
             number_of_nodes: machines that the run was started on.
             number_of_ranks: training processes on all of them, one an accelerator.
-            resumed: whether the run goes on from a checkpoint of an earlier, interrupted one.
+            resumed_from: step and samples of the checkpoint from which the run goes on, if any.
             initial_weights: loaded from a checkpoint that was given, or drawn at random.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
         self._record("event", "rules_enforced", config.mlperf.enforce_rules)
-        self._record("event", "resumed", resumed)
+        self._record("event", "resumed", resumed_from is not None, **(resumed_from or {}))
         self._record("event", "initial_weights", initial_weights)
         self._record("event", "number_of_nodes", number_of_nodes)
         self._record("event", "number_of_ranks", number_of_ranks)
@@ -157,8 +158,14 @@ class MlperfLog:
     def _record(
         self, kind: Literal["event", "start", "end"], key: str, value: Any = None, **metadata: Any
     ) -> None:
-        if self._logger is not None:
+        if self._logger is None:
+            return
+        try:
             getattr(self._logger, kind)(key, value, metadata, stack_offset=_CALLER_DEPTH)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror}), and a log with a gap proves nothing"
+            remedy = "free space on that disk, then go on with --resume auto"
+            raise ConfigError(str(self._path), problem, remedy) from None
 
 
 def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:

@@ -9,14 +9,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlperf_bert.line_file import LineFile
+
 
 class Reporter:
-    """Prints on rank 0 and keeps a copy in `stdout.log`; silent (no path) on the other ranks."""
+    """Prints on rank 0 and keeps a copy in `stdout.log`; silent (no path) on the other ranks.
 
-    def __init__(self, log_path: Path | None, max_steps: int) -> None:
+    The copy of a resumed run goes on (`continued`).
+    """
+
+    def __init__(self, log_path: Path | None, max_steps: int, *, continued: bool = False) -> None:
         self._max_steps = max_steps
-        self._file = log_path.open("x", encoding="utf-8") if log_path else None
         console = Console(highlight=False)
+        self._file = LineFile(log_path, self._print, continued=continued) if log_path else None
         self._console = console if log_path else None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live_is_on = bool(log_path) and console.is_terminal
@@ -38,8 +43,7 @@ class Reporter:
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        if self._console:
-            self._console.print(Text(text), soft_wrap=True)
+        self._print(text)
         self._to_file(text)
 
     def progress(self, record: dict[str, Any], accuracy: float | None) -> None:
@@ -53,10 +57,13 @@ class Reporter:
         else:
             self.line(text)
 
+    def _print(self, text: str) -> None:
+        if self._console:
+            self._console.print(Text(text), soft_wrap=True)
+
     def _to_file(self, text: str) -> None:
         if self._file:
-            self._file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-            self._file.flush()
+            self._file.append(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 def progress_line(record: dict[str, Any], accuracy: float | None, max_steps: int) -> str:

@@ -1,16 +1,12 @@
-"""The files of one run: created once, never written over.
+"""The files of one run: created once, never written over; continued where it is resumed.
 
 `<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else.
 """
 
-import importlib.metadata
 import json
-import os
-import platform
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +16,14 @@ import torch
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_toml
+from mlperf_bert.data.atomic import write_file
+from mlperf_bert.data.records import write_json
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
+from mlperf_bert.environment import environment
 from mlperf_bert.errors import ConfigError, UserError
+
+_OF_AN_ATTEMPT = ("config.toml", "environment.json", "outcome.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +48,82 @@ class RunDirectory:
         """Folder of this run's checkpoints."""
         return self.run / "checkpoints"
 
-    def create(self, config: RunConfig, seed: int, info: RankInfo, device: torch.device) -> None:
-        """Make the folders, `config.toml` and `environment.json`. Rank 0 only.
+    @property
+    def outcome(self) -> Path:
+        """How the run ended, once it has."""
+        return self.run / "outcome.json"
 
-        Raises ConfigError where this run exists already or the place cannot be written.
+    @property
+    def exists(self) -> bool:
+        """Whether a run of this number was begun here."""
+        return self.mlperf_log.exists() or self.run.exists()
+
+    @contextmanager
+    def begun(
+        self,
+        config: RunConfig,
+        seed: int,
+        info: RankInfo,
+        device: torch.device,
+        *,
+        continues: bool = False,
+    ) -> Iterator[None]:
+        """On rank 0 make the folders, `config.toml` and `environment.json`.
+
+        Where it `continues` the run that is here, its own are kept in `interrupted`. Undone where
+        the body raises a UserError and the run is new: then it never began. Raises ConfigError
+        where a new run exists already or the place cannot be written.
         """
-        if self.mlperf_log.exists() or self.run.exists():
-            raise ConfigError(
-                "--run-dir", f"{self.root} holds run {self.index} already", "give a new directory"
-            )
+        made_root = not self.root.exists()
+        on_rank_zero(info, lambda: self._create(config, seed, info, device, continues))
+        try:
+            yield
+        except UserError:
+            if info.rank == 0 and not continues:
+                self._remove(made_root)
+            raise
+
+    def write_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Say how the run ended. Raises DataError where it cannot be written."""
+        write_file(self.outcome, write_json({"schema_version": 1, **outcome}))
+
+    def _create(
+        self,
+        config: RunConfig,
+        seed: int,
+        info: RankInfo,
+        device: torch.device,
+        continues: bool,
+    ) -> None:
+        if self.exists and not continues:
+            remedy = "give a new directory, or go on with it by --resume auto"
+            raise ConfigError("--run-dir", f"{self.root} holds run {self.index} already", remedy)
         made_root = not self.root.exists()
         try:
-            self.checkpoints.mkdir(parents=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=continues)
+            if continues:
+                self._put_aside()
             (self.run / "config.toml").write_text(config_to_toml(config), encoding="utf-8")
             facts = environment(info, device) | {"seed": seed}
             (self.run / "environment.json").write_text(json.dumps(facts, indent=1) + "\n")
         except OSError as error:
-            self._remove(made_root)
+            if not continues:
+                self._remove(made_root)
             raise ConfigError(
                 "--run-dir", f"{self.root}: {error.strerror}", "give a directory you can write to"
             ) from None
 
-    @contextmanager
-    def created(
-        self, config: RunConfig, seed: int, info: RankInfo, device: torch.device
-    ) -> Iterator[None]:
-        """`create` on rank 0, undone where the body raises a UserError: the run never began."""
-        made_root = not self.root.exists()
-        on_rank_zero(info, lambda: self.create(config, seed, info, device))
-        try:
-            yield
-        except UserError:
-            if info.rank == 0:
-                self._remove(made_root)
-            raise
+    def _put_aside(self) -> None:
+        """Keep what an interrupted attempt said of itself, by the number of the attempt."""
+        folder = self.run / "interrupted"
+        folder.mkdir(exist_ok=True)
+        own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
+        number = 0
+        while any((folder / f"{each.stem}_{number}{each.suffix}").exists() for each in own):
+            number += 1
+        for each in own:
+            if each.exists():
+                each.rename(folder / f"{each.stem}_{number}{each.suffix}")
 
     def _remove(self, with_root: bool) -> None:
         with suppress(OSError):  # what cannot be removed must not hide the error
@@ -94,49 +137,3 @@ def default_root(config_path: Path) -> Path:
     """`runs/<utc>-<config>` below the current directory."""
     utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return Path("runs") / f"{utc}-{config_path.stem}"
-
-
-def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
-    """What the run ran on: versions, machine, ranks and commit. No secrets, no user paths."""
-    return {
-        "schema_version": 1,
-        "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _git_commit(),
-        "python": platform.python_version(),
-        "packages": _versions("torch", "numpy", "h5py", "safetensors", "mlperf-logging"),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu_cores": os.cpu_count(),
-        "cpu_threads_per_rank": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "world_size": info.world_size,
-        "ranks_on_node": info.local_world_size,
-        "launcher": info.launcher,
-        "binding": info.binding,
-    }
-
-
-def _versions(*names: str) -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
-
-
-def _git_commit() -> str | None:
-    """The commit of the tree this package runs from, with `-dirty` where it was changed."""
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()

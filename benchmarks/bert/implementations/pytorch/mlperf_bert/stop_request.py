@@ -1,8 +1,8 @@
 """A signal asks the run to end: the ranks agree on the step after which all of them do.
 
 SLURM sends SIGTERM at `scancel` and at the time limit, SIGUSR1 where a job asks for it ahead of
-that (`sbatch --signal`), `docker stop` SIGTERM. They do not reach all ranks between the same two
-steps, and a rank that left by itself would leave the others waiting.
+that (`sbatch --signal`), `docker stop` SIGTERM, Ctrl-C SIGINT. They do not reach all ranks between
+the same two steps, and a rank that left by itself would leave the others waiting.
 """
 
 import signal
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 EXIT_STATUS = 75  # of a run that was asked to end and did, after saving what it had
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 CHECK_S = 1.0  # between two agreements, about
 MOST_STEPS = 1000  # between two agreements
 
@@ -27,7 +27,8 @@ class StopRequest:
     An agreement is one all-reduce of two numbers, about once a second. On CUDA its outcome is read
     at the next one, so that the host does not wait for the device. Once a signal came, others are
     ignored for good: SLURM and a shell may send it twice, and the second must not end a rank that
-    saves. Outside the main thread no signal can be caught, and none is.
+    saves (a second Ctrl-C may: signal_watch.py). Outside the main thread no signal can be caught,
+    and none is.
     """
 
     def __init__(
@@ -41,47 +42,63 @@ class StopRequest:
         self._device = device
         self._clock = clock
         self._seen = 0  # number of the signal that came to this rank
+        self._step_s: float | None = None
         self._pending: _Agreement | None = None
-        self._checked_at = (0, 0.0)  # step, time
-        self._next_check = 1
+        self._entered_at = 0.0
+        self._checked_at: tuple[int, float] | None = None  # step, time
+        self._next_check = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
-        self._checked_at = (0, self._clock())
+        self._entered_at = self._clock()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_IGN if self._seen else handler)
+        if not self._seen:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds a step of the slowest rank, the same number on all; None until they agreed."""
+        return self._step_s
 
     def agreed(self, step: int) -> str | None:
         """The signal's name where all ranks end after this step; called by each after each step."""
+        if self._checked_at is None:  # the first step of this process, not always that of the run
+            self._checked_at = (step - 1, self._entered_at)
         if self._world_size == 1:
+            self._measure_alone(step, self._checked_at)
             return _name(self._seen)
         if step < self._next_check:
             return None
-        signal_number, step_s = self._largest_of_ranks(step)
+        signal_number, step_s = self._largest_of_ranks(step, self._checked_at)
         self._next_check = step + max(1, min(MOST_STEPS, int(CHECK_S / max(step_s, 1e-9))))
         return _name(int(signal_number))
 
-    def _largest_of_ranks(self, step: int) -> tuple[float, float]:
+    def _measure_alone(self, step: int, checked_at: tuple[int, float]) -> None:
+        (before, then), now = checked_at, self._clock()
+        if now - then >= CHECK_S:
+            self._step_s = (now - then) / (step - before)
+            self._checked_at = (step, now)
+
+    def _largest_of_ranks(self, step: int, checked_at: tuple[int, float]) -> tuple[float, float]:
         """Of signal number and seconds a step; on CUDA what the agreement before found."""
-        (before, then), now = self._checked_at, self._clock()
+        (before, then), now = checked_at, self._clock()
         self._checked_at = (step, now)
-        agreement = _Agreement(
-            (float(self._seen), (now - then) / max(1, step - before)), self._device
-        )
+        agreement = _Agreement((float(self._seen), (now - then) / (step - before)), self._device)
         ready, self._pending = self._pending, agreement
         if self._device.type == "cpu":
             ready = agreement
         if ready is None:  # the first on CUDA: ask again after the next step
             return 0.0, CHECK_S
-        return ready.outcome()
+        signal_number, self._step_s = ready.outcome()
+        return signal_number, self._step_s
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._seen = max(self._seen, number)  # SIGTERM, where SIGUSR1 came as well
+        self._seen = max(self._seen, number)  # SIGTERM, where another came as well
 
 
 class _Agreement:

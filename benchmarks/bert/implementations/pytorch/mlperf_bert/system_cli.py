@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.untrusted import MAX_JSON_BYTES, parse_json_object, read_regular_file
 
 if TYPE_CHECKING:
     from mlperf_bert.machine import Machine
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--check", problem, "leave them out")
     status = 0
     for path in args.check:
-        for error in _problems(path):
+        for error in problems_of(path):
             sys.stderr.write(f"mlperf_bert: error: {error}\n")
             status = error.exit_status
     return status
@@ -100,16 +101,15 @@ def _software(machine: "Machine") -> "Software":
     )
 
 
-def _problems(path: Path) -> list[DataError]:
+def problems_of(path: Path) -> list[DataError]:
+    """What is wrong with the description in a file; [] where nothing is."""
     from mlperf_bert.system_description import check_description
 
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
     except OSError as error:
         return [DataError(str(path), error.strerror or "cannot be read", "name a JSON file")]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return [DataError(str(path), f"is not JSON ({error})", "mend that line")]
-    if not isinstance(description, dict):
-        return [DataError(str(path), "is no JSON object", "write fields and values in {}")]
     remedy = "mend it; `mlperf_bert system --describe` shows how"
     return [DataError(str(path), problem, remedy) for problem in check_description(description)]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlperf_bert.machine import Gpu, Machine, Nic
+from mlperf_bert.untrusted import in_brief
 
 FIELDS = (
     "submitter",
@@ -85,7 +86,7 @@ def check_description(description: Mapping[str, object]) -> list[str]:
             continue
         value = description[field]
         if not isinstance(value, str):
-            problems.append(f"{field} is {value!r}, and every value must be a string")
+            problems.append(f"{field} is {in_brief(value)}, and every value must be a string")
         else:
             problems += _check_value(field, value)
     return problems
@@ -148,12 +149,14 @@ def default_name(machine: Machine, software: Software, nodes: int) -> str:
 def _check_value(field: str, value: str) -> list[str]:
     choices = {"division": DIVISIONS, "status": STATUSES}.get(field)
     if choices and value not in choices:
-        return [f"{field} is {value!r}, which is not one of {', '.join(map(repr, choices))}"]
+        return [
+            f"{field} is {in_brief(value)}, which is not one of {', '.join(map(repr, choices))}"
+        ]
     if field in _NEVER_EMPTY and not value.strip():
         return [f"{field} is empty"]
     least = _COUNTS.get(field)
     if least is not None and not (re.fullmatch(r"[0-9]{1,6}", value) and int(value) >= least):
-        return [f"{field} is {value!r}, which is not a whole number of at least {least}"]
+        return [f"{field} is {in_brief(value)}, which is not a whole number of at least {least}"]
     return []
 
 

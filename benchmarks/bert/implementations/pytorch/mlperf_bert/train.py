@@ -1,4 +1,4 @@
-"""The training loop, read top to bottom: init phase (untimed), run phase (timed), checkpoint."""
+"""The training loop, read top to bottom: init phase (untimed), run phase (timed), its end."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.build import Parts
-from mlperf_bert.checkpoint import CheckpointState, save_checkpoint
 from mlperf_bert.eval_schedule import Evaluated
 from mlperf_bert.warm_up import warm_up
 
@@ -29,34 +28,40 @@ class Outcome:
 
 def train(parts: Parts) -> Outcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome."""
-    config, log = parts.config, parts.log
+    config, log, at = parts.config, parts.log, parts.whereabouts.at
     warm_up(config, parts.step, parts.model, parts.optimizer, parts.device)
     parts.evaluation.prepare()
     _settle(parts)
     log.init_stop()
     log.run_start()
     _settle(parts)  # until rank 0 has written that line, no other rank may open a shard
-    parts.metrics.start()
+    parts.saving.start()
     started = time.perf_counter()
-    step = samples = 0
+    step, samples = parts.start.step, parts.start.samples
     latest = stopped_by = None
     updating = True
-    with parts.stop, parts.step, parts.evaluator, parts.loader as batches:
+    with parts.stop, parts.step, parts.evaluator, parts.saving, parts.loader as batches:
+        at("batch", step + 1)
         for batch in batches:
             step = batch.plan.step
+            at("step", step)
+            parts.stragglers.step_begins(batch)
             result = parts.step(step, batch.micro_batches)
             samples += config.parallel.global_batch_size
             parts.metrics.add(batch, result)
             is_last = step == config.max_steps
-            evaluated = _evaluate(samples, is_last, parts)
-            latest = evaluated or latest
             stopped_by = parts.stop.agreed(step)
+            evaluated = _evaluate(samples, is_last, is_last or bool(stopped_by), parts)
+            latest = evaluated or latest
             if is_last or stopped_by or evaluated or parts.metrics.interval_is_full:
                 updating = _report(samples, evaluated, latest, parts)
             if is_last or stopped_by or not updating or _reached(latest, parts):
                 break
+            parts.saving.after_step(step, samples, evaluated, parts.stop.step_s)
+            at("batch", step + 1)
         outcome = _stop_clock(started, step, samples, latest, stopped_by, parts)
-    _save(outcome, parts)
+    at("checkpoint", step)
+    parts.saving.at_end(outcome.status, step, samples, latest, stopped_by)
     return outcome
 
 
@@ -79,13 +84,17 @@ def _stop_clock(
     return Outcome("aborted", step, samples, seconds, latest, stopped_by)
 
 
-def _evaluate(samples: int, is_last: bool, parts: Parts) -> Evaluated | None:
-    """Begin an evaluation where one is due; the newest result, where there is a new one."""
+def _evaluate(samples: int, is_last: bool, wait: bool, parts: Parts) -> Evaluated | None:
+    """Begin an evaluation where one is due; the newest result, where there is a new one.
+
+    `wait` for one that is on its way, as nobody will ask for it later.
+    """
     is_due = is_last or parts.config.evaluation_is_due(samples)
-    evaluated = _poll(samples, is_due, parts)
+    evaluated = _poll(samples, is_due or wait, parts)
     if is_due and not _reached(evaluated, parts):
+        parts.whereabouts.at("evaluation", samples)
         parts.metrics.exclude(parts.evaluation.begin(samples))
-        evaluated = _poll(samples, is_last, parts) or evaluated
+        evaluated = _poll(samples, wait, parts) or evaluated
     return evaluated
 
 
@@ -103,9 +112,13 @@ def _report(
     samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
 ) -> bool:
     """Write and show the interval's record; False where too many steps in a row were skipped."""
-    record = parts.metrics.record(samples, evaluated.accuracy.mlm_accuracy if evaluated else None)
+    remarks = parts.stragglers.compare() if evaluated else []
+    accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
+    record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)
     parts.metrics_file.write(record)
     parts.reporter.progress(record, latest.accuracy.mlm_accuracy if latest else None)
+    for remark in remarks + parts.health.judge(record):
+        parts.reporter.line(remark)
     if evaluated:
         parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
     skipped = parts.metrics.most_skipped_in_a_row
@@ -122,32 +135,6 @@ def _report(
 def _reached(evaluated: Evaluated | None, parts: Parts) -> bool:
     target = parts.config.eval.target_accuracy
     return evaluated is not None and evaluated.accuracy.mlm_accuracy >= target
-
-
-def _save(outcome: Outcome, parts: Parts) -> None:
-    if parts.config.checkpoint.save == "never":
-        return
-    evaluated = outcome.evaluated
-    mlm_accuracy = None  # of these very weights, or not known
-    if evaluated and evaluated.samples == outcome.samples:
-        mlm_accuracy = evaluated.accuracy.mlm_accuracy
-    state = CheckpointState(
-        step=outcome.steps,
-        samples=outcome.samples,
-        seed=parts.seed,
-        mlm_accuracy=mlm_accuracy,
-        vocabulary_sha256=parts.vocabulary_sha256,
-    )
-    path = save_checkpoint(
-        parts.directory.checkpoints,
-        parts.optimizer,
-        parts.config,
-        state,
-        parts.info,
-        parts.device,
-        parts.model.fp8_state(),
-    )
-    parts.reporter.line(f"checkpoint {path.relative_to(parts.directory.root)}")
 
 
 def _settle(parts: Parts) -> None:

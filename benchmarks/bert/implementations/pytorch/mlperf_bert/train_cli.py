@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
+    from mlperf_bert.resume import Start
+    from mlperf_bert.run_directory import RunDirectory
 
 EXIT_TARGET_MISSED = 3
 
@@ -28,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
     parser.add_argument("--init-checkpoint", type=Path, help="start from these weights")
+    parser.add_argument(
+        "--resume",
+        metavar="auto|none|DIR",
+        help="go on: with the run of --run-dir where it was interrupted, or from a checkpoint "
+        "(default: auto where torchrun restarts a rank, else none)",
+    )
     parser.add_argument(
         "--cache-cleared", action="store_true", help="log that the page cache was dropped before"
     )
@@ -73,21 +81,29 @@ def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
 def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
-    from mlperf_bert import stop_request
     from mlperf_bert.build import build, in_words
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.run_directory import RunDirectory, default_root
     from mlperf_bert.train import train
+    from mlperf_bert.whereabouts import Whereabouts
+
+    whereabouts = Whereabouts()
 
     def run(info: "RankInfo", device: "torch.device") -> int:
         root = from_rank_zero(info, args.run_dir or default_root(args.config))  # holds the time
+        directory = RunDirectory(root, args.run_index)
+        start = _agree_on_start(args, directory, config, info)
+        if start.ended is not None:
+            return _leave(args, info, start.ended.status == "success", stopped_by=None)
         parts = build(
             config,
             args.data,
-            RunDirectory(root, args.run_index),
+            directory,
             info,
             device,
             args.init_checkpoint,
+            start,
+            whereabouts,
             process,
             cache_cleared=args.cache_cleared,
         )
@@ -99,15 +115,53 @@ def _train_as_rank(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-        missed = stop_request.EXIT_STATUS if outcome.stopped_by else EXIT_TARGET_MISSED
-        status = 0 if reached else missed
-        if args.status_file is None:
-            return status
-        if info.rank == 0:
-            args.status_file.write_text(f"{status}\n")
-        return 0
+        return _leave(args, info, reached, outcome.stopped_by)
 
     info = process.role.info if process else None
     patience = timedelta(seconds=config.run.hang_timeout_s)
     parallel = config.parallel
-    return in_session(run, config.run.device, parallel.share_gpu, info, patience, parallel.binding)
+    return in_session(
+        run,
+        config.run.device,
+        parallel.share_gpu,
+        info,
+        patience,
+        parallel.binding,
+        whereabouts=whereabouts,
+    )
+
+
+def _agree_on_start(
+    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, info: "RankInfo"
+) -> "Start":
+    """Where the run begins, as rank 0 finds it."""
+    from mlperf_bert.distributed.launch import restart_count
+    from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
+    from mlperf_bert.resume import Start, find_start
+
+    resume = args.resume or ("auto" if restart_count() > 0 else "none")
+    found = [Start()]
+
+    def find() -> None:
+        found[0] = find_start(resume, directory, config)
+        if found[0].ended is not None:
+            steps = f"{found[0].ended.steps:,} steps"
+            print(f"run {directory.index} of {directory.root} ended before, after {steps}")
+
+    on_rank_zero(info, find)
+    return from_rank_zero(info, found[0])
+
+
+def _leave(
+    args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
+) -> int:
+    """The exit status of this rank, or 0 where the run's is asked for in a file."""
+    from mlperf_bert import stop_request
+
+    missed = stop_request.EXIT_STATUS if stopped_by else EXIT_TARGET_MISSED
+    status = 0 if reached else missed
+    if args.status_file is None:
+        return status
+    if info.rank == 0:
+        args.status_file.write_text(f"{status}\n")
+    return 0

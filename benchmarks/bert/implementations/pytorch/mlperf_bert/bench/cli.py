@@ -2,7 +2,14 @@
 
 import argparse
 
-from mlperf_bert.bench import against_cli, cost_cli, loader_cli, optimizer_cli, run_cli
+from mlperf_bert.bench import (
+    against_cli,
+    checkpoints_cli,
+    cost_cli,
+    loader_cli,
+    optimizer_cli,
+    run_cli,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     )
     run_cli.add_parsers(measurements)
+    checkpoints_cli.add_arguments(
+        measurements.add_parser(
+            "checkpoints", help="training while a checkpoint is written, against training alone"
+        )
+    )
     cost_cli.add_arguments(
         measurements.add_parser("cost", help="data.cost_a and data.cost_b of a model, measured")
     )

@@ -15,13 +15,14 @@ from mlperf_bert.bench.batches import (
     run_updates,
     shape_of,
 )
-from mlperf_bert.build import make_model
+from mlperf_bert.build_start import make_model
 from mlperf_bert.build_step import build_step
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step import Step
 from mlperf_bert.warm_up import synthetic_batch
@@ -38,6 +39,7 @@ class TrainingRun:
     config: RunConfig
     device: torch.device
     model: BertForPretraining
+    optimizer: FlatOptimizer
     step: Step
     host_updates: list[Update]  # without padding
     updates: list[Update]  # on the device; padded where the step is captured
@@ -106,13 +108,14 @@ def run_of_model(
     padded_updates = [padded(update, shapes) for update in updates]
     needed = {batch.shape for update in padded_updates for batch in update}
     shapes = tuple(shape for shape in shapes if shape in needed)  # a capture takes seconds
-    _, step = build_step(model, config, ALONE, device, shapes)
+    optimizer, step = build_step(model, config, ALONE, device, shapes)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     with step:
         yield TrainingRun(
             config=config,
             device=device,
             model=model,
+            optimizer=optimizer,
             step=step,
             host_updates=updates,
             updates=on_device(padded_updates, device),

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
+from mlperf_bert.untrusted import MAX_JSON_BYTES, read_regular_file
 
 INDEX_FORMAT_VERSION = 2
 REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again: shards are kept"
@@ -46,7 +48,7 @@ class ShardEntry:
         sidecar = read_sidecar(shard_path)
         path = sidecar_path(shard_path)
         try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest = hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
         except OSError as error:
             raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
         return cls(shard_path.name, sidecar.num_samples, sidecar.shard_sha256, digest)
@@ -256,9 +258,13 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
 def _map_array(path: Path, dtype: str, count: int) -> NDArray[Any]:
     wanted = count * np.dtype(dtype).itemsize
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise DataError(str(path), "is not a regular file", REMEDY)
+        if status.st_size != wanted:
+            raise DataError(str(path), f"is {status.st_size} bytes where {wanted} belong", REMEDY)
+        return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
     except OSError as error:
         raise DataError(str(path), error.strerror or "is missing", REMEDY) from None
-    if size != wanted:
-        raise DataError(str(path), f"is {size} bytes where {wanted} belong", REMEDY)
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+    except ValueError:  # cut short since its size was asked
+        raise DataError(str(path), "cannot be mapped", REMEDY) from None

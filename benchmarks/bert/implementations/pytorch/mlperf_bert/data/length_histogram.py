@@ -12,10 +12,12 @@ import numpy as np
 
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.errors import DataError
+from mlperf_bert.untrusted import read_regular_file
 
 LONGEST = 65_535  # tokens: lengths are held in 16 bits
 _HEADER = "length,count"
 _MOST_DIGITS = 12
+_MAX_BYTES = 4 * 2**20  # 65,535 lines have a quarter of that
 _REMEDY = f"give a CSV file: a line {_HEADER!r}, then one length and its count a line"
 
 
@@ -69,7 +71,7 @@ def read_histogram(path: Path) -> LengthHistogram:
     Raises DataError, naming the line, for anything else; a count of 0 is as good as no line.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise DataError(str(path), reason or "cannot be read", _REMEDY) from None

@@ -1,11 +1,20 @@
 """Strict reading of JSON files: every missing key or wrong type is a DataError that names it."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.errors import DataError
+from mlperf_bert.untrusted import (
+    MAX_JSON_BYTES,
+    in_brief,
+    parse_json_object,
+    read_regular_file,
+)
+
+_MOST_NAME_BYTES = 255  # of Linux file systems
 
 
 class Record:
@@ -24,7 +33,7 @@ class Record:
         """An integer of low .. high, both included."""
         value = self._get(key)
         if type(value) is not int or not low <= value <= high:
-            raise self.error(key, f"is {value!r:.80}, not an integer of {low} .. {high}")
+            raise self.error(key, f"is {in_brief(value)}, not an integer of {low} .. {high}")
         return value
 
     def optional_integer(self, key: str, low: int = 0) -> int | None:
@@ -35,28 +44,28 @@ class Record:
         """A JSON true or false."""
         value = self._get(key)
         if type(value) is not bool:
-            raise self.error(key, f"is {value!r:.80}, not true or false")
+            raise self.error(key, f"is {in_brief(value)}, not true or false")
         return value
 
     def text(self, key: str) -> str:
         """A non-empty string."""
         value = self._get(key)
         if type(value) is not str or not value:
-            raise self.error(key, f"is {value!r:.80}, not a non-empty string")
+            raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
         return value
 
     def file_name(self, key: str) -> str:
         """A bare file name, so that no record can point outside its directory."""
         name = self.text(key)
-        if name != Path(name).name or "\0" in name:
-            raise self.error(key, f"is {name!r:.80}, not a bare file name")
+        if name in (".", "..") or "/" in name or "\0" in name or not _fits_a_directory(name):
+            raise self.error(key, f"is {in_brief(name)}, not a bare file name")
         return name
 
     def number(self, key: str) -> float:
         """An integer or a finite number, as float."""
         value = self._get(key)
         if type(value) not in (int, float) or not -1e300 < value < 1e300:
-            raise self.error(key, f"is {value!r:.80}, not a number")
+            raise self.error(key, f"is {in_brief(value)}, not a number")
         return float(value)
 
     def integers(self, key: str) -> tuple[int, ...]:
@@ -109,19 +118,24 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
         remedy: what the user can do about any problem with it.
 
     Raises:
-        DataError: missing, unreadable, or not one JSON object.
+        DataError: missing, no regular file, too large, or not one JSON object.
     """
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(str(path), missing, remedy) from None
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
-    except (ValueError, RecursionError):
-        raise DataError(str(path), "is not valid JSON", remedy) from None
-    if type(values) is not dict:
-        raise DataError(str(path), "is not a JSON object", remedy)
+    except ValueError as error:
+        raise DataError(str(path), f"is not valid JSON ({error})", remedy) from None
     return Record(str(path), values, remedy)
+
+
+def _fits_a_directory(name: str) -> bool:
+    try:
+        return len(os.fsencode(name)) <= _MOST_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:

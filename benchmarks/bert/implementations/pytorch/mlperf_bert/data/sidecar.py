@@ -7,6 +7,7 @@ import numpy as np
 
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.errors import DataError
+from mlperf_bert.untrusted import in_brief
 
 SHARD_FORMAT_VERSION = 1
 REMEDY = "prepare this shard again with `mlperf_bert prepare`"
@@ -112,7 +113,7 @@ def _parse_datasets(record: Record) -> dict[str, DatasetPlace]:
         entry = record.record(name)
         dtype = entry.text("dtype")
         if dtype not in dtypes:
-            raise entry.error("dtype", f"is {dtype!r:.40}, not {' or '.join(dtypes)}")
+            raise entry.error("dtype", f"is {in_brief(dtype)}, not {' or '.join(dtypes)}")
         # The limit keeps count * itemsize far below where an int64 offset would wrap around.
         places[name] = DatasetPlace(
             dtype, entry.integer("count", low=1, high=2**48), entry.integer("offset", high=2**48)

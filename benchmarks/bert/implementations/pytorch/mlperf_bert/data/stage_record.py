@@ -13,6 +13,7 @@ from typing import Any, Self
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.records import read_record, write_json
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.untrusted import MAX_JSON_BYTES, in_brief, read_regular_file
 
 STAGE_FILE = "stage.json"
 STAGE_FORMAT_VERSION = 1
@@ -62,7 +63,7 @@ def manifest_sha256(set_dir: Path) -> str:
     """Digest of the manifest file. Raises DataError when it cannot be read."""
     path = set_dir / "index" / "dataset.json"
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
 
@@ -124,5 +125,5 @@ def _check_settings(staged: Mapping[str, Any], asked: Mapping[str, Any], set_dir
     for field, value in asked.items():
         if staged.get(field) != value:
             problem = f"is {value!r}, the stage in {set_dir} holds the samples of "
-            problem += f"{staged.get(field)!r:.80} only"
+            problem += f"{in_brief(staged.get(field))} only"
             raise ConfigError(field, problem, "train with that, or stage the data again")

@@ -135,6 +135,15 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def restart_count(environ: Mapping[str, str] = os.environ) -> int:
+    """How often torchrun has restarted its ranks; 0 under any other launcher.
+
+    Raises ConfigError where the variable is not a number.
+    """
+    name = "TORCHELASTIC_RESTART_COUNT"
+    return _number(environ, name) if name in environ else 0
+
+
 def shutdown() -> None:
     """Leave the process group, if this process is in one."""
     if dist.is_available() and dist.is_initialized():

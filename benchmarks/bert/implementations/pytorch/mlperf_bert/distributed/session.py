@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Literal, TypeVar
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from mlperf_bert.distributed.binding import NOT_ASKED, bind
 from mlperf_bert.distributed.device import choose_device
+from mlperf_bert.distributed.failures import GRACE, naming_failures, watching
 from mlperf_bert.distributed.launch import (
     RankInfo,
     init_process_group,
@@ -18,8 +20,9 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     shutdown,
 )
-from mlperf_bert.distributed.lost_ranks import as_lost_ranks
+from mlperf_bert.distributed.spawn import end_with_parent
 from mlperf_bert.errors import UserError
+from mlperf_bert.whereabouts import Whereabouts
 
 Result = TypeVar("Result")
 PATIENCE = timedelta(minutes=10)  # with other ranks, where no config sets it
@@ -65,34 +68,39 @@ def in_session(
     info: RankInfo | None = None,
     patience: timedelta = PATIENCE,
     binding: Literal["auto", "none"] = "auto",
+    whereabouts: Whereabouts | None = None,
 ) -> int:
     """Call `run` with this rank and its device, the process group of all ranks up.
 
-    Raises LostRanksError where other ranks do not answer within `patience`, or have gone.
+    Raises LostRanksError where other ranks do not answer within `patience`, or have gone. With
+    `whereabouts`, which `run` keeps up to date, every error names this rank and what it was doing,
+    and the process is ended where it does nothing new for as long.
     `info` is who this process is, where that is not what the launcher says (reader_roles.py).
     `run` is a function so that all it built is gone when the group is left: a process group kept
     alive by a wrapped model or a reference cycle loses its threads at interpreter exit, which
     gloo answers with SIGABRT (seen in 3 of 6 evaluations on two ranks).
     """
     info = info or read_rank_info()
+    if info.launcher == "torchrun":
+        end_with_parent()
     device = choose_device(device_name, info, share_gpu)
     bound = bind(info, device) if binding == "auto" else NOT_ASKED
     info = replace(info, binding=bound.words)
     set_cpu_threads(info, own_cores=bound.num_cores)
-    init_process_group(info, device, timeout=patience)
     status = None
-    try:
-        status = run(info, device)
-        if info.world_size > 1:
-            dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
-        return status
-    except RuntimeError as error:
-        if (lost := as_lost_ranks(error, info, patience)) is None:
-            raise
-        raise lost from error
-    finally:
-        if status is not None or device.type == "cpu":
-            # After an error NCCL would wait for graphs and kernels that never end, and the
-            # error's message with it; the process leaves without (__main__.entry).
-            shutdown()
-            gc.collect()
+    with naming_failures(info, whereabouts, patience):
+        try:
+            init_process_group(info, device, timeout=patience + GRACE)
+            with watching(info, whereabouts, patience) if whereabouts else nullcontext():
+                status = run(info, device)
+            if whereabouts:
+                whereabouts.at("end")
+            if info.world_size > 1:
+                dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
+            return status
+        finally:
+            if status is not None or device.type == "cpu":
+                # After an error NCCL would wait for graphs and kernels that never end, and the
+                # error's message with it; the process leaves without (__main__.entry).
+                shutdown()
+                gc.collect()

@@ -7,7 +7,7 @@ needs first, while the next forward begins: whoever reads the model's weights ot
 `settle` before.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -18,6 +18,14 @@ from mlperf_bert.optim.flat_layout import FlatLayout, FlatTensor, Segment
 from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
 from mlperf_bert.optim.loss_scale import LossScale
 from mlperf_bert.optim.param_groups import is_exempt
+
+# Copies a tensor to the host; its name tells one copy from another.
+Copy = Callable[[str, Tensor], Tensor]
+
+
+def copy_to_host(name: str, tensor: Tensor) -> Tensor:
+    """A copy of its own."""
+    return tensor.to("cpu", copy=True)
 
 
 class OtherShards(Protocol):
@@ -158,10 +166,11 @@ class FlatOptimizer:
         moments_and_scalars = {**self.flat_state(), **self.scalar_state()}
         return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
 
-    def exact_weights(self, *, keep: bool = True) -> dict[str, Tensor]:
+    def exact_weights(self, *, keep: bool = True, copy: Copy = copy_to_host) -> dict[str, Tensor]:
         """Every parameter before it was rounded to the model's dtype, on the CPU.
 
-        Every rank must call it at the same time; one that does not `keep` them only helps.
+        Every rank must call it at the same time; one that does not `keep` them only helps. `copy`
+        is given a bucket at a time, and the parameters are views of what it returns.
         """
         self.settle()
         exact = {}
@@ -171,11 +180,12 @@ class FlatOptimizer:
                 gathered = torch.empty_like(whole, dtype=part.masters.dtype)
                 self.others.publish(number, gathered, part.masters)
                 self.settle()
-            tensors = self._tensors_of(number) if keep else ()
+            if not keep:
+                continue
+            kept, tensors = copy(f"masters {number}", gathered), self._tensors_of(number)
             for tensor in tensors:
                 first = tensor.start - tensors[0].start
-                values = gathered[first : first + tensor.numel].view(tensor.shape)
-                exact[tensor.name] = values.cpu().clone()
+                exact[tensor.name] = kept[first : first + tensor.numel].view(tensor.shape)
         return exact
 
     def set_weights(self, exact: Mapping[str, Tensor]) -> None:

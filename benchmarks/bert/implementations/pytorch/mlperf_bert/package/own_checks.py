@@ -12,9 +12,10 @@ from typing import Any
 
 from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.errors import DataError
-from mlperf_bert.package.log_reader import in_brief, read_json_object, read_log
+from mlperf_bert.log_reader import read_log
 from mlperf_bert.package.run_facts import RunFacts, read_facts
 from mlperf_bert.system_description import check_description
+from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
 RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))
@@ -61,8 +62,10 @@ def _check_description(tree: Path, system: str) -> tuple[Mapping[str, Any], Prob
     try:
         if not (tree / name).exists():
             return {}, []  # the export has found that
-        with (tree / name).open(encoding="utf-8") as file:
-            description = read_json_object(file.read(_MAX_DESCRIPTION_BYTES))
+        description = parse_json_object(read_regular_file(tree / name, _MAX_DESCRIPTION_BYTES))
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        return {}, [DataError(name, problem, remedy)]
     except ValueError as error:
         return {}, [DataError(name, f"cannot be read ({error})", remedy)]
     wrong = check_description(description)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.package.log_reader import RunLog, in_brief, is_number
+from mlperf_bert.log_reader import RunLog, is_number
+from mlperf_bert.untrusted import in_brief
 
 # Each stands once in a log of ours (mlperf_log.py).
 _SINGLE: Mapping[str, type] = {

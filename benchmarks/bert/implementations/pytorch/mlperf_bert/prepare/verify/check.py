@@ -5,15 +5,18 @@ The fast check reads no sample; the full one reads every byte of every shard, in
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.set_checks import PAIR_REMEDY, shared_texts
 from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.data.stage_record import is_partial
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.duplicates import check_leak
 from mlperf_bert.prepare.verify.full import FullCheck
 from mlperf_bert.prepare.verify.index_files import check_index
@@ -28,12 +31,19 @@ from mlperf_bert.prepare.verify.set_files import (
     check_vocabulary,
 )
 from mlperf_bert.prepare.verify.shard import VerifyJob, verify_shard
+from mlperf_bert.prepare.verify.structure import LAYOUT_READER
 
 PAIR = ("train", "eval")
-PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
 
 
-def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) -> Report:
+def verify(
+    directory: Path,
+    *,
+    full: bool,
+    workers: int,
+    quiet: bool = False,
+    layouts: Sandbox | None = None,
+) -> Report:
     """Check `directory`: one prepared set, or the parent of the sets train/ and eval/.
 
     Args:
@@ -41,9 +51,10 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
         full: read the shards too.
         workers: processes of a full check; 1 works in this process.
         quiet: show no progress of a full check.
+        layouts: a running sandbox with LAYOUT_READER for a full check; None: start one.
 
     Raises:
-        ConfigError: `workers` out of range.
+        ConfigError: `workers` out of range, or no sandbox can be started.
         DataError: there is no such directory, or a worker process died. What is wrong with the
             files is in the report.
     """
@@ -56,7 +67,8 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
     names = {name: directory / name for name in PAIR} if is_pair else {"set": directory}
     sets = [_Set(set_dir, name, full=full) for name, set_dir in names.items()]
     if full:
-        _examine(sets, workers, quiet)
+        with nullcontext(layouts) if layouts else sandbox(LAYOUT_READER) as running:
+            _examine(sets, running, workers, quiet)
         for part in sets:
             part.judge()
     reports = [SetReport(part.name, tuple(part.checks), part.statistics) for part in sets]
@@ -94,9 +106,9 @@ class _Set:
             is_right = index.status == "ok"
             self.full = FullCheck(set_dir, manifest, self.sidecars, index_is_right=is_right)
 
-    def jobs(self) -> Iterator[VerifyJob]:
+    def jobs(self, layouts: Sandbox) -> Iterator[VerifyJob]:
         """The shards to read for the full check."""
-        return iter(()) if self.full is None else self.full.jobs()
+        return iter(()) if self.full is None else self.full.jobs(layouts)
 
     def judge(self) -> None:
         """Add the full checks, once every shard was read."""
@@ -111,9 +123,9 @@ class _Set:
         self.statistics |= rates
 
 
-def _examine(sets: list[_Set], workers: int, quiet: bool) -> None:
+def _examine(sets: list[_Set], layouts: Sandbox, workers: int, quiet: bool) -> None:
     parts = {part.set_dir: part for part in sets}
-    jobs = [job for part in sets for job in part.jobs()]
+    jobs = [job for part in sets for job in part.jobs(layouts)]
     sizes = {job.path: _size(job.path) for job in jobs}
     words = ("verified", "shards")
     died = "a worker process died: want of memory, or a shard was cut while it was read"
@@ -144,16 +156,7 @@ def _between(train: _Set, held_out: _Set) -> Iterator[Check]:
             problem = f"has the vocabulary {ours}, train has {theirs}"
             problems.append(DataError(str(held_out.set_dir), problem, PAIR_REMEDY))
         yield Check("one vocabulary", "", tuple(problems))
-    texts = {sidecar.source_sha256: file for file, sidecar in train.sidecars.items()}
-    problems = [
-        DataError(
-            str(held_out.set_dir / "shards" / file),
-            f"was made from the same text as train's {texts[sidecar.source_sha256]}",
-            PAIR_REMEDY,
-        )
-        for file, sidecar in held_out.sidecars.items()
-        if sidecar.source_sha256 in texts
-    ]
+    problems = shared_texts(held_out.set_dir, train.sidecars, held_out.sidecars)
     yield Check("separate texts", "", tuple(problems))
     if train.full is not None and held_out.full is not None:
         yield check_leak(held_out.set_dir, train.full.hashes, held_out.full.hashes)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from mlperf_bert.data.index import Manifest, ShardEntry
+from mlperf_bert.data.set_checks import SHARD_REMEDY, file_size
 from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.sandbox import Sandbox
 from mlperf_bert.prepare.verify.contents import Tally
 from mlperf_bert.prepare.verify.duplicates import HashStore, check_duplicates
 from mlperf_bert.prepare.verify.index_files import check_order
@@ -21,7 +23,6 @@ from mlperf_bert.prepare.verify.rates import (
     rate_statistics,
 )
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.verify.set_files import SHARD_REMEDY, file_size
 from mlperf_bert.prepare.verify.shard import Findings, VerifyJob
 
 
@@ -55,13 +56,14 @@ class FullCheck:
         # No more than the shards have room for: their sizes are what the sidecars say.
         self.hashes = HashStore(sum(sidecars[file].num_samples for file in self._readable))
         self._digests: dict[str, tuple[DataError, ...]] = {}
+        self._structure: dict[str, tuple[DataError, ...]] = {}
         self._contents: dict[str, tuple[DataError, ...]] = {}
         self._index: dict[str, tuple[DataError, ...]] = {}
         self._tallies: dict[str, Tally] = {}
         self._label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
 
-    def jobs(self) -> Iterator[VerifyJob]:
-        """One job a shard."""
+    def jobs(self, sandbox: Sandbox) -> Iterator[VerifyJob]:
+        """One job a shard; `sandbox` runs the reader of structure.py."""
         small = replace(self._manifest, shards=(), length_histogram=(), index_files=())
         first_id = 0
         for entry in self._manifest.shards:
@@ -71,12 +73,15 @@ class FullCheck:
                 entry=entry,
                 first_id=first_id if self._index_is_right else None,
                 with_contents=entry.file in self._readable,
+                sandbox=sandbox,
             )
             first_id += entry.num_samples
 
     def take(self, file: str, findings: Findings) -> None:
         """Keep what the reading of one shard found."""
         self._digests[file] = findings.wrong_digest
+        if findings.wrong_structure is not None:
+            self._structure[file] = findings.wrong_structure
         self._contents[file] = findings.wrong_contents
         self._index[file] = findings.wrong_index
         if findings.contents is not None:
@@ -92,6 +97,9 @@ class FullCheck:
         is_read = {file: file in self._tallies or bool(self._contents[file]) for file in files}
         checks = [
             self._per_shard("shard digests", self._digests, dict.fromkeys(files, True)),
+            self._per_shard(
+                "HDF5 structure", self._structure, {file: file in self._structure for file in files}
+            ),
             self._per_shard("shard contents", self._contents, is_read),
             *self._index_checks(),
         ]
@@ -117,7 +125,7 @@ class FullCheck:
     def _per_shard(
         self, name: str, problems: dict[str, tuple[DataError, ...]], is_read: dict[str, bool]
     ) -> Check:
-        in_order = tuple(problem for file in is_read for problem in problems[file])
+        in_order = tuple(problem for file in is_read for problem in problems.get(file, ()))
         num_right = sum(is_read[file] and not problems[file] for file in is_read)
         unread = [file for file in is_read if not is_read[file]]
         summary = f"{num_right} of {len(is_read)}"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_bert.data.index import INDEX_ARRAYS, REMEDY, IndexFile, LengthIndex, Manifest
+from mlperf_bert.data.index import INDEX_ARRAYS, REMEDY, LengthIndex, Manifest
+from mlperf_bert.data.set_checks import check_index_file
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.verify.set_files import file_sha256, file_size
 
 SAMPLES_AT_A_TIME = 2**22
 
@@ -17,7 +17,7 @@ def check_index(set_dir: Path, manifest: Manifest) -> Check:
     problems = []
     for file in manifest.index_files:
         try:
-            _check_index_file(set_dir / "index" / file.file, file)
+            check_index_file(set_dir, file)
         except DataError as error:
             problems.append(error)
     if not problems and _histogram(set_dir, manifest) != manifest.length_histogram:
@@ -46,16 +46,6 @@ def check_order(set_dir: Path) -> Check:
             problem = f"is not the order by length at element {first + int(is_wrong.argmax())}"
             return Check("order by length", "", (DataError(str(path), problem, REMEDY),))
     return Check("order by length", f"{len(order):,} samples")
-
-
-def _check_index_file(path: Path, file: IndexFile) -> None:
-    size = file_size(path, REMEDY)
-    if size != file.size_bytes:
-        problem = f"is {size} bytes where {file.size_bytes} belong"
-        raise DataError(str(path), problem, REMEDY)
-    if file_sha256(path, REMEDY) != file.sha256:
-        problem = "is not the file that the manifest names (its sha256 differs)"
-        raise DataError(str(path), problem, REMEDY)
 
 
 def _histogram(set_dir: Path, manifest: Manifest) -> tuple[int, ...]:

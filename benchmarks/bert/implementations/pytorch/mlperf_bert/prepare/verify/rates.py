@@ -12,10 +12,10 @@ from pathlib import Path
 
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Baseline
+from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.contents import Tally
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.verify.set_files import SHARD_REMEDY
 
 MAX_SURPRISE = 20.0
 MAX_UNKNOWN_SHARE = 0.5

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.errors import DataError
+from mlperf_bert.errors import DataError, one_line
 
 SCHEMA_VERSION = 1
 MAX_PROBLEM_LINES = 20
@@ -61,22 +61,22 @@ class Report:
         checks = [check for part in self.sets for check in part.checks if check.was_made]
         failed = sum(check.status == "WRONG" for check in checks)
         if failed:
-            where, problem, remedy = (_one_line(text) for text in self.problems()[0].args)
+            where, problem, remedy = (one_line(text) for text in self.problems()[0].args)
             summary = f"{failed} of {len(checks)} checks failed, the first: {where}: {problem}"
-            raise DataError(_one_line(str(self.directory)), summary, remedy)
+            raise DataError(one_line(str(self.directory)), summary, remedy)
 
     def to_text(self) -> str:
         """The table, the problems (the first twenty), the statistics."""
-        lines = [f"{_one_line(str(self.directory))}, {self.mode} check"]
+        lines = [f"{one_line(str(self.directory))}, {self.mode} check"]
         for part in self.sets:
             lines += ["", f"{part.name}:"]
             for check in part.checks:
-                line = f"{check.status:<8}{check.name:<20}{_one_line(check.summary)}"
+                line = f"{check.status:<8}{check.name:<20}{one_line(check.summary)}"
                 lines.append(line.rstrip())
         problems = self.problems()
         if problems:
             lines += ["", "problems:"]
-            lines += [_one_line(str(problem)) for problem in problems[:MAX_PROBLEM_LINES]]
+            lines += [one_line(str(problem)) for problem in problems[:MAX_PROBLEM_LINES]]
             if len(problems) > MAX_PROBLEM_LINES:
                 lines.append(f"and {len(problems) - MAX_PROBLEM_LINES} more")
         for part in self.sets:
@@ -152,11 +152,3 @@ def _statistics_lines(name: str, statistics: dict[str, Any]) -> list[str]:
         bar = "#" * round(BAR_WIDTH * row / most)
         lines.append(f"  {first:>{width}} .. {last:>{width}} {row:>13,}  {bar}".rstrip())
     return lines
-
-
-def _one_line(text: str) -> str:
-    """`text` with everything escaped that could break a line or steer a terminal."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )

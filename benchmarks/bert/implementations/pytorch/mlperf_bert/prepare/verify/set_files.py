@@ -4,59 +4,33 @@ Manifest, vocabulary, sidecars, sizes and index are compared with each other, so
 missing or foreign file is found in seconds. Nothing is trusted: names and counts may be hostile.
 """
 
-import hashlib
 import os
-from collections import Counter, defaultdict
-from dataclasses import fields
 from pathlib import Path
-from stat import S_ISREG
 
 from mlperf_bert.data.atomic import is_temporary
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.set_checks import (
+    SHARD_REMEDY,
+    VOCABULARY_REMEDY,
+    check_sidecar_digest,
+    file_size,
+    repeated_texts,
+    wrong_settings,
+)
 from mlperf_bert.data.sidecar import Sidecar, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.report import Check
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, load_vocabulary
 
-# No JSON file or vocabulary of a set comes near; a larger one is not read into memory.
-MAX_TEXT_BYTES = 2**28
-SHARD_REMEDY = (
-    "delete this shard, its sidecar and index/dataset.json, then run the same "
-    "`mlperf_bert prepare` command again; other finished shards are kept"
-)
-VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
-MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
-
-
-def file_size(path: Path, remedy: str) -> int:
-    """Bytes of a regular file. Raises DataError for anything else, a pipe or a device too."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "is missing", remedy) from None
-    except ValueError:  # a name that no file system takes
-        raise DataError(repr(str(path)), "is no file name", remedy) from None
-    if not S_ISREG(status.st_mode):
-        raise DataError(str(path), "is not a regular file", remedy)
-    return status.st_size
-
-
-def file_sha256(path: Path, remedy: str) -> str:
-    """Digest of a regular file, read in pieces. Raises DataError when it cannot be read."""
-    file_size(path, remedy)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+# No vocabulary comes near; a larger one is not read into memory.
+MAX_VOCABULARY_BYTES = 2**26
 
 
 def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:
     """The manifest parses, agrees with itself and has its own digest."""
     name = "manifest"
     try:
-        _check_text_size(set_dir / "index" / "dataset.json", INDEX_REMEDY)
         manifest = Manifest.load(set_dir)
     except DataError as error:
         return Check(name, "", (error,)), None
@@ -69,7 +43,7 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
     """`vocab.txt` is the one of the manifest: digest, size and the five special ids."""
     path = set_dir / "vocab.txt"
     try:
-        _check_text_size(path, VOCABULARY_REMEDY)
+        _check_vocabulary_size(path)
         vocabulary = load_vocabulary(path)
     except DataError as error:
         return Check("vocabulary", "", (error,))
@@ -98,14 +72,14 @@ def check_sidecars(set_dir: Path, manifest: Manifest) -> tuple[Check, dict[str, 
         shard_path = set_dir / "shards" / entry.file
         path = sidecar_path(shard_path)
         try:
-            _check_text_size(path, SHARD_REMEDY)
             sidecar = sidecars[entry.file] = read_sidecar(shard_path)
-            if file_sha256(path, SHARD_REMEDY) != entry.sidecar_sha256:
-                problem = "is not the file that the manifest names (its sha256 differs)"
-                problems.append(DataError(str(path), problem, SHARD_REMEDY))
         except DataError as error:
             problems.append(error)
             continue
+        try:
+            check_sidecar_digest(set_dir, entry)
+        except DataError as error:
+            problems.append(error)
         pairs = {
             "num_samples": (sidecar.num_samples, entry.num_samples),
             "shard_sha256": (sidecar.shard_sha256, entry.sha256),
@@ -136,44 +110,17 @@ def check_sizes(set_dir: Path, manifest: Manifest, sidecars: dict[str, Sidecar])
 
 
 def check_settings(set_dir: Path, manifest: Manifest, sidecars: dict[str, Sidecar]) -> Check:
-    """All shards were made alike, and as the manifest says: no two preparations are mixed.
-
-    A setting that the manifest does not hold must be what most shards have.
-    """
-    names = [field.name for field in fields(next(iter(sidecars.values())).settings)]
-    wanted = {}
-    for name in names:
-        values = Counter(getattr(sidecar.settings, name) for sidecar in sidecars.values())
-        wanted[name] = getattr(manifest, name, values.most_common(1)[0][0])
-    problems = []
-    for file, sidecar in sidecars.items():
-        differing = [
-            f"{name} = {getattr(sidecar.settings, name)} (not {wanted[name]})"
-            for name in names
-            if getattr(sidecar.settings, name) != wanted[name]
-        ]
-        if differing:
-            problem = f"was made with {', '.join(differing)}"
-            problems.append(DataError(str(set_dir / "shards" / file), problem, MIXED_REMEDY))
+    """All shards were made alike, and as the manifest says: no two preparations are mixed."""
+    problems = wrong_settings(set_dir, manifest, sidecars)
     total = len(sidecars)
     return Check("settings alike", f"{total - len(problems)} of {total}", tuple(problems))
 
 
 def check_sources(set_dir: Path, sidecars: dict[str, Sidecar]) -> Check:
     """No two shards were made from the same text."""
-    made_from = defaultdict(list)
-    for file, sidecar in sidecars.items():
-        made_from[sidecar.source_sha256].append(file)
-    problems = tuple(
-        DataError(
-            str(set_dir / "shards" / file),
-            f"was made from the same text as {files[0]}",
-            "prepare the set in a new directory, with each text once",
-        )
-        for files in made_from.values()
-        for file in files[1:]
-    )
-    return Check("different texts", f"{len(made_from)} of {len(sidecars)}", problems)
+    problems = repeated_texts(set_dir, sidecars)
+    total = len(sidecars)
+    return Check("different texts", f"{total - len(problems)} of {total}", tuple(problems))
 
 
 def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
@@ -203,9 +150,9 @@ def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
     return Check("no other files", "", tuple(problems))
 
 
-def _check_text_size(path: Path, remedy: str) -> None:
+def _check_vocabulary_size(path: Path) -> None:
     if not os.path.lexists(path):
         return  # whoever reads it says best what is missing
-    size = file_size(path, remedy)
-    if size > MAX_TEXT_BYTES:
-        raise DataError(str(path), f"is {size} bytes, far too large", remedy)
+    size = file_size(path, VOCABULARY_REMEDY)
+    if size > MAX_VOCABULARY_BYTES:
+        raise DataError(str(path), f"is {size} bytes, far too large", VOCABULARY_REMEDY)

@@ -1,4 +1,4 @@
-"""One shard read in full: its digest first, and only where that matches its contents."""
+"""One shard read in full: digest, structure as HDF5, and where the digest matches its contents."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,13 @@ from numpy.typing import NDArray
 
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
+from mlperf_bert.data.set_checks import SHARD_REMEDY, check_digest
 from mlperf_bert.data.shards import Shard
+from mlperf_bert.data.sidecar import read_sidecar
 from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.sandbox import Sandbox
 from mlperf_bert.prepare.verify.contents import ShardContents, check_arrays
-from mlperf_bert.prepare.verify.set_files import SHARD_REMEDY, file_sha256
+from mlperf_bert.prepare.verify.structure import check_structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class VerifyJob:
     entry: ShardEntry
     first_id: int | None
     with_contents: bool
+    sandbox: Sandbox
 
     @property
     def path(self) -> Path:
@@ -36,8 +40,13 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong with a shard, by check; `contents` is None where they could not be read."""
+    """What is wrong with a shard, by check.
 
+    `wrong_structure` is None where there was nothing to compare, `contents` where they could not
+    be read.
+    """
+
+    wrong_structure: tuple[DataError, ...] | None = None
     wrong_digest: tuple[DataError, ...] = ()
     wrong_contents: tuple[DataError, ...] = ()
     wrong_index: tuple[DataError, ...] = ()
@@ -46,26 +55,37 @@ class Findings:
 
 def verify_shard(job: VerifyJob) -> Findings:
     """Read one shard; never raises for what its files hold."""
+    structure = _structure(job)
     try:
-        if file_sha256(job.path, SHARD_REMEDY) != job.entry.sha256:
-            problem = "is not the file that the manifest names (its sha256 differs)"
-            return Findings(wrong_digest=(DataError(str(job.path), problem, SHARD_REMEDY),))
+        check_digest(job.path, job.entry.sha256, SHARD_REMEDY)
     except DataError as error:
-        return Findings(wrong_digest=(error,))
+        return Findings(wrong_structure=structure, wrong_digest=(error,))
     if not job.with_contents:
-        return Findings()
+        return Findings(wrong_structure=structure)
     try:
         shard = Shard(job.path)
         lengths, masked_counts = shard.lengths(), shard.masked_counts()
         contents = check_arrays(shard.arrays(), job.manifest)
     except DataError as error:
-        return Findings(wrong_contents=(error,))
+        return Findings(wrong_structure=structure, wrong_contents=(error,))
     faults = tuple(DataError(str(job.path), fault, SHARD_REMEDY) for fault in contents.faults)
     return Findings(
+        wrong_structure=structure,
         wrong_contents=faults,
         wrong_index=_compare_index(job, lengths, masked_counts),
         contents=contents,
     )
+
+
+def _structure(job: VerifyJob) -> tuple[DataError, ...] | None:
+    """Looked at whatever the digest: of a damaged file, whether HDF5 can still read it."""
+    if not job.path.is_file():
+        return None
+    try:
+        sidecar = read_sidecar(job.path)
+    except DataError:
+        return None  # reported by the fast check
+    return check_structure(job.path, sidecar, job.sandbox)
 
 
 def _compare_index(

@@ -1,9 +1,12 @@
 """A small pair of prepared sets, and ways to spoil a copy of it with or without new digests."""
 
+import atexit
 import dataclasses
+import functools
 import hashlib
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ from mlperf_bert.data.index import Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.prepare.examples import ExampleArrays
+from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.report import Report
+from mlperf_bert.prepare.verify.structure import LAYOUT_READER
 from support import NUM_WORDS, prepare_small, write_synthetic_text
 
 Arrays = dict[str, np.ndarray]
@@ -122,7 +127,16 @@ def sha256(path: Path) -> str:
 
 
 def check(directory: Path, *, full: bool = False, workers: int = 1) -> Report:
-    return verify(directory, full=full, workers=workers, quiet=True)
+    layouts = shared_sandbox() if full else None
+    return verify(directory, full=full, workers=workers, quiet=True, layouts=layouts)
+
+
+@functools.cache
+def shared_sandbox() -> Sandbox:
+    """One server for all checks of a test process: starting it takes longer than a check."""
+    running = ExitStack()
+    atexit.register(running.close)
+    return running.enter_context(sandbox(LAYOUT_READER))
 
 
 def failed(report: Report) -> dict[str, str]:

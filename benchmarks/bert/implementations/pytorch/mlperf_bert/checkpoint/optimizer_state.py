@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import Segment
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 # What reading a file raises that is damaged, or is not of this format.
 _UNREADABLE = (
@@ -29,17 +29,19 @@ _UNREADABLE = (
 )
 
 
-def write_shard(optimizer: FlatOptimizer, path: Path) -> None:
-    """Write this rank's shard."""
-    tensors = {name: value.cpu() for name, value in optimizer.scalar_state().items()}
+def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What the file of this rank's shard holds, copied by `copy`, and the file's metadata."""
+    scalars = optimizer.scalar_state().items()
+    tensors = {name: copy(name, value) for name, value in scalars}
+    flat_state = {slot: copy(slot, flat) for slot, flat in optimizer.flat_state().items()}
     ranges = {}
     for segment in optimizer.segments():
         ranges[segment.tensor.name] = [segment.first, segment.last]
-        for slot, flat in optimizer.flat_state().items():
-            part = flat[segment.in_shard].cpu().clone()
+        for slot, flat in flat_state.items():
+            part = flat[segment.in_shard]
             shape = segment.tensor.shape if segment.is_whole else part.shape
             tensors[f"{segment.tensor.name}.{slot}"] = part.view(shape)
-    save_file(tensors, path, metadata={"ranges": json.dumps(ranges)})
+    return tensors, {"ranges": json.dumps(ranges)}
 
 
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:

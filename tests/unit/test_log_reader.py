@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.package.log_reader import MAX_LOG_BYTES, read_log
+from mlperf_bert.log_reader import MAX_LOG_BYTES, read_log
 
 HOSTILE = {
     "not ASCII": (b"\xff\xfe", "is not ASCII text"),
@@ -18,7 +18,7 @@ HOSTILE = {
     "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: is no record"),
     "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: is no record"),
     "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "is no complete record"),
-    "huge": (b" " * (MAX_LOG_BYTES + 1), "has more than 16,777,216 bytes"),
+    "huge": (b" " * (MAX_LOG_BYTES + 1), "has more than 8,388,608 bytes"),
 }
 
 

@@ -1,0 +1,127 @@
+"""What a run begins with: its log, and the weights, state and random streams of its first step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mlperf_bert.build_step import build_step
+from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_random_states
+from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.config import RunConfig
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.strata import PublishedStrataSampler
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.environment import git_commit
+from mlperf_bert.mlperf_log import MlperfLog
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.open_data import RunData
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.progress import Reporter
+from mlperf_bert.resume import Start
+from mlperf_bert.run_directory import RunDirectory
+from mlperf_bert.saving import Identity
+from mlperf_bert.seeds import derive_seed
+from mlperf_bert.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a run begins from: a seed, weights that were given, or a checkpoint to go on from."""
+
+    config: RunConfig
+    seed: int
+    start: Start
+    init_checkpoint: Path | None
+    cache_cleared: bool
+
+
+def start_log(origin: Origin, directory: RunDirectory, info: RankInfo) -> MlperfLog:
+    """The MLPerf log, with all records that come before training."""
+    config, start = origin.config, origin.start
+    is_rank_zero = info.rank == 0
+    log = MlperfLog(directory.mlperf_log if is_rank_zero else None, is_rank_zero)
+    log.init_start(cache_cleared=origin.cache_cleared)
+    log.submission(config)
+    log.hyperparameters(config, origin.seed)
+    resumed_from = None
+    if start.continues or start.checkpoint is not None:
+        resumed_from = {"step": start.step, "samples": start.samples}
+    log.conditions(
+        config,
+        # As it was started: ranks that the config spreads over nodes may all be on this one.
+        number_of_nodes=-(-info.world_size // info.local_world_size),
+        number_of_ranks=info.world_size,
+        resumed_from=resumed_from,
+        initial_weights="random" if origin.init_checkpoint is None else "checkpoint",
+    )
+    return log
+
+
+def start_reporter(
+    directory: Path | None, config: RunConfig, data: RunData, planner: StepPlanner, start: Start
+) -> Reporter:
+    """What a person sees of the run, with the lines that come first."""
+    reporter = Reporter(
+        directory and directory / "stdout.log", config.max_steps, continued=start.continues
+    )
+    for remark in start.remarks:
+        reporter.line(remark)
+    reporter.line(data.target_in_words)
+    reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
+    if isinstance(planner.sampler, PublishedStrataSampler):
+        reporter.line(planner.sampler.in_words())
+    return reporter
+
+
+def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
+    """The bare model, its weights and dropout from the run's seed, equal on every rank."""
+    model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+    model.dropout_seed = derive_seed(seed, "dropout")
+    return model
+
+
+def begin_training(
+    origin: Origin,
+    model: BertForPretraining,
+    identity: Identity,
+    info: RankInfo,
+    device: torch.device,
+    shapes: tuple[StaticShape, ...],
+) -> tuple[FlatOptimizer, Step]:
+    """Optimizer and step, with the weights, state and random streams that the run begins with."""
+    start, digest = origin.start, identity.vocabulary_sha256
+    if origin.init_checkpoint is not None and start.checkpoint is None:
+        given = origin.init_checkpoint
+        on_every_rank(info, lambda: load_weights(model, given, digest))
+    # Of the step too, as another number of ranks has no streams to go on from.
+    torch.manual_seed(derive_seed(origin.seed, f"others' kernels from {start.step}", info.rank))
+    optimizer, step = build_step(model, origin.config, info, device, shapes)
+    if start.checkpoint is not None:
+        saved = start.checkpoint
+        state = load_checkpoint(optimizer, saved, digest, info, model)
+        on_every_rank(info, lambda: restore_random_states(saved, state, info, device))
+    return optimizer, step
+
+
+def make_writer(
+    config: RunConfig,
+    directory: RunDirectory,
+    model: BertForPretraining,
+    optimizer: FlatOptimizer,
+    info: RankInfo,
+    device: torch.device,
+) -> CheckpointWriter:
+    """What writes the run's checkpoints."""
+    return CheckpointWriter(
+        directory.checkpoints,
+        optimizer,
+        config,
+        info,
+        device,
+        fp8_state=model.fp8_state(),
+        keep_last=config.checkpoint.keep_last,
+        commit=git_commit(),
+    )

@@ -1,0 +1,41 @@
+"""Which checkpoints of a run stay; one that goes is renamed first, so that none is half there."""
+
+import shutil
+from pathlib import Path
+
+from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_state
+from mlperf_bert.errors import CheckpointError
+
+
+def prune(directory: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` and the best, that of the highest accuracy."""
+    found = complete_checkpoints(directory)
+    best = max(found, key=_accuracy, default=None)
+    for path in found[keep_last:]:
+        if path != best or _accuracy(path) < 0:
+            discard(path)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what writers left that were killed."""
+    for path in directory.glob(".step_*"):
+        if path.name.endswith((".partial", ".removed")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint, or what was to become one."""
+    removed = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
+    if removed != path:
+        shutil.rmtree(removed, ignore_errors=True)
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _accuracy(path: Path) -> float:
+    """Of a checkpoint's weights; below zero where it is not known."""
+    try:
+        accuracy = read_state(path).mlm_accuracy
+    except CheckpointError:
+        return -1.0
+    return -1.0 if accuracy is None else accuracy

@@ -1,0 +1,145 @@
+"""Takes over a checkpoint: the weights alone, or everything that a run goes on from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mlperf_bert.checkpoint.manifest import (
+    ELSE,
+    FP8,
+    MODEL,
+    STATE,
+    CheckpointState,
+    Manifest,
+    read_manifest,
+    read_state,
+    resolve,
+    verify_files,
+)
+from mlperf_bert.checkpoint.optimizer_state import read_shards
+from mlperf_bert.checkpoint.random_states import set_random_states
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+
+ITS_CONFIG = "use the config it was made with"
+
+
+def load_checkpoint(
+    optimizer: FlatOptimizer,
+    directory: Path,
+    vocabulary_sha256: str,
+    info: RankInfo,
+    model: BertForPretraining | None = None,
+) -> CheckpointState:
+    """Fill an optimizer and its model from a checkpoint of any number of ranks.
+
+    FP8 scales too, where `model` is given and has them. Every rank must call it at the same time;
+    the first of each node reads the digests. Raises CheckpointError as `load_weights`, on every
+    rank.
+    """
+
+    def verify() -> None:
+        found = resolve(directory)
+        manifest = read_manifest(found)
+        verify_files(found, manifest, {MODEL, STATE, *manifest.files})
+        _check_vocabulary(found, vocabulary_sha256)
+
+    def read() -> tuple[dict[str, Tensor], CheckpointState]:
+        found = resolve(directory)
+        tensors = _read_tensors(found / MODEL)
+        _check_names_and_shapes(found, tensors, optimizer.shapes)
+        manifest = read_manifest(found)
+        names = [name for name in manifest.files if name.startswith("optimizer/")]
+        read_shards(optimizer, [found / name for name in names])
+        if model is not None:
+            _read_scales(model, found, manifest)
+        return tensors, read_state(found)
+
+    on_every_rank(info, verify if info.local_rank == 0 else lambda: None)
+    tensors, state = on_every_rank(info, read)
+    optimizer.set_weights(tensors)
+    return state
+
+
+def restore_random_states(
+    directory: Path, state: CheckpointState, info: RankInfo, device: torch.device
+) -> bool:
+    """Go on from this rank's random streams; False where the ranks were others, so has none.
+
+    The files' digests were verified by `load_checkpoint`.
+    """
+    if state.world_size != info.world_size:
+        return False
+    path = resolve(directory) / "rng" / f"rank_{info.rank:05d}.safetensors"
+    try:
+        set_random_states(_read_tensors(path), device)
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(str(path), f"is no random state ({error})", ELSE) from None
+    return True
+
+
+def load_weights(
+    model: BertForPretraining, directory: Path, vocabulary_sha256: str
+) -> CheckpointState:
+    """Fill `model` with the weights of a checkpoint directory, or of one that holds `LATEST`.
+
+    FP8 scales too, where it has them and the checkpoint does.
+
+    Raises CheckpointError where files are missing or damaged, or made for another model or
+    vocabulary.
+    """
+    directory = resolve(directory)
+    manifest = read_manifest(directory)
+    verify_files(directory, manifest, (MODEL, STATE))
+    _check_vocabulary(directory, vocabulary_sha256)
+    tensors = _read_tensors(directory / MODEL)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _check_names_and_shapes(directory, tensors, shapes)
+    model.load_state_dict(tensors)
+    if FP8 in manifest.files:
+        verify_files(directory, manifest, (FP8,))
+    _read_scales(model, directory, manifest)
+    return read_state(directory)
+
+
+def _read_scales(model: BertForPretraining, directory: Path, manifest: Manifest) -> None:
+    scales = model.fp8_state()
+    if not scales or FP8 not in manifest.files:
+        return
+    found = _read_tensors(directory / FP8)
+    wanted = {name: tuple(tensor.shape) for name, tensor in scales.items()}
+    _check_names_and_shapes(directory, found, wanted)
+    for name, tensor in found.items():
+        scales[name].copy_(tensor)
+
+
+def _check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
+    if read_state(directory).vocabulary_sha256 != vocabulary_sha256:
+        problem, remedy = "was trained with another vocabulary", "use the data it was made from"
+        raise CheckpointError(str(directory), problem, remedy)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
+
+
+def _check_names_and_shapes(
+    directory: Path, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    for name in sorted(found.keys() ^ wanted.keys()):
+        side = "missing" if name in wanted else "not part of the model"
+        raise CheckpointError(str(directory), f"{name} is {side}", ITS_CONFIG)
+    for name, shape in wanted.items():
+        if tuple(found[name].shape) != shape:
+            problem = f"{name} is {list(found[name].shape)}, the model's is {list(shape)}"
+            raise CheckpointError(str(directory), problem, ITS_CONFIG)

@@ -1,0 +1,204 @@
+"""What is in a checkpoint directory, and whether it is whole: names, manifest, state, digests.
+
+No torch. Everything read is taken for hostile: names are of a fixed form, so that none can lead
+elsewhere, sizes are bounded, and a file is used only where its digest is the manifest's.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from stat import S_ISREG
+from types import MappingProxyType
+from typing import Any, Literal
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_io import config_from_tables
+from mlperf_bert.data.records import Record, read_record, write_json
+from mlperf_bert.errors import CheckpointError, DataError
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+STATE = "state.json"
+MODEL = "model.safetensors"
+FP8 = "fp8.safetensors"
+LATEST = "LATEST"
+ELSE = "use another checkpoint"
+
+_FILE_NAME = re.compile(r"(optimizer|rng)/rank_\d{5}\.safetensors")
+_STEP_NAME = re.compile(r"step_\d{8,19}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_NUMBERS = 1000
+NO_NUMBERS: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of a checkpoint: bytes and digest."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """`manifest.json`, written last; `config` is as it stands there, see `read_config`."""
+
+    step: int
+    samples: int
+    vocabulary_sha256: str
+    commit: str | None
+    config: Mapping[str, Any]
+    files: Mapping[str, FileEntry]
+
+    def to_json(self) -> bytes:
+        """The file's contents."""
+        values = asdict(self) | {"config": dict(self.config)}
+        values["files"] = {name: asdict(entry) for name, entry in self.files.items()}
+        return write_json({"format_version": FORMAT_VERSION, **values})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointState:
+    """`state.json`: what a checkpoint says of its run, beside the tensors.
+
+    The position of the sampler is `step`, as its batches are a function of that and the seed.
+    """
+
+    step: int
+    samples: int
+    seed: int
+    mlm_accuracy: float | None  # of these very weights, or not known
+    vocabulary_sha256: str
+    data_sha256: str = "unknown"  # of the training set's manifest
+    world_size: int = 1
+    ended: Literal["success", "aborted"] | None = None  # how, where the run is over
+    seconds: float = 0.0  # of training, all parts of the run together
+    numbers: Mapping[str, float] = field(default_factory=dict)  # of metrics, for a resumed run
+
+    def to_json(self) -> bytes:
+        """The file's contents."""
+        return write_json(asdict(self))
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Where the checkpoint after `step` belongs."""
+    return directory / f"step_{step:08d}"
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Those in `directory` that were written to their end, the newest first; digests not read."""
+    found = [path for path in directory.glob("step_*") if _STEP_NAME.fullmatch(path.name)]
+    whole = [path for path in found if (path / MANIFEST).is_file()]
+    return sorted(whole, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+
+
+def resolve(directory: Path) -> Path:
+    """`directory`, where it is a checkpoint, or the one that its LATEST names."""
+    if (directory / MANIFEST).is_file():
+        return directory
+    try:
+        with (directory / LATEST).open("rb") as file:
+            name = file.read(100).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        problem = f"holds no {MANIFEST} and no {LATEST}"
+        raise CheckpointError(str(directory), problem, "give a checkpoint directory") from None
+    if not _STEP_NAME.fullmatch(name) or not (directory / name / MANIFEST).is_file():
+        problem = f"names {name!r}, not a checkpoint"
+        raise CheckpointError(str(directory / LATEST), problem, "give one of its steps")
+    return directory / name
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Parse a checkpoint's manifest. Raises CheckpointError where anything is wrong with it."""
+    try:
+        record = read_record(directory / MANIFEST, missing="is missing", remedy=ELSE)
+        record.check_version(FORMAT_VERSION)
+        files = record.record("files")
+        for name in files.values:
+            if name not in (MODEL, STATE, FP8) and not _FILE_NAME.fullmatch(name):
+                raise files.error(repr(name)[:80], "is no file of a checkpoint")
+        return Manifest(
+            step=record.integer("step"),
+            samples=record.integer("samples"),
+            vocabulary_sha256=record.text("vocabulary_sha256"),
+            commit=record.text("commit") if record.has("commit") else None,
+            config=record.record("config").values,
+            files={name: _file_entry(files.record(name)) for name in files.values},
+        )
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
+
+
+def read_state(directory: Path) -> CheckpointState:
+    """Parse a checkpoint's state. Raises CheckpointError where anything is wrong with it."""
+    try:
+        record = read_record(directory / STATE, missing="is missing", remedy=ELSE)
+        ended = record.text("ended") if record.has("ended") else None
+        if ended not in (None, "success", "aborted"):
+            raise record.error("ended", f"is {ended!r:.80}")
+        numbers = record.record("numbers")
+        if len(numbers.values) > _MOST_NUMBERS:
+            raise record.error("numbers", f"has {len(numbers.values)} entries")
+        return CheckpointState(
+            step=record.integer("step"),
+            samples=record.integer("samples"),
+            seed=record.integer("seed"),
+            mlm_accuracy=record.number("mlm_accuracy") if record.has("mlm_accuracy") else None,
+            vocabulary_sha256=record.text("vocabulary_sha256"),
+            data_sha256=record.text("data_sha256"),
+            world_size=record.integer("world_size", low=1, high=10**6),
+            ended=ended,  # type: ignore[arg-type]  # one of its values, checked above
+            seconds=record.number("seconds"),
+            numbers={name: numbers.number(name) for name in numbers.values},
+        )
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
+
+
+def read_config(directory: Path) -> RunConfig:
+    """The config that a checkpoint, or the LATEST one of a directory, was made with."""
+    found = resolve(directory)
+    return config_from_tables(read_manifest(found).config, str(found / MANIFEST))
+
+
+def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise CheckpointError unless each named file is there with its size and digest."""
+    for name in names:
+        path = directory / name
+        entry = manifest.files.get(name)
+        try:
+            status = path.stat()
+        except OSError:
+            status = None
+        if entry is None or status is None or not S_ISREG(status.st_mode):
+            raise CheckpointError(str(path), "is missing", ELSE)
+        if status.st_size != entry.size or _sha256(path) != entry.sha256:
+            raise CheckpointError(str(path), "differs from its digest", ELSE)
+
+
+def verify(directory: Path) -> CheckpointState:
+    """Check every file of a checkpoint; its state. Raises CheckpointError."""
+    manifest = read_manifest(directory)
+    verify_files(directory, manifest, {STATE, MODEL, *manifest.files})
+    state = read_state(directory)
+    if (state.step, state.samples) != (manifest.step, manifest.samples):
+        raise CheckpointError(str(directory / STATE), "is of another step than the manifest", ELSE)
+    return state
+
+
+def _file_entry(record: Record) -> FileEntry:
+    sha256 = record.text("sha256")
+    if not _SHA256.fullmatch(sha256):
+        raise record.error("sha256", f"is {sha256!r:.80}, not a digest")
+    return FileEntry(record.integer("size"), sha256)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise CheckpointError(str(path), problem, ELSE) from None

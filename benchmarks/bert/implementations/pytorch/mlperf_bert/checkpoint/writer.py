@@ -1,0 +1,206 @@
+"""Writes checkpoints in a thread of each rank that has a part, while training goes on."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlperf_bert.checkpoint.keep import discard, prune, sweep
+from mlperf_bert.checkpoint.manifest import CheckpointState, FileEntry, Manifest, step_directory
+from mlperf_bert.checkpoint.parts import await_note, complete, leave_note, write_part
+from mlperf_bert.checkpoint.snapshot import HostCopies, Snapshot, take_snapshot
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_io import config_to_tables
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
+from mlperf_bert.errors import CheckpointError, UserError
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+
+POLL_S = 0.1
+PATIENCE_S = 5.0  # with the thread of a run that failed
+NO_FP8: Mapping[str, Tensor] = MappingProxyType({})
+NO_ROOM = "check the disk's free space and that it can be written"
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """Of one rank's thread; travels between the ranks."""
+
+    is_busy: bool
+    error: str | None
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run below `directory`, one at a time.
+
+    Every rank makes one, and calls its methods at the same time as the others, but `lines`.
+
+    Args:
+        directory: where they go; rank 0 creates it and removes what a killed run left.
+        optimizer: holds weights and state.
+        fp8_state: of the model, live; rank 0's is kept.
+        config: of the run, for the manifest.
+        keep_last: so many of the newest stay, and the best.
+        commit: of the code, where it is known.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        optimizer: FlatOptimizer,
+        config: RunConfig,
+        info: RankInfo,
+        device: torch.device,
+        *,
+        fp8_state: Mapping[str, Tensor] = NO_FP8,
+        keep_last: int | None = None,
+        commit: str | None = None,
+    ) -> None:
+        self._directory = directory
+        self._optimizer = optimizer
+        self._fp8_state = fp8_state
+        self._config = config
+        self._info = info
+        self._device = device
+        self._keep_last = keep_last
+        self._commit = commit
+        self._copies = HostCopies(device)
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+        self._writing = 0  # step of the checkpoint that is being written
+        self._abandoned = threading.Event()
+        self._lines: list[str] = []
+        # Notes of another attempt must not be taken for this one's.
+        self._token: str = from_rank_zero(info, os.urandom(4).hex())
+        on_rank_zero(info, self._set_up)
+
+    def abandon(self) -> None:
+        """The run failed: give what is being written a moment, then leave it."""
+        if self._thread is not None:
+            self._thread.join(PATIENCE_S)
+
+    def lines(self) -> list[str]:
+        """What rank 0's thread has to tell since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def begin(self, state: CheckpointState) -> bool:
+        """Begin to write the checkpoint of this moment; False where the last is not done yet.
+
+        The loop stands still for a copy of weights and state.
+        """
+        if self._are_busy():
+            return False
+        self._writing, self._error = state.step, None
+        self._abandoned.clear()
+        snapshot = take_snapshot(
+            state, self._optimizer, self._fp8_state, self._info, self._device, self._copies
+        )
+        if self._info.rank < max(1, self._optimizer.num_shards):
+            self._thread = threading.Thread(
+                target=self._work, args=(snapshot,), name="checkpoint", daemon=True
+            )
+            self._thread.start()
+        return True
+
+    def finish(self) -> None:
+        """Wait for what is being written. Raises CheckpointError on all ranks where it failed."""
+        while self._are_busy():
+            time.sleep(POLL_S)
+        error = next((each.error for each in self._statuses() if each.error), None)
+        if error is not None:
+            final = step_directory(self._directory, self._writing)
+            raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
+
+    def _are_busy(self) -> bool:
+        """Whether any rank still writes; rank 0 stops to wait for one that failed."""
+        statuses = self._statuses()
+        others = next((each.error for each in statuses[1:] if each.error), None)
+        if others is not None and self._info.rank == 0 and statuses[0].is_busy:
+            self._error = others
+            self._abandoned.set()
+        return any(each.is_busy for each in statuses)
+
+    def _statuses(self) -> list[_Status]:
+        own = _Status(self._thread is not None and self._thread.is_alive(), self._error)
+        if self._info.world_size == 1:
+            return [own]
+        statuses = [own] * self._info.world_size
+        dist.all_gather_object(statuses, own)
+        return statuses
+
+    def _set_up(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            sweep(self._directory)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            raise CheckpointError(str(self._directory), problem, NO_ROOM) from None
+
+    def _work(self, snapshot: Snapshot) -> None:
+        """What the thread does; raises nothing."""
+        started = time.perf_counter()
+        final = step_directory(self._directory, snapshot.state.step)
+        partial = final.with_name(f".{final.name}.{self._token}.partial")
+        try:
+            self._copies.wait()
+            entries = write_part(partial, snapshot, self._info.rank)
+            if self._info.rank > 0:
+                leave_note(partial, self._info.rank, entries)
+                return
+            for rank in range(1, self._optimizer.num_shards):
+                entries |= await_note(partial, rank, self._abandoned)
+            complete(partial, final, self._manifest(snapshot.state, entries))
+            if self._keep_last is not None:
+                prune(self._directory, self._keep_last)
+        except (OSError, RuntimeError, UserError) as error:
+            own = f"rank {self._info.rank} on {host_name()}: {_reason(error)}"
+            self._error = self._error or own  # another rank's, where that one failed first
+            if self._info.rank == 0:
+                discard(partial)
+                problem = f"could not be written ({self._error}): {NO_ROOM}"
+                self._lines.append(f"checkpoint {final.name} {problem}")
+        else:
+            size = sum(entry.size for entry in entries.values())
+            seconds = time.perf_counter() - started
+            self._lines.append(f"checkpoint {final.name}: {size / 1e6:,.1f} MB in {seconds:.1f} s")
+
+    def _manifest(self, state: CheckpointState, entries: dict[str, FileEntry]) -> Manifest:
+        return Manifest(
+            step=state.step,
+            samples=state.samples,
+            vocabulary_sha256=state.vocabulary_sha256,
+            commit=self._commit,
+            config=config_to_tables(self._config),
+            files=dict(sorted(entries.items())),
+        )
+
+
+def save_checkpoint(
+    directory: Path,
+    optimizer: FlatOptimizer,
+    config: RunConfig,
+    state: CheckpointState,
+    info: RankInfo,
+    device: torch.device,
+    fp8_state: Mapping[str, Tensor] = NO_FP8,
+) -> Path:
+    """Write one checkpoint below `directory` and return its path; others there stay.
+
+    Every rank must call it at the same time. Raises CheckpointError on all where it failed.
+    """
+    writer = CheckpointWriter(directory, optimizer, config, info, device, fp8_state=fp8_state)
+    writer.begin(state)
+    writer.finish()
+    return step_directory(directory, state.step)
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,145 @@
+"""Checks of a prepared set that read no sample: at the start of training, and by `verify`.
+
+Sidecars, vocabulary and index are held against the manifest and each other. Nothing is trusted:
+names and counts may be hostile. Each check raises the DataError it finds, or returns all of them.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from stat import S_ISREG
+
+from mlperf_bert.data.index import INDEX_ARRAYS, IndexFile, LengthIndex, Manifest, ShardEntry
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
+from mlperf_bert.data.sidecar import Sidecar, sidecar_path
+from mlperf_bert.errors import DataError
+
+SHARD_REMEDY = (
+    "delete this shard, its sidecar and index/dataset.json, then run the same "
+    "`mlperf_bert prepare` command again; other finished shards are kept"
+)
+VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
+MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
+PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
+
+
+def file_size(path: Path, remedy: str) -> int:
+    """Bytes of a regular file. Raises DataError for anything else, a pipe or a device too."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "is missing", remedy) from None
+    except ValueError:  # a name that no file system takes
+        raise DataError(repr(str(path)), "is no file name", remedy) from None
+    if not S_ISREG(status.st_mode):
+        raise DataError(str(path), "is not a regular file", remedy)
+    return status.st_size
+
+
+def file_sha256(path: Path, remedy: str) -> str:
+    """Digest of a regular file, read in pieces. Raises DataError when it cannot be read."""
+    file_size(path, remedy)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+
+
+def check_digest(path: Path, sha256: str, remedy: str) -> None:
+    """Raise DataError where the file is not the one that the manifest names."""
+    if file_sha256(path, remedy) != sha256:
+        problem = "is not the file that the manifest names (its sha256 differs)"
+        raise DataError(str(path), problem, remedy)
+
+
+def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
+    """Raise DataError where a shard's sidecar is not the one that the manifest names."""
+    path = sidecar_path(set_dir / "shards" / entry.file)
+    check_digest(path, entry.sidecar_sha256, SHARD_REMEDY)
+
+
+def check_index_file(set_dir: Path, file: IndexFile) -> None:
+    """Raise DataError where an index file has not the size and digest of the manifest."""
+    path = set_dir / "index" / file.file
+    size = file_size(path, INDEX_REMEDY)
+    if size != file.size_bytes:
+        raise DataError(str(path), f"is {size} bytes where {file.size_bytes} belong", INDEX_REMEDY)
+    check_digest(path, file.sha256, INDEX_REMEDY)
+
+
+def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
+    """Raise DataError where a number of the index is one that no right index holds.
+
+    Planning and evaluation look samples up by these numbers before anything is read.
+    """
+    manifest = index.manifest
+    limits = (
+        (index.lengths, 1, manifest.max_seq_length),
+        (index.masked_counts, 1, manifest.max_predictions),
+        (index.order_by_length, 0, manifest.num_samples - 1),
+    )
+    for (name, _), (values, low, high) in zip(INDEX_ARRAYS, limits, strict=True):
+        if values.min() < low or values.max() > high:
+            problem = f"holds numbers outside {low} .. {high}"
+            raise DataError(str(set_dir / "index" / name), problem, INDEX_REMEDY)
+
+
+def wrong_settings(
+    set_dir: Path, manifest: Manifest, sidecars: Mapping[str, Sidecar]
+) -> list[DataError]:
+    """Shards that were not made as the manifest says: of another preparation.
+
+    A setting that the manifest does not hold must be what most shards have. `sidecars` are by the
+    shard's file name, at least one.
+    """
+    names = [field.name for field in fields(next(iter(sidecars.values())).settings)]
+    wanted = {}
+    for name in names:
+        values = Counter(getattr(sidecar.settings, name) for sidecar in sidecars.values())
+        wanted[name] = getattr(manifest, name, values.most_common(1)[0][0])
+    problems = []
+    for file, sidecar in sidecars.items():
+        differing = [
+            f"{name} = {getattr(sidecar.settings, name)} (not {wanted[name]})"
+            for name in names
+            if getattr(sidecar.settings, name) != wanted[name]
+        ]
+        if differing:
+            problem = f"was made with {', '.join(differing)}"
+            problems.append(DataError(str(set_dir / "shards" / file), problem, MIXED_REMEDY))
+    return problems
+
+
+def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataError]:
+    """Shards that were made from the same text as one before them, copies of it among them."""
+    made_from = defaultdict(list)
+    for file, sidecar in sidecars.items():
+        made_from[sidecar.source_sha256].append(file)
+    return [
+        DataError(
+            str(set_dir / "shards" / file),
+            f"was made from the same text as {files[0]}",
+            "prepare the set in a new directory, with each text once",
+        )
+        for files in made_from.values()
+        for file in files[1:]
+    ]
+
+
+def shared_texts(
+    eval_dir: Path, train: Mapping[str, Sidecar], held_out: Mapping[str, Sidecar]
+) -> list[DataError]:
+    """Shards of the held-out set that were made from a text that is trained on."""
+    texts = {sidecar.source_sha256: file for file, sidecar in train.items()}
+    return [
+        DataError(
+            str(eval_dir / "shards" / file),
+            f"was made from the same text as train's {texts[sidecar.source_sha256]}",
+            PAIR_REMEDY,
+        )
+        for file, sidecar in held_out.items()
+        if sidecar.source_sha256 in texts
+    ]

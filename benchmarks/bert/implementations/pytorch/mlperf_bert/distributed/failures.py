@@ -1,0 +1,94 @@
+"""Names the rank that failed or hangs: which one, on which host, and what it was doing."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.lost_ranks import as_lost_ranks
+from mlperf_bert.errors import UserError, one_line
+from mlperf_bert.heartbeat import Watch, end_process
+from mlperf_bert.whereabouts import Whereabouts
+
+# A rank that hangs by itself says so before those that wait for it give up and have it killed;
+# so these get more time, of their collectives first.
+GRACE = timedelta(seconds=2)
+_WAITING = ("torch.distributed", "torch.autograd", "mlperf_bert.distributed")
+
+
+@contextmanager
+def naming_failures(
+    info: RankInfo, whereabouts: Whereabouts | None, patience: timedelta
+) -> Iterator[None]:
+    """Say in every error of the body which rank it is of.
+
+    A UserError gets it at its beginning, but for one of start-up, which all ranks raise together:
+    a mistake is no rank's failure. Other ranks that are gone become a LostRanksError. Any other
+    exception gets it as a note, which is the last line of its traceback.
+
+    Args:
+        info: of this rank.
+        whereabouts: what it is doing; None where nobody keeps them.
+        patience: how long other ranks have for an answer.
+    """
+    try:
+        yield
+    except UserError as error:
+        if whereabouts is None or whereabouts.in_start_up:
+            raise
+        where, problem, remedy = error.args
+        raise type(error)(f"{_here(info, whereabouts)}: {where}", problem, remedy) from error
+    except Exception as error:
+        here = _here(info, whereabouts)
+        if (lost := as_lost_ranks(error, here, patience)) is not None:
+            raise lost from error
+        said = one_line(f"{here}: {type(error).__name__}: {error}")
+        error.add_note(f"mlperf_bert: error: {said}")
+        raise
+
+
+def watching(info: RankInfo, whereabouts: Whereabouts, patience: timedelta) -> Watch:
+    """A context that ends the process, in one line, where the calling thread goes on no more.
+
+    That is, after `patience` without a new word in `whereabouts`; what may take long is left out.
+    """
+    thread = threading.get_ident()
+    timeout_s = patience.total_seconds()
+
+    def say(sign: int, silent_s: float) -> bool:
+        frame = sys._current_frames()[thread]
+        if _waits_for_others(frame) and silent_s < timeout_s + 2 * GRACE.total_seconds():
+            return False  # the collective's own time-out knows more
+        end_process(
+            f"{_here(info, whereabouts)}: no progress for {timeout_s:g} s (run.hang_timeout_s), "
+            f"{_place(frame)}; look for storage or a device that does not answer"
+        )
+        return True
+
+    return Watch(whereabouts.sign_of_life, timeout_s, say)
+
+
+def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
+    rank = f"rank {info.rank} on {host_name()}"
+    return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
+
+
+def _waits_for_others(frame: FrameType) -> bool:
+    return _module(frame).startswith(_WAITING)
+
+
+def _place(innermost: FrameType) -> str:
+    """The innermost place of this package that a thread is at."""
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if _module(frame).startswith("mlperf_bert."):
+            return f"in {_module(frame)}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return f"in {_module(innermost)}"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

@@ -1,0 +1,61 @@
+"""`metrics.jsonl`: one JSON object an interval; cut and continued where a run is resumed."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.data.atomic import write_file
+from mlperf_bert.line_file import LineFile
+
+
+class MetricsFile:
+    """Appends records; on ranks other than 0 nothing is kept.
+
+    Args:
+        path: the file; None keeps nothing.
+        after_step: the step after which a resumed run goes on: later records, which it makes anew,
+            are taken out. None begins a new file.
+    """
+
+    def __init__(self, path: Path | None, after_step: int | None = None) -> None:
+        self._file: LineFile | None = None
+        if path is not None:
+            if after_step is not None:
+                write_file(path, _until(path, after_step))
+            self._file = LineFile(path, _warn, continued=after_step is not None)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record."""
+        if self._file:
+            # JSON knows no NaN: null, as of a loss that is no number.
+            finite = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in record.items()
+            }
+            self._file.append(json.dumps(finite, allow_nan=False))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+def _until(path: Path, last_step: int) -> bytes:
+    """The lines up to a step, without one that a killed run did not end."""
+    kept = []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for line in lines:
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            break
+        if not isinstance(step, int) or step > last_step:
+            break
+        kept.append(line + b"\n")
+    return b"".join(kept)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

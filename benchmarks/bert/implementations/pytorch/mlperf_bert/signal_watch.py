@@ -1,0 +1,110 @@
+"""What a signal does at once: before the first step it ends the process, and so does Ctrl-C twice.
+
+A handler in Python runs when the main thread is back in the interpreter, which it is not for
+minutes where it waits for other ranks. So a thread is told: it acts, whatever the main one does.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from mlperf_bert.stop_request import EXIT_STATUS, SIGNALS
+from mlperf_bert.whereabouts import Whereabouts
+
+INTERRUPTED_STATUS = 130  # as of what SIGINT ends, which a second Ctrl-C does
+TWICE_S = 1.0  # within which the first Ctrl-C may come again: from the terminal and from a launcher
+
+
+class CtrlC:
+    """Tells a second Ctrl-C from the first one that came twice."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first_at: float | None = None
+
+    def came_again(self) -> bool:
+        """To be called at each SIGINT: whether it asks for an end at once."""
+        if self._first_at is None:
+            self._first_at = self._clock()
+            return False
+        return self._clock() - self._first_at > TWICE_S
+
+
+class SignalWatch:
+    """Acts on the signals of a rank while used as a context, in the main thread.
+
+    Before the first step SIGTERM, SIGUSR1 and SIGINT end the process with status 75. After it a
+    StopRequest sees them, and this only says what the first Ctrl-C does and obeys the second.
+
+    Args:
+        whereabouts: what this rank is doing.
+        speaks: whether this rank, of all, says what a Ctrl-C does.
+        status_file: gets the status as well, where a launcher may hide it (`--status-file`).
+    """
+
+    def __init__(
+        self, whereabouts: Whereabouts, *, speaks: bool, status_file: Path | None = None
+    ) -> None:
+        self._whereabouts = whereabouts
+        self._speaks = speaks
+        self._status_file = status_file
+        self._ctrl_c = CtrlC()
+        self._said = False
+        self._came = False
+        self._previous: dict[int, Any] = {}
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._hears, self._tells = os.pipe()
+        os.set_blocking(self._tells, False)
+        self._previous_fd = signal.set_wakeup_fd(self._tells)
+        # A signal that Python has no handler for would not be told.
+        self._previous = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._tells)
+        self._thread.join()
+        os.close(self._hears)
+        for number, handler in self._previous.items():
+            if not self._came:  # else more of them may come, and this rank leaves in order
+                signal.signal(number, handler)
+
+    def _listen(self) -> None:
+        while told := os.read(self._hears, 1):
+            if told[0] in SIGNALS:
+                self._came = True
+                self._act(signal.Signals(told[0]))
+
+    def _act(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self._ctrl_c.came_again():
+            os._exit(INTERRUPTED_STATUS)
+        if self._whereabouts.in_start_up:
+            self._leave(number.name)
+        if number == signal.SIGINT and self._speaks and not self._said:
+            self._said = True
+            _say("Ctrl-C: saving and ending; again to end at once")
+
+    def _leave(self, name: str) -> None:
+        if self._status_file is not None:
+            self._status_file.write_text(f"{EXIT_STATUS}\n")
+        _say(f"{name} before the first step: nothing to save")
+        os._exit(EXIT_STATUS)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """For signals that the thread sees."""
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"mlperf_bert: {text}\n")  # one write: other ranks say it too
+    sys.stderr.flush()

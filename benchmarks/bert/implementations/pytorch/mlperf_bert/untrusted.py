@@ -1,0 +1,67 @@
+"""Reading what anybody may have written: bounded regular files, strict JSON, values in brief."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, NoReturn
+
+MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, a log or a sidecar far less
+_BRIEF = 60
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """The contents of a file that is no pipe or device and has at most `max_bytes`.
+
+    Raises OSError, whose `strerror` says what is wrong; FileNotFoundError where there is no file.
+    """
+    try:
+        # A pipe without a writer would not open, and a terminal must not become ours.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except ValueError:  # a zero byte, or what the file system's encoding cannot say
+        raise OSError(errno.EINVAL, "is no name of a file") from None
+    with open(descriptor, "rb") as file:
+        if not S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
+        contents = file.read(max_bytes + 1)
+    if len(contents) > max_bytes:
+        raise OSError(errno.EFBIG, f"has more than {max_bytes:,} bytes")
+    return contents
+
+
+def parse_json_object(text: str | bytes) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Raises ValueError for anything else, and for NaN, Infinity and keys that are there twice, which
+    readers understand differently.
+    """
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_to_dict)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")
+    return found
+
+
+def in_brief(value: object) -> str:
+    """A value from outside for a message: one short line of ASCII, whatever it is."""
+    if isinstance(value, dict | list):
+        return f"a {type(value).__name__}"
+    if type(value) is int and value.bit_length() > _BRIEF:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write a huge one
+    if isinstance(value, str | bytes):
+        value = value[: _BRIEF + 1]  # so that the rest of a long one is not written out first
+    return f"{value!a:.{_BRIEF}}"
+
+
+def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("has a key twice")
+    return found
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,214 @@
+"""The parsers that are fuzzed: for each a valid world, what of it is hostile, and how it is read.
+
+A new reader joins with one entry of PARSERS.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_mutations import Mutation, mutate_bytes, mutate_json, mutate_lines, mutate_toml
+
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_io import config_from_tables, config_to_tables, config_to_toml, load_config
+from mlperf_bert.data.index import OWN_DIGEST, LengthIndex, Manifest
+from mlperf_bert.data.length_histogram import read_histogram
+from mlperf_bert.data.records import read_record, write_json
+from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.data.stage_record import StagedPart, StageRecord, check_stage, plan_settings
+from mlperf_bert.log_reader import TOKEN, read_log
+from mlperf_bert.package.run_facts import read_facts
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.system_cli import problems_of
+from mlperf_bert.system_description import FIELDS
+from support import TINY_CONFIG
+
+MANIFEST = "index/dataset.json"
+
+
+def nothing(_directory: Path, _target: str) -> None:
+    """Leave the world as it was mutated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parser:
+    """One reader of files that anybody may have written.
+
+    Args:
+        make: writes a valid world into a directory.
+        targets: file of that world -> how it is mutated.
+        parse: reads the world; only UserErrors may come out.
+        repair: makes digests right again after a file was changed, so that what is behind their
+            check is reached; called for half of the inputs.
+        optional: targets that need not be there.
+        inputs: how many `make test-slow` tries.
+    """
+
+    make: Callable[[Path], None]
+    targets: Mapping[str, Mutation]
+    parse: Callable[[Path], object]
+    repair: Callable[[Path, str], None] = nothing
+    optional: tuple[str, ...] = ()
+    inputs: int = 100_000
+
+
+def make_set(directory: Path) -> None:
+    """A prepared set of two shards, without text."""
+    from shard_sets import write_set
+
+    write_set(directory, [(5, "<u2"), (3, "<u4")], seed=7)
+
+
+def repair_manifest(directory: Path, _target: str) -> None:
+    """Give the manifest the digest of what it says now."""
+    path = directory / MANIFEST
+    try:
+        values = json.loads(path.read_bytes())
+        values.pop(OWN_DIGEST)
+        digest = hashlib.sha256(write_json(values)).hexdigest()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
+    path.write_bytes(write_json({**values, OWN_DIGEST: digest}))
+
+
+def make_stage(directory: Path) -> None:
+    """A manifest, and the record of a partial stage of it."""
+    config = load_config(_write(directory / "tiny.toml", TINY_CONFIG))
+    _write(directory / MANIFEST, "{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    record = StageRecord(digest, StagedPart(0, 20, plan_settings(config)))
+    (directory / "stage.json").write_bytes(record.to_json())
+
+
+def parse_stage(directory: Path) -> object:
+    """As training does, with the config that the stage was made for."""
+    return check_stage(directory, load_config(directory / "tiny.toml"), 0)
+
+
+def make_config(directory: Path) -> None:
+    """A complete config, an override, and the config as JSON."""
+    config = load_config(_write(directory / "tiny.toml", TINY_CONFIG))
+    _write(directory / "config.toml", config_to_toml(config))
+    _write(directory / "override.txt", 'mlperf.submission_org = "Acme"')
+    (directory / "tables.json").write_bytes(write_json(config_to_tables(config)))
+
+
+def parse_config(directory: Path) -> object:
+    """What is accepted is written, and read as the same."""
+    return _read_again(directory, load_config(directory / "config.toml"))
+
+
+def parse_override(directory: Path) -> object:
+    """An argument of --set, as the operating system hands it over."""
+    argument = (directory / "override.txt").read_bytes().decode("utf-8", "surrogateescape")
+    return _read_again(directory, load_config(directory / "tiny.toml", [argument]))
+
+
+def parse_tables(directory: Path) -> object:
+    """A config out of JSON, as checkpoints keep it."""
+    path = directory / "tables.json"
+    record = read_record(path, missing="is missing", remedy="give another")
+    return config_from_tables(record.values, str(path))
+
+
+def make_log(directory: Path) -> None:
+    """A whole log; of the 400 records of tensor names, some are kept."""
+    from submissions import write_log
+
+    path = directory / "result_0.txt"
+    write_log(path, "open", 7, 12.5)
+    lines = path.read_text("ascii").split("\n")
+    names = [line for line in lines if "weights_initialization" in line][3:]
+    path.write_text("\n".join(line for line in lines if line not in names))
+
+
+def make_description(directory: Path) -> None:
+    """A system description with every field."""
+    fields = dict.fromkeys(FIELDS, "1") | {"division": "open", "status": "Preview"}
+    (directory / "system.json").write_bytes(write_json(fields))
+
+
+def parse_description(directory: Path) -> object:
+    """Problems are returned, not raised: the first one is."""
+    for problem in problems_of(directory / "system.json"):
+        raise problem
+    return None
+
+
+def make_words(directory: Path) -> None:
+    """A vocabulary of a few words."""
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "caf\u00e9", "##s", "\u4e00")
+    _write(directory / "vocab.txt", "\n".join(words) + "\n")
+
+
+def make_histogram(directory: Path) -> None:
+    """A few lengths and their counts."""
+    _write(directory / "lengths.csv", "# comment\nlength,count\n5,10\n128,3\n512,40\n")
+
+
+def _read_again(directory: Path, config: RunConfig) -> RunConfig:
+    again = _write(directory / "again.toml", config_to_toml(config))
+    assert load_config(again) == config
+    return config
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+ARRAYS = ("index/lengths.u16", "index/masked_counts.u8", "index/order_by_length.u32")
+PARSERS: Mapping[str, Parser] = {
+    "sidecar": Parser(
+        make=make_set,
+        targets={"shards/part-0.hdf5.json": mutate_json},
+        parse=lambda directory: read_sidecar(directory / "shards/part-0.hdf5"),
+    ),
+    "manifest": Parser(
+        make=make_set, targets={MANIFEST: mutate_json}, parse=Manifest.load, repair=repair_manifest
+    ),
+    "index": Parser(
+        make=make_set,
+        targets={MANIFEST: mutate_json, **dict.fromkeys(ARRAYS, mutate_bytes)},
+        parse=LengthIndex.open,
+        repair=repair_manifest,
+    ),
+    "stage_record": Parser(
+        make=make_stage,
+        targets={"stage.json": mutate_json},
+        optional=("stage.json",),
+        parse=parse_stage,
+    ),
+    "config": Parser(
+        make=make_config,
+        targets={"config.toml": mutate_toml},
+        parse=parse_config,
+    ),
+    "config_override": Parser(
+        make=make_config, targets={"override.txt": mutate_toml}, parse=parse_override
+    ),
+    "config_tables": Parser(
+        make=make_config, targets={"tables.json": mutate_json}, parse=parse_tables
+    ),
+    "mlperf_log": Parser(
+        make=make_log,
+        targets={"result_0.txt": mutate_lines(TOKEN)},
+        parse=lambda directory: read_facts(read_log(directory / "result_0.txt", "result_0.txt")),
+    ),
+    "system_description": Parser(
+        make=make_description, targets={"system.json": mutate_json}, parse=parse_description
+    ),
+    "vocabulary": Parser(
+        make=make_words,
+        targets={"vocab.txt": mutate_bytes},
+        parse=lambda directory: load_vocabulary(directory / "vocab.txt"),
+    ),
+    "length_histogram": Parser(
+        make=make_histogram,
+        targets={"lengths.csv": mutate_bytes},
+        parse=lambda directory: read_histogram(directory / "lengths.csv"),
+    ),
+}

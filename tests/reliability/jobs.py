@@ -1,0 +1,169 @@
+"""A training job as a tree of processes: started, watched, frozen, and killed in parts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+MARK = "RELIABILITY_JOB"  # in the environment of every process of a job
+POLL_S = 0.0005
+LEAVING_S = 10  # for processes to be gone after the one that started them
+MAIN = ("-m", "mlperf_bert")
+
+
+class Job:
+    """A command of `mlperf_bert`, whose processes are ended with the context.
+
+    Args:
+        arguments: of `mlperf_bert`.
+        output: where it prints to; appended.
+        main: what Python runs, as options of it.
+    """
+
+    def __init__(
+        self, arguments: Sequence[object], output: Path, *, main: Sequence[str] = MAIN
+    ) -> None:
+        self._mark = uuid.uuid4().hex
+        self._output = output
+        self._began = output.stat().st_size if output.exists() else 0
+        quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", MARK: self._mark}
+        with output.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *main, *map(str, arguments)],
+                env={**os.environ, **quiet},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that Ctrl-C reaches it alone
+                # A background job may have started these tests with Ctrl-C ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in [self.process.pid, *self.processes()]:
+            _send(process, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process that was started has not ended."""
+        return self.process.poll() is None
+
+    def printed(self) -> str:
+        """What this job printed so far."""
+        return self._output.read_bytes()[self._began :].decode(errors="replace")
+
+    def processes(self) -> dict[int, Mapping[str, str]]:
+        """Environments of all processes of the job, by number, without those that have ended."""
+        found = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal():
+                environ = _environ(int(entry))
+                if environ.get(MARK) == self._mark:
+                    found[int(entry)] = environ
+        return found
+
+    def ranks(self) -> dict[int, int]:
+        """Numbers of the processes of the ranks, by rank; none where the job itself is the rank."""
+        return {
+            int(environ["RANK"]): process
+            for process, environ in self.processes().items()
+            if "RANK" in environ and _parent(process) == self.process.pid
+        }
+
+    def wait_for_ranks(self, count: int, within_s: float) -> dict[int, int]:
+        """Return `ranks` as soon as there are `count`."""
+        self.wait_until(lambda: len(self.ranks()) == count, within_s)
+        return self.ranks()
+
+    def wait_until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Return when `condition()`; fails where the job ends before, or it takes too long."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert self.is_running, self.printed()
+            assert time.monotonic() < deadline, self.printed()
+            time.sleep(POLL_S)
+
+    def ended(self, within_s: float) -> int:
+        """Wait for the end; the status, as a shell has it. Fails where any process is left."""
+        status = self.process.wait(timeout=within_s)
+        deadline = time.monotonic() + LEAVING_S
+        while self.processes():
+            assert time.monotonic() < deadline, f"left: {self.processes().keys()}"
+            time.sleep(0.05)
+        return status if status >= 0 else 128 - status
+
+
+def freeze(processes: Sequence[int]) -> None:
+    """Stop processes, and return when none of them runs any more."""
+    for process in processes:
+        _send(process, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while any(_state(process) not in "TZX" for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(POLL_S)
+
+
+def thaw(processes: Sequence[int]) -> None:
+    """Let frozen processes go on."""
+    for process in processes:
+        _send(process, signal.SIGCONT)
+
+
+def kill(process: int) -> None:
+    """As `kill -9`."""
+    _send(process, signal.SIGKILL)
+
+
+def resident_bytes(process: int) -> int | None:
+    """Memory of a process in RAM; None where it has ended."""
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _send(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def _environ(process: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:  # has ended, or is somebody else's
+        return {}
+    pairs = (word.decode(errors="replace").partition("=") for word in words if word)
+    return {name: value for name, _, value in pairs}
+
+
+def _parent(process: int) -> int:
+    return int((_stat(process) or ["X", "0"])[1])
+
+
+def _state(process: int) -> str:
+    return (_stat(process) or ["X"])[0]
+
+
+def _stat(process: int) -> list[str]:
+    """State, parent and so on; empty where it has ended."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name before may hold anything

@@ -1,0 +1,178 @@
+"""Disks that are full, cannot be written or are slow: training goes on, and says what it lacks.
+
+Left out by ./run_tests.sh; `make test-real` runs them.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from campaign import MISSED, STARTS_WITHIN_S, Setup
+from jobs import Job, freeze, thaw
+from runs import Run
+
+from support import make_tiny_inputs
+
+pytestmark = pytest.mark.real
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+FAILED = 2  # status of a run whose last checkpoint could not be written
+STEPS = 200
+FREE_BYTES = 600_000  # left on a full disk: logs fit, and the first files of a checkpoint
+SETTINGS = (
+    *(f"run.max_steps={STEPS}", f"schedule.decay_steps={STEPS}"),
+    "checkpoint.interval_steps=10",
+    *("model.hidden_size=64", "model.intermediate_size=256"),
+)
+
+# Runs the command line on a disk that takes its time to have on it what was written.
+WITH_SLOW_FLUSHES = """
+import os, runpy, time
+flush = os.fsync
+def slow(file):
+    time.sleep(0.4)
+    flush(file)
+os.fsync = slow
+runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """One rank, so that the job has one process."""
+    data, config = make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
+    return Setup(data, config, ranks=1, settings=SETTINGS)
+
+
+@contextmanager
+def mounted(*options: str, at: Path) -> Iterator[Path]:
+    subprocess.run(["mount", *options, str(at)], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@contextmanager
+def frozen(job: Job) -> Iterator[None]:
+    freeze([job.process.pid])
+    try:
+        yield
+    finally:
+        thaw([job.process.pid])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    with mounted("-t", "tmpfs", "-o", "size=32m", "tmpfs", at=directory):
+        yield directory
+
+
+def fill(disk: Path) -> Path:
+    status = os.statvfs(disk)
+    filler = disk / "filler"
+    filler.write_bytes(bytes(status.f_bavail * status.f_frsize - FREE_BYTES))
+    return filler
+
+
+def await_checkpoint(job: Job, run: Run) -> None:
+    """Return when there is one and none is being written."""
+    job.wait_until(lambda: run.newest_step() > 0 and not run.partials(), STARTS_WITHIN_S)
+
+
+def failures(job: Job) -> dict[int, str]:
+    """Steps of the checkpoints that it said could not be written, and why."""
+    said = re.findall(r"^checkpoint step_(\d+) could not be written \((.*)\)", job.printed(), re.M)
+    return {int(step): reason for step, reason in said}
+
+
+@needs_root
+def test_a_disk_that_is_full_for_a_while(setup: Setup, small_disk: Path) -> None:
+    run = Run(small_disk / "run")
+    with setup.start(run) as job:
+        await_checkpoint(job, run)
+        with frozen(job):
+            filler = fill(small_disk)
+            newest = run.newest_step()
+        job.wait_until(lambda: bool(failures(job)), STARTS_WITHIN_S)
+        with frozen(job):
+            assert run.last_step() > newest  # training went on
+            assert run.newest_step() == newest
+            run.check_checkpoints()
+            filler.unlink()
+        assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+        assert all("No space left" in reason for reason in failures(job).values())
+        assert STEPS not in failures(job)
+    assert run.newest_step() == run.last_step() == STEPS
+    assert run.partials() == set()
+    run.check_checkpoints()
+
+
+@needs_root
+def test_a_disk_that_stays_full(setup: Setup, small_disk: Path) -> None:
+    run = Run(small_disk / "run")
+    with setup.start(run) as job:
+        await_checkpoint(job, run)
+        with frozen(job):
+            fill(small_disk)
+            newest = run.newest_step()
+        assert job.ended(STARTS_WITHIN_S) == FAILED, job.printed()
+        last_line = job.printed().rstrip().rpartition("\n")[2]
+        assert last_line.startswith("mlperf_bert: error: ")
+        assert f"step_{STEPS:08d}" in last_line and "No space left" in last_line
+        assert set(failures(job)) >= {newest + 20, newest + 30}
+    assert run.last_step() == STEPS
+    assert run.newest_step() == newest
+    assert run.partials() == set()
+    assert run.check_checkpoints() >= 1
+
+
+@needs_root
+def test_a_disk_that_becomes_read_only(setup: Setup, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with setup.start(run) as job:
+        await_checkpoint(job, run)
+        with frozen(job):
+            newest, place = run.newest_step(), str(run.checkpoints)
+            with mounted("--bind", place, at=run.checkpoints):
+                subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+                thaw([job.process.pid])
+                assert job.ended(STARTS_WITHIN_S) == FAILED, job.printed()
+        last_line = job.printed().rstrip().rpartition("\n")[2]
+        assert f"step_{STEPS:08d}" in last_line and "Read-only file system" in last_line
+        assert "Read-only file system" in failures(job).values()
+    assert run.last_step() == STEPS
+    assert run.newest_step() == newest
+    assert run.check_checkpoints() >= 1
+
+
+@needs_root
+def test_a_run_directory_that_cannot_be_written(setup: Setup, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with Job(setup.arguments(Run(small_disk / "run")), small_disk.parent / "output") as job:
+        assert job.ended(STARTS_WITHIN_S) == 2
+        (line,) = [line for line in job.printed().splitlines() if "error" in line]
+    assert "--run-dir" in line and "Read-only file system" in line
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_slow_disk(setup: Setup, tmp_path: Path) -> None:
+    """Flushes of 0.4 s each, several to a checkpoint: steps take a hundredth of that."""
+    run = Run(tmp_path / "run")
+    main = ("-c", WITH_SLOW_FLUSHES)
+    with Job(setup.arguments(run), tmp_path / "output", main=main) as job:
+        job.wait_until(lambda: bool(run.partials()), STARTS_WITHIN_S)
+        first = run.last_step()
+        job.wait_until(lambda: run.last_step() >= first + 20, STARTS_WITHIN_S)
+        assert run.newest_step() == 0  # all these steps were made while one was being written
+        assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+        passed_over = re.findall(r"^checkpoint .*passed over.*$", job.printed(), re.M)
+        assert passed_over
+    assert run.newest_step() == STEPS
+    run.check_checkpoints()

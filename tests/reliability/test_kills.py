@@ -1,0 +1,146 @@
+"""A run that loses a rank at any moment ends, goes on, and ends equal to an undisturbed one.
+
+Left out by ./run_tests.sh: `make test-real` has one kill in each phase, `make test-slow` thirty.
+"""
+
+import itertools
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from campaign import (
+    AIMS,
+    HANG_TIMEOUT_S,
+    HEADING,
+    LOST,
+    MISSED,
+    SETTINGS,
+    STARTS_WITHIN_S,
+    STEPS,
+    STOPPED,
+    Aim,
+    Campaign,
+    Setup,
+    Undisturbed,
+    undisturbed,
+)
+from jobs import freeze
+from runs import Run
+
+from support import make_tiny_inputs
+
+SEED = 20261122
+KILLS = 30
+SLACK_S = 30  # for processes to end, on a machine that has other work
+OTHER_RANKS_TOLERANCE = 5e-6  # of losses; those of another batch differ in the second digit
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny: tuple[Path, Path]) -> Setup:
+    return Setup(*tiny, ranks=2)
+
+
+@pytest.fixture(scope="module")
+def expected(two_ranks: Setup, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(two_ranks, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+@pytest.mark.real
+def test_a_rank_killed_in_each_phase(
+    two_ranks: Setup, expected: Undisturbed, tmp_path: Path
+) -> None:
+    """In one run: the last kill's attempt begins with what the others left."""
+    aims: tuple[Aim, ...] = ("start-up", "step", "evaluation", "checkpoint")
+    campaign = Campaign(random.Random(SEED), tmp_path)
+    kills = campaign.run(two_ranks, expected, aims)
+    assert [kill.phase for kill in kills] == list(aims)
+
+
+@pytest.mark.real
+def test_a_rank_that_stops_ends_the_job(
+    two_ranks: Setup, expected: Undisturbed, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "run")
+    with two_ranks.start(run) as job:
+        ranks = job.wait_for_ranks(2, STARTS_WITHIN_S)
+        job.wait_until(lambda: run.last_step() >= 20, STARTS_WITHIN_S)
+        freeze([ranks[1]])
+        assert job.ended(HANG_TIMEOUT_S + SLACK_S) == LOST  # the stopped one has gone as well
+        assert f"within {HANG_TIMEOUT_S} s (run.hang_timeout_s)" in job.printed()
+    expected.check_so_far(run)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_to_end_goes_on_later(
+    two_ranks: Setup, expected: Undisturbed, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = Run(tmp_path / "run")
+    with two_ranks.start(run) as job:
+        job.wait_until(lambda: run.last_step() >= 10, STARTS_WITHIN_S)
+        job.process.send_signal(number)
+        assert job.ended(SLACK_S) == STOPPED, job.printed()
+    stopped_at = run.last_step()
+    assert 10 <= stopped_at < STEPS
+    assert run.newest_step() == stopped_at
+    expected.check_so_far(run)
+    with two_ranks.start(run, "--resume", "auto") as job:
+        assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+    assert run.resumed_from() == stopped_at
+    expected.check_final(run)
+
+
+@pytest.mark.real
+def test_going_on_with_other_ranks_gives_the_same_losses(
+    tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Dropout is off: its masks depend on ranks where each draws its own."""
+    whole = undisturbed(Setup(*tiny, ranks=2, settings=SETTINGS), tmp_path / "two")
+    first = sorted(whole.run.checkpoints.glob("step_*"))[0]
+    step = int(first.name.removeprefix("step_"))
+    assert step < STEPS
+    for ranks in (1, 4):
+        run = Run(tmp_path / f"ranks-{ranks}")
+        setup = Setup(*tiny, ranks=ranks, settings=SETTINGS)
+        with setup.start(run, "--resume", first) as job:
+            assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+        assert run.resumed_from() == step
+        found = {record["step"]: record["loss"] for record in run.records()}
+        wanted = {record["step"]: record["loss"] for record in whole.run.records()}
+        assert found == pytest.approx(
+            {number: loss for number, loss in wanted.items() if number > step},
+            abs=OTHER_RANKS_TOLERANCE,
+            rel=0,
+        )
+
+
+@pytest.mark.longest
+@pytest.mark.timeout(3600)
+def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    """KILLS kills, some at a random moment and some in each phase, of runs of 2, 3 and 4 ranks."""
+    setups = [Setup(*tiny, ranks=ranks) for ranks in (2, 3, 4)]
+    whole = {each.ranks: undisturbed(each, tmp_path / f"whole-{each.ranks}") for each in setups}
+    table = tmp_path / "campaign.txt"
+    aims = itertools.cycle(AIMS)
+    began = time.monotonic()
+    campaign = Campaign(random.Random(SEED), tmp_path)
+    with table.open("w") as file:
+        print(f"seed {SEED}\n{HEADING}", file=file, flush=True)
+        for setup in itertools.cycle(setups):
+            left = KILLS - len(campaign.kills)
+            if left == 0:
+                break
+            wanted = list(itertools.islice(aims, min(3, left)))
+            for kill in campaign.run(setup, whole[setup.ranks], wanted):
+                print(kill.in_words(), file=file, flush=True)
+        minutes = (time.monotonic() - began) / 60
+        print(f"{len(campaign.kills)} kills in {minutes:.1f} minutes", file=file)
+    assert len(campaign.kills) == KILLS
+    assert {kill.phase for kill in campaign.kills} >= {*AIMS} - {"any"}
