@@ -4,6 +4,7 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --time=04:00:00
+#SBATCH --open-mode=append
 #
 # Train BERT to its target accuracy and time it, NEXP times; every MLPerf log is checked.
 #
@@ -14,10 +15,13 @@
 #
 #   CONFIG   TOML file                              [configs/cpu_tiny.toml]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
-#   LOGDIR   run directory, created                 [runs/<utc>-<config>]
+#   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>]
 #   NEXP     number of runs                         [1]
 #   SEED     seed of the first run, then counted up [drawn from the system's random source]
 #   PYTHON   interpreter that has the package       [.venv/bin/python, made at first use]
+#   RESUME   auto: go on with what is in LOGDIR, or begin; a directory: go on from the checkpoint in it
+#                                                   [none: begin; auto in a job that SLURM has requeued]
+#   MAX_RESTARTS   how often a run that crashed, or lost a rank, goes on from its last checkpoint   [0]
 #   CONT     image for SLURM's pyxis, SIF file for Apptainer: where ranks run   [on the node itself]
 #   CLEAR_CACHES=0   leaves the page cache alone; CACHE_CLEARED=1 says that it was dropped already
 #   NETWORK_TEST=0   skips the all-reduce before the first run of several ranks
@@ -33,7 +37,14 @@ if [ ! -d "$root/$launch" ]; then
 fi
 CONFIG=${CONFIG:-$root/benchmarks/bert/implementations/pytorch/configs/cpu_tiny.toml}
 NEXP=${NEXP:-1}
-LOGDIR=${LOGDIR:-$root/runs/$(date -u +%Y%m%dT%H%M%SZ)-$(basename "$CONFIG" .toml)}
+MAX_RESTARTS=${MAX_RESTARTS:-0} # none: a run that is timed is one run
+requeued=0
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || requeued=1
+if [ -z "${LOGDIR:-}" ]; then
+    name=$(date -u +%Y%m%dT%H%M%SZ)
+    [ -n "${SLURM_STEP_ID:-}" ] || name=${SLURM_JOB_ID:-$name} # the same after a requeue
+    LOGDIR=$root/runs/$name-$(basename "$CONFIG" .toml)
+fi
 RULESET=5.0.0 # the last one that knows BERT
 TARGET_MISSED=3 # the exit status of such a run
 STOPPED=75      # of one that a signal ended
@@ -53,6 +64,20 @@ esac
 [ "${1:---}" = "--" ] || fail "unknown argument '$1'; options for training go after --"
 [ $# -eq 0 ] || shift
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP is '$NEXP'; set it to a number of runs above 0"
+[[ $MAX_RESTARTS =~ ^[0-9]{1,6}$ ]] || fail "MAX_RESTARTS is '$MAX_RESTARTS'; set it to a number of at least 0"
+if [ -z "${RESUME:-}" ]; then
+    RESUME=none
+    [ "$requeued" = 0 ] || RESUME=auto
+fi
+checkpoint= # to go on from, where RESUME says which
+case $RESUME in
+none | auto) ;;
+*)
+    [ -d "$RESUME" ] || fail "RESUME is '$RESUME'; set it to none, auto, or a directory with a checkpoint"
+    [ "$NEXP" = 1 ] || fail "RESUME is a checkpoint and NEXP is $NEXP; go on from it once"
+    checkpoint=$RESUME
+    ;;
+esac
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED is '$SEED'; set it to a number of at least 0"
 # An empty array is an unset variable to shells before 4.4, hence the ${name[@]+...} below.
 options=("$@")
@@ -67,6 +92,8 @@ done
 . "$root/$launch/signals.sh" # with_signals
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh
 . "$root/$launch/where.sh" # where, PYTHON, leads, here, ranks, nodes, passed_on
+[ "$where" != rank ] || [ "$MAX_RESTARTS" = 0 ] ||
+    fail "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun, which end with them; leave it out"
 
 setting() { # name, overrides that come before the user's
     local name=$1
@@ -102,25 +129,88 @@ check_log() {
     fi
 }
 
+begun() { # index; whether LOGDIR holds that run
+    [ -e "$LOGDIR/result_$1.txt" ] || [ -e "$LOGDIR/run_$1" ]
+}
+
+how_to_resume() { # index, restarts so far; none, auto, or the checkpoint to go on from
+    if begun "$1" && [ "$2$requeued" != 00 ]; then
+        echo auto
+    else
+        echo "${checkpoint:-$RESUME}"
+    fi
+}
+
+train_once() { # index, seed, restarts so far; the status of training
+    local index=$1 resume status=0 told arguments
+    local status_file=$LOGDIR/status_$index
+    resume=$(how_to_resume "$index" "$3")
+    arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index")
+    [ "$resume" = none ] || arguments+=(--resume "$resume")
+    # A run that goes on has its seed.
+    if [ "$resume" = none ] || { [ "$resume" = auto ] && ! begun "$index"; }; then
+        arguments+=(--set run.seed="$2")
+    fi
+    if [ "$where" != machine ]; then
+        arguments+=(--status-file "$status_file")
+        if [ "$leads" = 1 ]; then mkdir -p "$LOGDIR" && rm -f "$status_file"; fi
+    fi
+    if [ "$index${CACHE_CLEARED:-0}" = 01 ] || drop_caches; then arguments+=(--cache-cleared); fi
+    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert train "${arguments[@]}" \
+        ${options[@]+"${options[@]}"} || status=$?
+    if [ -f "$status_file" ]; then
+        told=$(cat "$status_file")
+        # A launcher kills the ranks that have not left yet when one leaves before the first step.
+        if [ "$status" = 0 ] || [ "$told" = "$STOPPED" ]; then status=$told; fi
+    fi
+    return "$status"
+}
+
+may_restart() { # status, restarts so far; whether to go on with a run that ended so, and says it
+    local reason
+    case $1 in
+    0 | 2 | "$TARGET_MISSED" | "$STOPPED" | 130 | 143) return 1 ;; # an end in order, or asked for
+    70) reason="lost a rank, or hung" ;;
+    *) reason="failed with status $1" ;;
+    esac
+    [ "$1" -le 128 ] || reason="was ended by SIG$(kill -l $(($1 - 128)))"
+    [ "$signalled" = 0 ] && [ "$2" -lt "$MAX_RESTARTS" ] || return 1
+    echo "run_and_time.sh: training $reason: restart $(($2 + 1)) of $MAX_RESTARTS" >&2
+}
+
+logged() { # log, key; the first value
+    sed -n 's/.*"key": "'"$2"'", "value": \([^,]*\),.*/\1/p' "$1" | head -n 1
+}
+
+say_result() { # index, seconds, start, last line of its log before that
+    local log=$LOGDIR/result_$1.txt
+    if [ "$(logged "$log" resumed)" = true ]; then
+        echo "run $1 was resumed: its time is no RESULT"
+    elif [ "$(tail -n 1 "$log")" = "$4" ]; then
+        echo "run $1 had ended before"
+    else
+        echo "RESULT,bert,$(logged "$log" seed),$2,$(id -un 2>/dev/null || id -u),$3"
+    fi
+}
+
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
-    local index=$1 seed=$2 status=0 start start_time cleared=() agreed=() status_file
-    if [ "$index${CACHE_CLEARED:-0}" = 01 ] || drop_caches; then cleared=(--cache-cleared); fi
-    status_file=$LOGDIR/run_$index/status
-    [ "$where" = machine ] || agreed=(--status-file "$status_file")
-    start=$(date +%s)
-    start_time=$(date '+%Y-%m-%d %r')
-    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert train --config "$CONFIG" \
-        --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index" --set run.seed="$seed" \
-        ${agreed[@]+"${agreed[@]}"} ${cleared[@]+"${cleared[@]}"} ${options[@]+"${options[@]}"} ||
-        status=$?
-    if [ "$status" = 0 ] && [ -f "$status_file" ]; then status=$(cat "$status_file"); fi
+    local index=$1 log=$LOGDIR/result_$1.txt status restarts=0 start start_time last
+    last=$(tail -n 1 "$log" 2>/dev/null || true)
+    while :; do
+        start=$(date +%s)
+        start_time=$(date '+%Y-%m-%d %r')
+        status=0
+        train_once "$index" "$2" "$restarts" || status=$?
+        may_restart "$status" "$restarts" || break
+        restarts=$((restarts + 1))
+    done
     [ "$leads" = 1 ] || return "$status"
     case $status in
-    0) echo "RESULT,bert,$seed,$(($(date +%s) - start)),$(id -un 2>/dev/null || id -u),$start_time" ;;
+    0) say_result "$index" $(($(date +%s) - start)) "$start_time" "$last" ;;
     "$TARGET_MISSED") ;;
     *) return "$status" ;;
     esac
-    check_log "$LOGDIR/result_$index.txt" "$LOGDIR/run_$index" || status=1
+    check_log "$log" "$LOGDIR/run_$index" || status=1
     return "$status"
 }
 

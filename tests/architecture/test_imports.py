@@ -13,11 +13,11 @@ LEVELS = (
     {"errors", "compiled", "machine", "config_options", "untrusted"}
     | {"heartbeat", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
-    | {"log_reader", "signal_watch"},
+    | {"health", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
-    | {"eval_batches", "eval_schedule", "open_data"},
+    | {"eval_batches", "eval_schedule", "open_data", "stragglers"},
     {"graphs"},
     {"build_step", "build_evaluation", "build_loader"},
     {"build"},
@@ -40,10 +40,11 @@ SAME_LEVEL = {
     ("warm_up", "step"),
     ("distributed", "optim.flat_buffers"),
 }
-OFFLINE = {"prepare", "plan", "package"}
+OFFLINE = {"prepare", "plan", "package", "report"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
     "config_sections",
     "config_options",
+    "health",
     "log_reader",
     "machine",
     "system_description",
@@ -51,6 +52,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
+REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
     "data/balance.py",
     "data/batch_sampler.py",
@@ -68,12 +70,16 @@ NUMPY_ONLY = {
     "data/strata.py",
     "data/token_packets.py",
     "distributed/bucket_plan.py",
+    "health.py",
+    "log_reader.py",
     "machine.py",
     "optim/flat_layout.py",
     "package/verdict.py",
     "plan/explain.py",
     "plan/recipes.py",
     "plan/slurm_options.py",
+    "report/doctor.py",
+    "report/run.py",
     "system_description.py",
     "untrusted.py",
 }
@@ -118,6 +124,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "plan" and module.startswith(PLAN_MAY_IMPORT):
         return True
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
+        return True
+    if importer == "report" and module.startswith(REPORT_MAY_IMPORT):
         return True
     if importer in OFFLINE:
         return imported in OFFLINE_MAY_IMPORT

@@ -82,8 +82,9 @@ def fill(disk: Path) -> Path:
 
 
 def await_checkpoint(job: Job, run: Run) -> None:
-    """Return when there is one and none is being written."""
-    job.wait_until(lambda: run.newest_step() > 0 and not run.partials(), STARTS_WITHIN_S)
+    """Return when there is one, LATEST names it, and none is being written."""
+    latest = run.checkpoints / "LATEST"
+    job.wait_until(lambda: latest.exists() and not run.partials(), STARTS_WITHIN_S)
 
 
 def failures(job: Job) -> dict[int, str]:
@@ -146,7 +147,8 @@ def test_a_disk_that_becomes_read_only(setup: Setup, tmp_path: Path) -> None:
                 assert job.ended(STARTS_WITHIN_S) == FAILED, job.printed()
         last_line = job.printed().rstrip().rpartition("\n")[2]
         assert f"step_{STEPS:08d}" in last_line and "Read-only file system" in last_line
-        assert "Read-only file system" in failures(job).values()
+        assert all("Read-only file system" in reason for reason in failures(job).values())
+        assert set(failures(job)) >= {newest + 20, newest + 30, STEPS}
     assert run.last_step() == STEPS
     assert run.newest_step() == newest
     assert run.check_checkpoints() >= 1

@@ -46,7 +46,7 @@ class Plan:
         )
 
 
-SHORT = Plan(steps=300, shortest_s=0.5, longest_s=1.0)
+SHORT = Plan(steps=300, shortest_s=1.0, longest_s=2.0)
 LONG = Plan(steps=20_000, shortest_s=60, longest_s=180)
 
 

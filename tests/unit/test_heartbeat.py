@@ -1,10 +1,11 @@
-"""The heartbeat: silent while steps end, and the end of a process whose step does not."""
+"""Watches: silent while there are signs of life; the end of a process whose step hangs."""
 
+import signal
 import subprocess
 import sys
 import time
 
-from mlperf_bert.heartbeat import EXIT_STATUS, Heartbeat
+from mlperf_bert.heartbeat import EXIT_STATUS, Heartbeat, Watch
 
 POLL_S = 0.01
 
@@ -55,4 +56,40 @@ with Heartbeat(0.1, lambda step: end_process(f"step {step} hangs"), poll_s=0.01)
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )
     assert ended.returncode == EXIT_STATUS
-    assert ended.stderr == "step 7 hangs\n"
+    assert ended.stderr == "mlperf_bert: error: step 7 hangs\n"
+
+
+def test_a_hang_is_told_until_it_is_said() -> None:
+    told: list[float] = []
+
+    def say(sign: int, seconds: float) -> bool:
+        assert sign == 3
+        told.append(seconds)
+        return len(told) == 3
+
+    with Watch(lambda: 3, 5 * POLL_S, say, poll_s=POLL_S):
+        time.sleep(0.5)
+    assert told == [5 * POLL_S, 6 * POLL_S, 7 * POLL_S]
+
+
+def test_a_process_that_was_stopped_and_goes_on_has_not_hung() -> None:
+    program = """
+import time
+from mlperf_bert.heartbeat import Watch, end_process
+steps = 0
+with Watch(lambda: steps, 0.5, lambda *_: end_process("hangs"), poll_s=0.05):
+    print("begun", flush=True)
+    while steps < 40:
+        steps += 1
+        time.sleep(0.02)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=50)
+    assert (process.returncode, errors) == (0, "")

@@ -240,5 +240,5 @@ def test_a_full_disk_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     assert log._handler is not None
     monkeypatch.setattr(log._handler.stream, "write", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ConfigError, match="No space"):
         log.init_stop()

@@ -65,7 +65,6 @@ def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess
 
 
 def test_one_task_a_gpu_on_every_node(job: dict[str, str]) -> None:
-    (Path(job["LOGDIR"]) / "run_0").mkdir(parents=True)
     _, asked = run({**job, "SRUN_OPTIONS": "--mpi=pmi2 --label"}, "--", "--set", "run.device=cpu")
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
@@ -116,6 +115,8 @@ def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> 
         ("SLURM_JOB_NUM_NODES", "1", "the job has 1 nodes and"),
         ("CONFIG", "/nowhere.toml", "/nowhere.toml: No such file or directory"),
         ("DATADIR", "/nowhere", "DATADIR: there is no directory '/nowhere'"),
+        ("RESUME", "/nowhere", "RESUME is '/nowhere'; set it to none, auto, or a directory with"),
+        ("MAX_RESTARTS", "many", "MAX_RESTARTS is 'many'; set it to a number of at least 0"),
     ],
 )
 def test_what_cannot_work_is_one_line(
@@ -140,11 +141,8 @@ def test_caches_that_may_not_be_dropped_are_not_logged_so(job: dict[str, str]) -
 def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job: dict[str, str], status: int) -> None:
     """srun would kill the ranks that are still leaving when the first left with anything but 0."""
     srun = Path(job["PATH"].split(":")[0]) / "srun"
-    (Path(job["LOGDIR"]) / "run_0").mkdir(parents=True)
-    write = f"echo {status} >$LOGDIR/run_0/status"
-    srun.write_text(
-        SRUN + f'case $asked in *"--status-file $LOGDIR/run_0/status"*) {write} ;; esac'
-    )
+    write = f"echo {status} >$LOGDIR/status_0"
+    srun.write_text(SRUN + f'case $asked in *"--status-file $LOGDIR/status_0"*) {write} ;; esac')
     done, _ = run({**job, "NEXP": "1"})
     assert "RESULT" not in done.stdout
     assert done.returncode == (status if status == 75 else 1)  # 3: there is no log to be checked

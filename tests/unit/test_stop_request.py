@@ -14,7 +14,7 @@ from mlperf_bert.stop_request import StopRequest
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", stop_request.SIGNALS)
 def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> None:
     with StopRequest(1, CPU) as stop:
         assert stop.agreed(1) is None
@@ -36,7 +36,7 @@ def test_a_second_signal_does_not_end_a_rank_that_saves() -> None:
         assert stop.agreed(1) == "SIGUSR1"
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.agreed(2) == "SIGTERM"  # named, because scancel may bring both
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # nor one that leaves after that
 
 
 def test_handlers_are_given_back() -> None:
@@ -84,3 +84,27 @@ def test_ranks_ask_each_other_about_once_a_second(
             clock.now += step_s
             answers.append(stop.agreed(step))
         assert [answer for answer in answers if answer] == ["SIGTERM"]
+        assert stop.step_s == pytest.approx(step_s)
+
+
+def test_seconds_a_step_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_reduce(numbers: torch.Tensor, operation: object) -> None:
+        numbers[1] = max(float(numbers[1]), 0.5)
+
+    monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
+    clock = Clock()
+    with StopRequest(2, CPU, clock=clock) as stop:
+        assert stop.step_s is None
+        for step, seconds, slowest in ((121, 0.2, 0.5), (123, 0.8, 0.8)):  # as of a resumed run
+            clock.now += seconds * (2 if step > 121 else 1)
+            stop.agreed(step)
+            assert stop.step_s == pytest.approx(slowest)
+
+
+def test_one_rank_measures_for_about_a_second() -> None:
+    clock = Clock()
+    with StopRequest(1, CPU, clock=clock) as stop:
+        for step in range(1, 10):
+            clock.now += 0.125
+            stop.agreed(step)
+            assert stop.step_s == (None if step < 8 else 0.125)

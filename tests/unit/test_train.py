@@ -42,9 +42,8 @@ def test_reaching_the_target_ends_the_run(train: Train, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
     names = {path.name for path in (run_dir / "run_0").iterdir()}
-    assert names == {
-        *("config.toml", "environment.json", "metrics.jsonl", "stdout.log", "checkpoints")
-    }
+    files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
+    assert names == {*files, "checkpoints"}
     assert metrics(run_dir)[-1]["samples"] == 160  # stopped at the first evaluation
     last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
     assert '"run_stop"' in last and '"success"' in last
@@ -58,11 +57,11 @@ def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
     rows = glossary.split("## Keys of `metrics.jsonl`")[1].splitlines()
     names = [row.split("|")[1] for row in rows if row.startswith("| `")]
     documented = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
-    assert len(documented) == 21
+    assert len(documented) == 22
     for record in records:
         assert record.keys() == documented
-    # An evaluation every 160 samples closes an interval, as does the end.
-    assert [record["step"] for record in records] == [7, 10, 17, 20]
+    # Multiples of 7; an evaluation every 160 samples closes an interval too, as does the end.
+    assert [record["step"] for record in records] == [7, 10, 14, 20]
     assert [record["mlm_accuracy"] is None for record in records] == [True, False, True, False]
 
 

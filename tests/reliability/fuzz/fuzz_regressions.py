@@ -1,4 +1,4 @@
-"""Inputs on which a parser once failed otherwise than with an error of ours: parser, file, bytes."""
+"""Inputs on which a parser once failed with an error that is not ours: parser, file, bytes."""
 
 import json
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fuzz_parsers import PARSERS
@@ -71,34 +72,44 @@ def memory_mib(field: str) -> float:
     return int(text.split()[1]) / 1024
 
 
-def limit_memory() -> float:
-    """Allow so much more than there is now, and count peaks from here; the memory now."""
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Have MemoryError raised where more than MOST_GROWTH_MIB is allocated over what there is."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     limit = int((memory_mib("VmData") + MOST_GROWTH_MIB) * 2**20)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory_mib("VmRSS")
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def fuzz(name: str, world: World, inputs: int) -> dict[str, object]:
+    """Try the largest files, then so many inputs; what that took."""
+    Path("/proc/self/clear_refs").write_text("5")  # peaks count from here
+    before_mib, start = memory_mib("VmRSS"), time.monotonic()
+    for target in world.parser.targets:
+        assert not any([world.accepts(target, bomb) for bomb in bombs()])
+    bombs_mib = memory_mib("VmHWM") - before_mib
+    counts = [min(BATCH, inputs - done) for done in range(0, inputs, BATCH)]
+    accepted = sum(try_batch(world, number, count) for number, count in enumerate(counts))
+    return {
+        "parser": name,
+        "inputs": inputs,
+        "accepted": accepted,
+        "seconds": round(time.monotonic() - start, 1),
+        "growth_mib": round(memory_mib("VmHWM") - before_mib, 1),
+        "growth_of_largest_files_mib": round(bombs_mib, 1),
+        "limit_mib": MOST_GROWTH_MIB,
+    }
 
 
 def main(name: str, inputs: int) -> None:
     """Fuzz the parser of that name and print what it took."""
-    parser = PARSERS[name]
     with tempfile.TemporaryDirectory() as directory:
-        world = World(parser, Path(directory) / "world")
-        before_mib, start = limit_memory(), time.monotonic()
-        for target in parser.targets:
-            assert not any([world.accepts(target, bomb) for bomb in bombs()])
-        bombs_mib = memory_mib("VmHWM") - before_mib
-        counts = [min(BATCH, inputs - done) for done in range(0, inputs, BATCH)]
-        accepted = sum(try_batch(world, number, count) for number, count in enumerate(counts))
-        result = {
-            "parser": name,
-            "inputs": inputs,
-            "accepted": accepted,
-            "seconds": round(time.monotonic() - start, 1),
-            "growth_mib": round(memory_mib("VmHWM") - before_mib, 1),
-            "growth_of_largest_files_mib": round(bombs_mib, 1),
-            "limit_mib": MOST_GROWTH_MIB,
-        }
+        world = World(PARSERS[name], Path(directory) / "world")
+        with limited_memory():
+            result = fuzz(name, world, inputs)
     print(json.dumps(result))
 
 

@@ -217,3 +217,10 @@ def test_more_ranks_than_cores_still_get_a_thread(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     assert launch.set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}) == 1
+
+
+def test_restarts_are_those_of_torchrun() -> None:
+    assert launch.restart_count({}) == 0
+    assert launch.restart_count({"TORCHELASTIC_RESTART_COUNT": "2"}) == 2
+    with pytest.raises(ConfigError, match="TORCHELASTIC_RESTART_COUNT: is 'x'"):
+        launch.restart_count({"TORCHELASTIC_RESTART_COUNT": "x"})

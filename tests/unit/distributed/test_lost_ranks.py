@@ -3,11 +3,12 @@
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
-from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.launch import host_name
 from mlperf_bert.distributed.lost_ranks import as_lost_ranks
 
-INFO = RankInfo(3, 4, 1, 2, 1, "slurm")
+HERE = "rank 3 on n2, step 37"
 PATIENCE = timedelta(seconds=20)
 # As torch 2.13 raises them, in one line each.
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
@@ -24,14 +25,16 @@ AFTER = "Application timeout caused pair closure"
     ],
 )
 def test_communication_is_told_by_its_words(text: str, problem: str) -> None:
-    error = as_lost_ranks(RuntimeError(text), INFO, PATIENCE)
+    error = as_lost_ranks(RuntimeError(text), HERE, PATIENCE)
     assert error is not None
     assert error.exit_status == 70
-    assert str(error).startswith(f"rank 3 on {host_name()}: {problem}; ")
+    assert str(error).startswith(f"{HERE}: {problem}; ")
 
 
 def test_other_errors_are_left() -> None:
-    assert as_lost_ranks(RuntimeError("shapes differ; timed out"), INFO, PATIENCE) is None
+    assert as_lost_ranks(RuntimeError("shapes differ; timed out"), HERE, PATIENCE) is None
+    taken = dist.DistNetworkError("The server socket has failed to listen: address already in use")
+    assert as_lost_ranks(taken, HERE, PATIENCE) is None
 
 
 def test_a_slurm_node_has_its_own_name() -> None:

@@ -8,7 +8,7 @@
 #   DATADIR  prepared data: train/ and eval/             [the embedded corpus, made in the container]
 #   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
 #   DOCKER   the container engine                        [docker, else podman]
-#   NEXP, SEED and NETWORK_TEST as for run_and_time.sh
+#   NEXP, SEED, MAX_RESTARTS, RESUME and NETWORK_TEST as for run_and_time.sh
 #   CLEAR_CACHES=0 leaves the page cache alone. A container may not drop it: that is done here before it
 #   starts, where this user may (root, or sudo without a password), so the log says it of the first run only.
 set -euo pipefail
@@ -71,7 +71,16 @@ LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}
 mount "$LOGDIR" /logs
 mkdir -p "$LOGDIR" 2>/dev/null || fail "LOGDIR: '$LOGDIR' cannot be made; give a directory that you can write to"
 options+=(--env LOGDIR=/logs)
-for variable in NEXP SEED NETWORK_TEST CLEAR_CACHES; do
+case ${RESUME:=none} in
+none) ;;
+auto) options+=(--env RESUME=auto) ;;
+*)
+    [ -d "$RESUME" ] || fail "RESUME is '$RESUME'; set it to none, auto, or a directory with a checkpoint"
+    mount "$RESUME" /checkpoint ,readonly
+    options+=(--env RESUME=/checkpoint)
+    ;;
+esac
+for variable in NEXP SEED MAX_RESTARTS NETWORK_TEST CLEAR_CACHES; do
     [ -z "${!variable:-}" ] || options+=(--env "$variable=${!variable}")
 done
 

@@ -4,13 +4,19 @@
 signalled=0 # 1 once a signal came
 
 # Run a command and return its status. A shell looks at signals only between commands, so this one
-# runs in the background. There it would ignore Ctrl-C: every signal is passed on as the given one.
-with_signals() { # signal to pass on, command...
-    local passed_on=$1 status
+# runs in the background, where it begins with Ctrl-C ignored: until it says otherwise itself, the
+# SIGTERM that follows ends it.
+with_signals() { # signal to pass on instead of the one that came, or "", command...
+    local instead=$1 status
     shift
     "$@" &
     running=$!
-    trap 'signalled=1; kill -s '"$passed_on"' "$running" 2>/dev/null || true' TERM INT USR1
+    # shellcheck disable=SC2064 # the signal as it is now
+    {
+        trap "pass_on ${instead:-TERM}" TERM
+        trap "pass_on ${instead:-INT TERM}" INT
+        trap "pass_on ${instead:-USR1}" USR1
+    }
     while :; do
         status=0
         wait "$running" || status=$?
@@ -19,4 +25,10 @@ with_signals() { # signal to pass on, command...
     done
     trap - TERM INT USR1
     return "$status"
+}
+
+pass_on() { # signals
+    local name
+    signalled=1
+    for name; do kill -s "$name" "$running" 2>/dev/null || true; done
 }

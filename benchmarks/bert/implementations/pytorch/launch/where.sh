@@ -9,7 +9,7 @@
 #   here     the interpreter, once
 #   ranks    the interpreter on every rank, or one that starts the ranks itself
 #   nodes    anything, once on every node
-#   passed_on   the signal by which to end `ranks`
+#   passed_on   the signal by which to end `ranks`, whichever came; empty: the one that came
 
 is_one_of_many() { # whether this script runs once a rank
     [ -n "${OMPI_COMM_WORLD_RANK:-}" ] && return
@@ -22,7 +22,7 @@ own_python() { # the interpreter of this tree, installed at first use
     [ "$PYTHON" != "$root/.venv/bin/python" ] || "$root/tools/venv.sh"
 }
 
-passed_on=TERM
+passed_on=
 leads=1
 nodes=()
 if is_one_of_many; then

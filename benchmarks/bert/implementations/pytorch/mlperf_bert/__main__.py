@@ -23,6 +23,7 @@ from mlperf_bert.plan import cli as plan_cli
 from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
+from mlperf_bert.report import cli as report_cli
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="whether this machine, or these ranks, can train")
     doctor_cli.add_arguments(doctor)
     doctor.set_defaults(run=doctor_cli.run)
+
+    report = commands.add_parser("report", help="whether a run is on track, and if not, why")
+    report_cli.add_arguments(report)
+    report.set_defaults(run=report_cli.run)
 
     package = commands.add_parser("package", help="a submission directory, checked, and its score")
     package_cli.add_arguments(package)

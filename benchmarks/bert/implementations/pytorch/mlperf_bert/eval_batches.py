@@ -16,8 +16,7 @@ from torch import Tensor
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import IntArray, SampleReader
-from mlperf_bert.errors import DataError
+from mlperf_bert.data.shards import IntArray, SampleReader, size_error
 
 # On a GPU BERT-large's products then fill about four waves of tiles or more, a forward takes less
 # than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
@@ -123,11 +122,7 @@ class HeldOutBatches:
 
     def _overwrite(self, static: UnpaddedBatch, batch: UnpaddedBatch) -> None:
         if (static.lengths, static.masked_counts) != (batch.lengths, batch.masked_counts):
-            raise DataError(
-                str(self._gatherer.reader.set_dir),
-                "has samples of other sizes than its index says",
-                "run `mlperf_bert verify --full` on it, and prepare it again",
-            )
+            raise size_error(self._gatherer.reader.set_dir)
         new = _tensors(batch)
         for name, tensor in _tensors(static).items():
             tensor.copy_(new[name], non_blocking=True)  # page-locked: the host does not wait

@@ -30,6 +30,7 @@ class LineFile:
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
+                self._file.seek(self._end)
             if not self._is_failing:
                 self._warn(f"{self._path} cannot be written ({error.strerror}): going on without")
             self._is_failing = True

@@ -1,6 +1,7 @@
 """Both prepared sets of a run, held against the config and each other before anything is built.
 
-Only manifests, sidecars and index are read.
+Only vocabularies, manifests, sidecars and index are read. Every rank checks what it will use; what
+else can be found without a sample, the first rank of each node looks for.
 """
 
 from dataclasses import dataclass
@@ -8,6 +9,15 @@ from pathlib import Path
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.set_checks import (
+    check_index_file,
+    check_index_ranges,
+    check_sidecar_digest,
+    check_vocabulary_digest,
+    repeated_texts,
+    shared_texts,
+    wrong_settings,
+)
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.stage_record import check_stage
 from mlperf_bert.errors import ConfigError
@@ -33,13 +43,38 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
     held_out = open_index(data_dir / "eval", config)
     _check_same_vocabulary(train, held_out, data_dir)
     check_batch_fits(config, train, data_dir)
-    return RunData(
+    data = RunData(
         train=train,
         train_reader=SampleReader(data_dir / "train", train.manifest),
         held_out=held_out,
         held_out_reader=SampleReader(data_dir / "eval", held_out.manifest),
         target_in_words=_check_target(config, held_out),
     )
+    if rank % config.parallel.ranks_per_node == 0:
+        _check_for_node(data)
+    return data
+
+
+def _check_for_node(data: RunData) -> None:
+    """Whether every file but the shards is the one that was prepared, and each text there once."""
+    for index, reader in ((data.train, data.train_reader), (data.held_out, data.held_out_reader)):
+        set_dir, manifest = reader.set_dir, index.manifest
+        check_vocabulary_digest(set_dir, manifest)
+        for entry in manifest.shards:
+            check_sidecar_digest(set_dir, entry)
+        sidecars = reader.sidecars()
+        for problem in wrong_settings(set_dir, manifest, sidecars):
+            raise problem
+        for problem in repeated_texts(set_dir, sidecars):
+            raise problem
+        for file in manifest.index_files:
+            check_index_file(set_dir, file)
+        check_index_ranges(set_dir, index)
+    held_out = data.held_out_reader
+    for problem in shared_texts(
+        held_out.set_dir, data.train_reader.sidecars(), held_out.sidecars()
+    ):
+        raise problem
 
 
 def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:

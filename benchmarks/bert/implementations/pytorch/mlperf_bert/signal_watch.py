@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -94,8 +95,9 @@ class SignalWatch:
             _say("Ctrl-C: saving and ending; again to end at once")
 
     def _leave(self, name: str) -> None:
-        if self._status_file is not None:
-            self._status_file.write_text(f"{EXIT_STATUS}\n")
+        with suppress(OSError):  # the run directory may not be there yet
+            if self._status_file is not None:
+                self._status_file.write_text(f"{EXIT_STATUS}\n")
         _say(f"{name} before the first step: nothing to save")
         os._exit(EXIT_STATUS)
 

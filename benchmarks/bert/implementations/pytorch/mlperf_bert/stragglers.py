@@ -41,8 +41,8 @@ class StragglerWatch:
     """Measures this rank's steps, and compares the ranks when asked to.
 
     Costs five hooks on gradients a step, and no wait for the device; a comparison is an all-reduce
-    of 16 bytes a rank, after which the host has waited for the last step's backward. A run of one
-    rank measures nothing.
+    of 16 bytes a rank, for which the host waits until the device has done what was queued. A run of
+    one rank measures nothing.
 
     A captured step records its events in the graph, where the next replay overwrites them: there
     only the last step before a comparison counts.
@@ -70,10 +70,10 @@ class StragglerWatch:
         self.slowest_over_median: float | None = None  # of the last comparison
         if info.world_size == 1:
             return
-        self._stopwatch: _HostStopwatch | _DeviceStopwatch = (
-            _DeviceStopwatch(is_captured=run.step_mode == "captured")
+        self._stopwatch: HostStopwatch | DeviceStopwatch = (
+            DeviceStopwatch(is_captured=run.step_mode == "captured")
             if device.type == "cuda"
-            else _HostStopwatch()
+            else HostStopwatch()
         )
         self._planned: deque[tuple[float, int]] = deque(maxlen=self._stopwatch.window)
         hosts: list[str | None] = [None] * info.world_size
@@ -117,7 +117,7 @@ class StragglerWatch:
         return [OwnWork(*row) for row in rows.tolist()]  # host sync, once an evaluation
 
 
-class _HostStopwatch:
+class HostStopwatch:
     """Seconds from each `begin` to the last `lap` after it, by the host's clock."""
 
     window = WINDOW_STEPS
@@ -127,10 +127,12 @@ class _HostStopwatch:
         self._began = 0.0
 
     def begin(self) -> None:
+        """A step begins."""
         self._seconds.append(0.0)
         self._began = time.perf_counter()
 
     def lap(self) -> None:
+        """As far as the step is now; the last call counts."""
         if self._seconds:  # none before the first step: warm-up
             self._seconds[-1] = time.perf_counter() - self._began
 
@@ -141,7 +143,7 @@ class _HostStopwatch:
         return seconds
 
 
-class _DeviceStopwatch:
+class DeviceStopwatch:
     """The same by events on the current stream, which are read when they are asked for.
 
     A captured graph holds the one event that its lap recorded, so there is one pair in all.
@@ -154,20 +156,22 @@ class _DeviceStopwatch:
         self._last = 0  # the pair of the step under way, or of warm-up and capture
 
     def begin(self) -> None:
+        """See HostStopwatch."""
         self._last = self._begun % self.window
         self._begun += 1
         self._pairs[self._last][0].record()
 
     def lap(self) -> None:
+        """See HostStopwatch."""
         self._pairs[self._last][1].record()
 
     def read(self) -> list[float]:
-        """As of the host's; in the order of the steps."""
+        """See HostStopwatch; at most `window` of the last steps."""
         count = min(self._begun, self.window)
         steps = range(self._begun - count, self._begun)
         self._begun = 0
         if count:
-            self._pairs[self._last][1].synchronize()  # host sync, once an evaluation
+            torch.cuda.current_stream().synchronize()  # host sync, once an evaluation
         pairs = [self._pairs[step % self.window] for step in steps]
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlperf_bert.compiled import cache_directory
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.compiled_gather import CHECKED, SHARD_ROW, SPANS_ARE_GOOD, fill, measure
-from mlperf_bert.data.shards import IntArray, SampleReader, ShardArrays, range_error, span_error
+from mlperf_bert.data.shards import IntArray, SampleReader, ShardArrays, span_error
 from mlperf_bert.errors import ConfigError
 
 
@@ -55,7 +55,7 @@ class Gatherer:
         wrong = _fill(self._table, numbers, rows, spans, vocab_size, batch)
         if wrong:
             first = (wrong & -wrong).bit_length() - 1
-            raise range_error(self.reader.set_dir, CHECKED[first])
+            raise self.reader.range_error(ids, CHECKED[first])
         return batch
 
     def spans(self, numbers: IntArray, rows: IntArray) -> IntArray:

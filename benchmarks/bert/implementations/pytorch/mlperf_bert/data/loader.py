@@ -19,6 +19,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity_staging import CapacityStaging
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.read_ahead import ADVISED_STEPS, ReadAhead
+from mlperf_bert.data.shards import size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
@@ -64,8 +65,12 @@ class DirectSource:
         return 0
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step on the host, one per forward."""
-        return tuple(
+        """This rank's batches of a step on the host, one per forward.
+
+        Raises DataError as `SampleReader.read`, and where their sizes are not those planned: loss,
+        balance and capacities would be wrong.
+        """
+        batches = tuple(
             self._gatherer.batch(
                 plan.ids_of(self._rank, forward),
                 mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
@@ -73,6 +78,11 @@ class DirectSource:
             )
             for forward in range(plan.counts.shape[1])
         )
+        planned = zip(plan.num_tokens[self._rank], plan.num_masked[self._rank], strict=True)
+        for batch, sizes in zip(batches, planned, strict=True):
+            if (sum(batch.lengths), sum(batch.masked_counts)) != sizes:
+                raise size_error(self._gatherer.reader.set_dir)
+        return batches
 
     def close(self) -> None:
         """Nothing to let go of."""

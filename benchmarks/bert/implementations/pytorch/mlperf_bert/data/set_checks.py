@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
+
+from numpy.typing import NDArray
 
 from mlperf_bert.data.index import INDEX_ARRAYS, IndexFile, LengthIndex, Manifest, ShardEntry
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
@@ -23,6 +26,8 @@ SHARD_REMEDY = (
 VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
+# No vocabulary comes near; a larger one is not read.
+MAX_VOCABULARY_BYTES = 2**26
 
 
 def file_size(path: Path, remedy: str) -> int:
@@ -61,6 +66,20 @@ def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
     check_digest(path, entry.sidecar_sha256, SHARD_REMEDY)
 
 
+def check_vocabulary_size(set_dir: Path) -> None:
+    """Raise DataError where `vocab.txt` is missing, no regular file, or far too large."""
+    path = set_dir / "vocab.txt"
+    size = file_size(path, VOCABULARY_REMEDY)
+    if size > MAX_VOCABULARY_BYTES:
+        raise DataError(str(path), f"is {size} bytes, far too large", VOCABULARY_REMEDY)
+
+
+def check_vocabulary_digest(set_dir: Path, manifest: Manifest) -> None:
+    """Raise DataError where `vocab.txt` is not the vocabulary that the set was made with."""
+    check_vocabulary_size(set_dir)
+    check_digest(set_dir / "vocab.txt", manifest.vocabulary_sha256, VOCABULARY_REMEDY)
+
+
 def check_index_file(set_dir: Path, file: IndexFile) -> None:
     """Raise DataError where an index file has not the size and digest of the manifest."""
     path = set_dir / "index" / file.file
@@ -76,7 +95,7 @@ def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
     Planning and evaluation look samples up by these numbers before anything is read.
     """
     manifest = index.manifest
-    limits = (
+    limits: tuple[tuple[NDArray[Any], int, int], ...] = (
         (index.lengths, 1, manifest.max_seq_length),
         (index.masked_counts, 1, manifest.max_predictions),
         (index.order_by_length, 0, manifest.num_samples - 1),

@@ -148,6 +148,10 @@ class SampleReader:
         # Another process maps the files itself; pickling the mapped arrays would copy them.
         return SampleReader, (self.set_dir, self.manifest)
 
+    def sidecars(self) -> dict[str, Sidecar]:
+        """The sidecar of each shard, by the shard's file name."""
+        return {shard.path.name: shard.sidecar for shard in self.shards}
+
     def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
         """The shard of each sample and its row there, both int64 [n].
 
@@ -169,6 +173,25 @@ class SampleReader:
         Raises:
             DataError: an id out of range, or a shard whose contents contradict the manifest.
         """
+        samples = self._collect(ids)
+        # An out-of-range number would become an illegal memory access on a GPU, far from here.
+        for name, is_wrong in _out_of_range(samples, self.manifest.vocab_size).items():
+            if is_wrong.any():
+                raise self.range_error(ids, name)
+        return samples
+
+    def range_error(self, ids: IntArray, name: str) -> DataError:
+        """The error of samples, int64 [n], one of which has an `name` that is out of range."""
+        is_wrong = _out_of_range(self._collect(ids), self.manifest.vocab_size)[name]
+        numbers, rows = self.locate(ids)
+        first = int(is_wrong.argmax())
+        problem, remedy = f"is out of range in sample {rows[first]}", REMEDY
+        if is_partial(self.set_dir):
+            problem += ", as in samples that this partial stage leaves out"
+            remedy = "stage the data again for this run, or train on the whole set"
+        return DataError(f"{self.shards[numbers[first]].path}: {name}", problem, remedy)
+
+    def _collect(self, ids: IntArray) -> Samples:
         numbers, rows = self.locate(ids)
         tokens, positions, labels = [], [], []
         starts_of_b, next_labels = [], []
@@ -182,7 +205,7 @@ class SampleReader:
             labels.append(arrays.masked_lm_ids[masked])
             starts_of_b.append(arrays.segment_b_start[row])
             next_labels.append(arrays.next_sentence_label[row])
-        samples = Samples(
+        return Samples(
             input_ids=np.concatenate(tokens, dtype=np.int64),
             lengths=np.array([len(part) for part in tokens], dtype=np.int64),
             segment_b_start=np.array(starts_of_b, dtype=np.int64),
@@ -191,33 +214,31 @@ class SampleReader:
             masked_counts=np.array([len(part) for part in labels], dtype=np.int64),
             next_sentence_label=np.array(next_labels, dtype=np.int64),
         )
-        self._check_values(samples)
-        return samples
-
-    def _check_values(self, samples: Samples) -> None:
-        # An out-of-range number would become an illegal memory access on a GPU, far from here.
-        vocab_size = self.manifest.vocab_size
-        lengths_at_masked = np.repeat(samples.lengths, samples.masked_counts)
-        wrong = {
-            "input_ids": samples.input_ids.max() >= vocab_size,
-            "masked_lm_ids": samples.masked_ids.max() >= vocab_size,
-            "segment_b_start": (samples.segment_b_start >= samples.lengths).any(),
-            "masked_lm_positions": (samples.masked_positions >= lengths_at_masked).any(),
-            "next_sentence_label": samples.next_sentence_label.max() > 1,
-        }
-        for name, is_wrong in wrong.items():
-            if is_wrong:
-                raise range_error(self.set_dir, name)
 
 
-def range_error(set_dir: Path, name: str) -> DataError:
-    """The error of a value of array `name` that is out of range."""
-    problem = "a shard holds a value that is out of range"
-    remedy = "prepare the set again"
-    if is_partial(set_dir):
-        problem += ", as samples have that this partial stage leaves out"
-        remedy = "stage the data again for this run, or train on the whole set"
-    return DataError(f"{set_dir}: {name}", problem, remedy)
+def _out_of_range(samples: Samples, vocab_size: int) -> dict[str, NDArray[np.bool_]]:
+    """Array name -> which samples, bool [n], hold a value there that none may have."""
+    lengths, counts = samples.lengths, samples.masked_counts
+    return {
+        "input_ids": _largest(samples.input_ids, lengths) >= vocab_size,
+        "masked_lm_ids": _largest(samples.masked_ids, counts) >= vocab_size,
+        "segment_b_start": samples.segment_b_start >= lengths,
+        "masked_lm_positions": _largest(samples.masked_positions, counts) >= lengths,
+        "next_sentence_label": samples.next_sentence_label > 1,
+    }
+
+
+def _largest(values: IntArray, counts: IntArray) -> IntArray:
+    """The largest value of each sample, int64 [n]; every sample has one at least."""
+    largest: IntArray = np.maximum.reduceat(values, np.cumsum(counts) - counts)
+    return largest
+
+
+def size_error(set_dir: Path) -> DataError:
+    """The error of samples that are longer or shorter than the plan of their step took them for."""
+    problem = "has samples of other sizes than its index says"
+    remedy = "run `mlperf_bert verify --full` on it, and prepare it again"
+    return DataError(str(set_dir), problem, remedy)
 
 
 def span_error(shard: Shard, row: int, start: int, end: int) -> DataError:

@@ -10,7 +10,7 @@ from types import FrameType
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.lost_ranks import as_lost_ranks
 from mlperf_bert.errors import UserError, one_line
-from mlperf_bert.heartbeat import Watch, end_process
+from mlperf_bert.heartbeat import POLL_S, Watch, end_process
 from mlperf_bert.whereabouts import Whereabouts
 
 # A rank that hangs by itself says so before those that wait for it give up and have it killed;
@@ -50,7 +50,9 @@ def naming_failures(
         raise
 
 
-def watching(info: RankInfo, whereabouts: Whereabouts, patience: timedelta) -> Watch:
+def watching(
+    info: RankInfo, whereabouts: Whereabouts, patience: timedelta, *, poll_s: float = POLL_S
+) -> Watch:
     """A context that ends the process, in one line, where the calling thread goes on no more.
 
     That is, after `patience` without a new word in `whereabouts`; what may take long is left out.
@@ -68,7 +70,7 @@ def watching(info: RankInfo, whereabouts: Whereabouts, patience: timedelta) -> W
         )
         return True
 
-    return Watch(whereabouts.sign_of_life, timeout_s, say)
+    return Watch(whereabouts.sign_of_life, timeout_s, say, poll_s=poll_s)
 
 
 def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:

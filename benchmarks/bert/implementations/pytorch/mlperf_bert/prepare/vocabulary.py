@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_bert.errors import DataError
+from mlperf_bert.untrusted import in_brief, read_regular_file
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MAX_BYTES = 64 * 2**20  # the largest in use, of several languages, have 5 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
     """
     remedy = "give the model's vocab.txt, one token a line"
     try:
-        contents = path.read_bytes()
+        contents = read_regular_file(path, _MAX_BYTES)
         text = contents.decode("utf-8")
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
@@ -67,7 +69,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
         if not token:
             raise DataError(f"{path}: line {number + 1}", "is empty", remedy)
         if token in ids:
-            problem = f"repeats {token!r} of line {ids[token] + 1}"
+            problem = f"repeats {in_brief(token)} of line {ids[token] + 1}"
             raise DataError(f"{path}: line {number + 1}", problem, remedy)
         ids[token] = number
     for token in SPECIAL_TOKENS:

@@ -58,8 +58,6 @@ def _published_curves() -> tuple[Curve, ...]:
     found: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         batch = int(row["global_batch_size"])
-        points = found.setdefault(
-            (row["curve"], row["optimizer"], batch), [(0, INITIAL_ACCURACY)]
-        )
+        points = found.setdefault((row["curve"], row["optimizer"], batch), [(0, INITIAL_ACCURACY)])
         points.append((int(row["step"]) * batch, float(row["mlm_accuracy"])))
     return tuple(Curve(*key, tuple(points)) for key, points in found.items())

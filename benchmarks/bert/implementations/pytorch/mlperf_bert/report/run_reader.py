@@ -1,76 +1,20 @@
-"""Reads what a run has written, strictly: its metrics, config and outcome, or an MLPerf log."""
+"""Reads `metrics.jsonl` strictly: it comes from a directory that anybody may have written."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
-from mlperf_bert.data.records import read_record
 from mlperf_bert.errors import DataError
-from mlperf_bert.log_reader import RunLog, is_number, read_foreign_log
+from mlperf_bert.log_reader import is_number
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
 MAX_METRICS_BYTES = 32 * 2**20  # 50,000 records of ours
 MAX_LINE_BYTES = 8 * 2**10  # a record of ours has 0.7 kB
 MAX_RECORDS = 200_000
-MLPERF_TARGET, MLPERF_LENGTH = 0.72, 512
-Ended = Literal["success", "aborted"]
 
 _REMEDY = "use the file as the run wrote it"
 _COUNTS = ("step", "samples", "skipped_steps")
 _NUMBERS_OR_NULL = ("loss", "mlm_accuracy")
-_OUTCOME_VERSION = 1
 _LARGEST = 1e300
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The accuracy after so many samples."""
-
-    samples: int
-    accuracy: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One run as its files tell it; None, or empty, where they do not.
-
-    `records` are those of `metrics.jsonl`, `throughputs` samples a second in the order of time;
-    `is_reference` whether it may be BERT-large on MLPerf's target, whose results are published;
-    `ended` is None for a run that is under way or was killed.
-    """
-
-    name: str
-    config: RunConfig | None
-    records: tuple[Mapping[str, Any], ...]
-    evaluations: tuple[Evaluation, ...]
-    throughputs: tuple[float, ...]
-    global_batch_size: int | None
-    optimizer: str | None
-    target_accuracy: float
-    is_reference: bool
-    initial_weights: str | None
-    ended: Ended | None
-
-    @property
-    def best_accuracy(self) -> float:
-        """0 where there was no evaluation."""
-        return max((each.accuracy for each in self.evaluations), default=0.0)
-
-
-def read_run(path: Path) -> Run:
-    """The run of a run directory, of its `run_<i>`, or of an MLPerf log of anybody's.
-
-    Raises DataError or ConfigError naming the file that is missing or wrong.
-    """
-    if not path.exists():
-        raise DataError(str(path), "does not exist", "give a run directory or an MLPerf log")
-    if not path.is_dir():
-        return _from_log(read_foreign_log(path, str(path)))
-    return _from_directory(_only_run_of(path))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -121,125 +65,3 @@ def _read_metrics_record(line: bytes, where: str) -> dict[str, Any]:
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise DataError(where, f"mlm_accuracy is {in_brief(accuracy)}, not in 0 .. 1", _REMEDY)
     return record
-
-
-def _only_run_of(directory: Path) -> Path:
-    if (directory / "metrics.jsonl").exists():
-        return directory
-    runs = sorted(
-        each.name
-        for each in directory.iterdir()
-        if re.fullmatch(r"run_\d{1,6}", each.name) and (each / "metrics.jsonl").exists()
-    )
-    if not runs:
-        remedy = "give a run directory, which train makes below runs/, or an MLPerf log"
-        raise DataError(str(directory), "holds no metrics.jsonl, nor a run_<i> with one", remedy)
-    if len(runs) > 1:
-        remedy = f"give one of them: {directory / runs[0]}"
-        raise DataError(str(directory), f"holds {len(runs)} runs", remedy)
-    return directory / runs[0]
-
-
-def _from_directory(directory: Path) -> Run:
-    config = load_config(directory / "config.toml")
-    records = tuple(read_metrics(directory / "metrics.jsonl"))
-    log_path = directory.parent / directory.name.replace("run_", "result_")
-    log_path = log_path.with_suffix(".txt")
-    log = read_foreign_log(log_path, str(log_path)) if log_path.is_file() else None
-    outcome_path = directory / "outcome.json"
-    ended = _outcome(outcome_path) if outcome_path.exists() else None
-    model = config.model
-    return Run(
-        name=str(directory),
-        config=config,
-        records=records,
-        evaluations=tuple(
-            Evaluation(record["samples"], float(record["mlm_accuracy"]))
-            for record in records
-            if record["mlm_accuracy"] is not None
-        ),
-        throughputs=tuple(
-            float(record["samples_per_s"]) for record in records if record.get("samples_per_s")
-        ),
-        global_batch_size=config.parallel.global_batch_size,
-        optimizer=config.optim.name,
-        target_accuracy=config.eval.target_accuracy,
-        is_reference=(model.num_layers, model.hidden_size) == (24, 1024)
-        and _is_reference_task(config.data.max_seq_length, config.eval.target_accuracy),
-        initial_weights=_text_of(log, "initial_weights") if log else None,
-        ended=ended or (_ended(log) if log else None),
-    )
-
-
-def _from_log(log: RunLog) -> Run:
-    batch = _number_of(log, "global_batch_size")
-    target = _number_of(log, "quality_target") or MLPERF_TARGET
-    length = int(_number_of(log, "max_sequence_length") or MLPERF_LENGTH)
-    return Run(
-        name=log.name,
-        config=None,
-        records=(),
-        evaluations=_evaluations(log),
-        throughputs=_throughputs(log),
-        global_batch_size=int(batch) if batch else None,
-        optimizer=_text_of(log, "opt_name"),
-        target_accuracy=target,
-        is_reference=_is_reference_task(length, target),
-        initial_weights=_text_of(log, "initial_weights"),
-        ended=_ended(log),
-    )
-
-
-def _is_reference_task(max_seq_length: int, target_accuracy: float) -> bool:
-    return (max_seq_length, target_accuracy) == (MLPERF_LENGTH, MLPERF_TARGET)
-
-
-def _outcome(path: Path) -> Ended:
-    record = read_record(path, missing="is missing", remedy=_REMEDY)
-    if record.integer("schema_version") != _OUTCOME_VERSION:
-        raise record.error("schema_version", f"is not {_OUTCOME_VERSION}")
-    return _as_ended(record.text("status"), str(path))
-
-
-def _ended(log: RunLog) -> Ended | None:
-    stops = log.named("run_stop")
-    return _as_ended(stops[-1].metadata.get("status"), log.name) if stops else None
-
-
-def _as_ended(status: object, where: str) -> Ended:
-    if status == "success":
-        return "success"
-    if status == "aborted":
-        return "aborted"
-    problem = f"says status {in_brief(status)}"
-    raise DataError(where, problem, "it is success or aborted")
-
-
-def _evaluations(log: RunLog) -> tuple[Evaluation, ...]:
-    """In the order of the log; samples are where the writer has put them."""
-    found = []
-    for record in log.named("eval_accuracy"):
-        samples = record.metadata.get("samples_count") or record.metadata.get("epoch_num")
-        is_right = is_number(record.value) and 0 <= record.value <= 1
-        if type(samples) is not int or samples < 0 or not is_right:
-            problem = f"has an eval_accuracy of {in_brief(record.value)} at {in_brief(samples)}"
-            raise DataError(log.name, problem, "its epoch_num must say the samples trained by then")
-        found.append(Evaluation(samples, float(record.value)))
-    return tuple(found)
-
-
-def _throughputs(log: RunLog) -> tuple[float, ...]:
-    values = [record.value for record in log.named("tracked_stats")]
-    rates = [value.get("throughput") for value in values if isinstance(value, dict)]
-    return tuple(float(rate) for rate in rates if is_number(rate) and rate > 0)
-
-
-def _number_of(log: RunLog, key: str) -> float | None:
-    """The last record's positive value; None where there is none."""
-    values = [each.value for each in log.named(key) if is_number(each.value) and each.value > 0]
-    return values[-1] if values else None
-
-
-def _text_of(log: RunLog, key: str) -> str | None:
-    values = [record.value for record in log.named(key) if isinstance(record.value, str)]
-    return values[-1] if values else None

@@ -47,7 +47,8 @@ class ShardContents:
     """What the arrays of one shard hold.
 
     `faults` is empty where all is right; `texts` hashes the text of each sample, `copies` each
-    whole sample that has enough choices of masking for an equal one to be a copy.
+    whole sample that has enough choices of masking for an equal one to be a copy. `copied` counts
+    those that are copies of others of this shard.
     """
 
     faults: tuple[str, ...]
@@ -55,6 +56,7 @@ class ShardContents:
     label_counts: NDArray[np.int64]  # [V], labels where the input is [MASK]
     texts: Hashes
     copies: Hashes
+    copied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,20 @@ def check_arrays(arrays: ShardArrays, manifest: Manifest) -> ShardContents:
     """
     checker = _Checker(manifest)
     hashes = [checker.check(chunk) for chunk in _chunks(arrays)]
-    texts, copies = zip(*hashes, strict=True)
+    texts, copies = (np.concatenate(part) for part in zip(*hashes, strict=True))
     return ShardContents(
         faults=checker.faults.in_words(),
         tally=checker.tally,
         label_counts=checker.label_counts,
-        texts=np.concatenate(texts),
-        copies=np.concatenate(copies),
+        texts=texts,
+        copies=copies,
+        copied=repeated(np.sort(copies)),
     )
+
+
+def repeated(hashes: Hashes) -> int:
+    """How many of these sorted hashes are equal to the one before."""
+    return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
 
 
 def masked_count_table(max_seq_length: int, max_predictions: int) -> NDArray[np.int64]:

@@ -3,13 +3,13 @@
 Memory: 16 bytes a sample. By chance two of 160 million hashes agree in one set of a thousand.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.verify.contents import Hashes, ShardContents
+from mlperf_bert.prepare.verify.contents import Hashes, ShardContents, repeated
 from mlperf_bert.prepare.verify.report import Check
 
 # A handful of copies does no harm to training; a text that was prepared twice makes far more.
@@ -44,7 +44,7 @@ class HashStore:
 
     def repeated_text_share(self) -> float:
         """Share of the samples whose text another one before it has."""
-        return _repeated(self.texts) / max(1, self._num_texts)
+        return repeated(self.texts) / max(1, self._num_texts)
 
     @property
     def comparable(self) -> int:
@@ -53,22 +53,25 @@ class HashStore:
 
     def copied_samples(self) -> int:
         """Samples equal to one before them in text and masking."""
-        return _repeated(self._copies[: self._num_copies])
+        return repeated(self._copies[: self._num_copies])
 
 
-def check_duplicates(set_dir: Path, hashes: HashStore) -> Check:
+def check_duplicates(set_dir: Path, hashes: HashStore, copied: Mapping[Path, int]) -> Check:
     """Whole examples hardly ever repeat: each pass over a text draws other masks.
 
-    Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
+    `hashes` are sorted; `copied` counts the copies within each shard. Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
     """
-    copied = hashes.copied_samples()
+    total = hashes.copied_samples()
     problems = []
-    if copied > MAX_COPIED_SHARE * len(hashes.texts):
-        problem = f"{copied:,} of {len(hashes.texts):,} examples are copies of others"
+    if total > MAX_COPIED_SHARE * len(hashes.texts):
+        problem = f"{total:,} of {len(hashes.texts):,} examples are copies of others"
         remedy = "find the text that is there twice and prepare without it"
+        worst = max(copied, key=lambda path: copied[path])
+        if copied[worst]:
+            problem += f", {copied[worst]:,} of them within {worst.name}"
         problems.append(DataError(str(set_dir), problem, remedy))
     summary = (
-        f"{copied:,} copies among {hashes.comparable:,} examples with masks enough to tell; "
+        f"{total:,} copies among {hashes.comparable:,} examples with masks enough to tell; "
         f"{100 * hashes.repeated_text_share():.2f} % of the texts repeat"
     )
     return Check("duplicates", summary, tuple(problems), was_made=hashes.comparable > 0)
@@ -93,7 +96,3 @@ def check_leak(eval_dir: Path, train: HashStore, held_out: HashStore) -> Check:
 def _append(store: Hashes, used: int, values: Hashes) -> int:
     store[used : used + len(values)] = values
     return used + len(values)
-
-
-def _repeated(values: NDArray[np.uint64]) -> int:
-    return int(np.count_nonzero(values[1:] == values[:-1]))

@@ -60,6 +60,7 @@ class FullCheck:
         self._contents: dict[str, tuple[DataError, ...]] = {}
         self._index: dict[str, tuple[DataError, ...]] = {}
         self._tallies: dict[str, Tally] = {}
+        self._copied: dict[str, int] = {}
         self._label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
 
     def jobs(self, sandbox: Sandbox) -> Iterator[VerifyJob]:
@@ -86,6 +87,7 @@ class FullCheck:
         self._index[file] = findings.wrong_index
         if findings.contents is not None:
             self._tallies[file] = findings.contents.tally
+            self._copied[file] = findings.contents.copied
             self._label_counts += findings.contents.label_counts
             self.hashes.add(findings.contents)
 
@@ -107,12 +109,14 @@ class FullCheck:
         if total.samples == 0:
             skipped = "no shard could be read"
             return [*checks, Check("rates, duplicates", skipped, was_made=False)], {}
-        by_path = {self._set_dir / "shards" / file: self._tallies[file] for file in self._tallies}
+        shards_dir = self._set_dir / "shards"
+        by_path = {shards_dir / file: tally for file, tally in self._tallies.items()}
+        copied = {shards_dir / file: count for file, count in self._copied.items()}
         checks += [
             check_masking(by_path, total, self._manifest.vocab_size),
             check_next_sentence(by_path, total),
             check_unknown(self._set_dir, total),
-            check_duplicates(self._set_dir, self.hashes),
+            check_duplicates(self._set_dir, self.hashes, copied),
         ]
         baseline = self._manifest.baseline
         if baseline is not None and all(is_right.values()):

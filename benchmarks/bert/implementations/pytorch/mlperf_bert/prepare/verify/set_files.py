@@ -4,7 +4,6 @@ Manifest, vocabulary, sidecars, sizes and index are compared with each other, so
 missing or foreign file is found in seconds. Nothing is trusted: names and counts may be hostile.
 """
 
-import os
 from pathlib import Path
 
 from mlperf_bert.data.atomic import is_temporary
@@ -14,6 +13,7 @@ from mlperf_bert.data.set_checks import (
     SHARD_REMEDY,
     VOCABULARY_REMEDY,
     check_sidecar_digest,
+    check_vocabulary_size,
     file_size,
     repeated_texts,
     wrong_settings,
@@ -22,9 +22,6 @@ from mlperf_bert.data.sidecar import Sidecar, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.report import Check
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, load_vocabulary
-
-# No vocabulary comes near; a larger one is not read into memory.
-MAX_VOCABULARY_BYTES = 2**26
 
 
 def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:
@@ -43,7 +40,7 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
     """`vocab.txt` is the one of the manifest: digest, size and the five special ids."""
     path = set_dir / "vocab.txt"
     try:
-        _check_vocabulary_size(path)
+        check_vocabulary_size(set_dir)
         vocabulary = load_vocabulary(path)
     except DataError as error:
         return Check("vocabulary", "", (error,))
@@ -148,11 +145,3 @@ def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
                 remedy = "move it away, or prepare the set again with its text"
                 problems.append(DataError(path, "is not in the manifest", remedy))
     return Check("no other files", "", tuple(problems))
-
-
-def _check_vocabulary_size(path: Path) -> None:
-    if not os.path.lexists(path):
-        return  # whoever reads it says best what is missing
-    size = file_size(path, VOCABULARY_REMEDY)
-    if size > MAX_VOCABULARY_BYTES:
-        raise DataError(str(path), f"is {size} bytes, far too large", VOCABULARY_REMEDY)

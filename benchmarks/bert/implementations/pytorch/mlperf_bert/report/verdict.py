@@ -1,0 +1,106 @@
+"""Whether a run's accuracy is where it should be: beside published curves, or reference points.
+
+Times are compared, not heights: a curve that is late by a tenth looks far off where it is steep.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mlperf_bert.plan.convergence import expected_samples
+from mlperf_bert.report.curves import Curve, band_at, curves_for
+from mlperf_bert.report.run import Evaluation, Run
+
+Kind = Literal["on track", "behind", "off", "cannot be judged"]
+
+LATE, FAR_TOO_LATE = 1.15, 1.5  # times the samples of the runs compared with
+NOISE = 0.01  # of an accuracy, between runs
+# Where only the samples to the target are known. The published curves are within 0.01 of the target
+# from two thirds of their samples on.
+LAST_PART, NEAR, FAR = 0.8, 0.03, 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One of four words, and the comparison behind it in one line."""
+
+    kind: Kind
+    why: str
+
+
+def judge(run: Run) -> Verdict:
+    """By the last evaluation, or by the one that reached the target."""
+    if not run.evaluations:
+        return _cannot("there is no evaluation yet")
+    last = run.evaluations[-1]
+    has_reached = last.accuracy >= run.target_accuracy
+    if not run.is_reference or run.global_batch_size is None:
+        if has_reached:
+            return Verdict("on track", f"{_reached(run, last)}; nothing is published to compare")
+        return _cannot("no curve is published but of BERT-large on MLPerf's target, 0.72 at 512")
+    curves = curves_for(run.global_batch_size, run.optimizer)
+    expected = _expected(run.global_batch_size, curves, run.target_accuracy)
+    if expected is None:
+        return _cannot(f"nothing is published for a global batch of {run.global_batch_size:,}")
+    if has_reached:
+        return _by_samples(run, last, expected)
+    return _by_curve(last, curves) if curves else _by_expected(run, last, expected)
+
+
+def expected_of(run: Run) -> float | None:
+    """Samples to the target that are published for this run's batch; None where none are."""
+    if not run.is_reference or run.global_batch_size is None:
+        return None
+    curves = curves_for(run.global_batch_size, run.optimizer)
+    return _expected(run.global_batch_size, curves, run.target_accuracy)
+
+
+def _expected(batch: int, curves: Sequence[Curve], target: float) -> float | None:
+    """The curves' own samples where there are some, else the reference convergence point's."""
+    reached = [samples for curve in curves if (samples := curve.samples_at(target)) is not None]
+    if reached:
+        return max(reached)
+    point = expected_samples(batch)
+    return point.mean if point else None
+
+
+def _by_samples(run: Run, last: Evaluation, expected: float) -> Verdict:
+    ratio = last.samples / expected
+    why = f"{_reached(run, last)}, {ratio:.2f} times the {expected:,.0f} published for this batch"
+    return Verdict(_kind(ratio <= LATE, ratio <= FAR_TOO_LATE), why)
+
+
+def _by_curve(last: Evaluation, curves: Sequence[Curve]) -> Verdict:
+    low, high = band_at(curves, last.samples)
+    late, far_too_late = (
+        band_at(curves, last.samples / times)[0] - NOISE for times in (LATE, FAR_TOO_LATE)
+    )
+    why = (
+        f"accuracy {last.accuracy:.4f} after {last.samples:,} samples; {len(curves)} published "
+        f"runs of this batch had {low:.4f} to {high:.4f}"
+    )
+    return Verdict(_kind(last.accuracy >= late, last.accuracy >= far_too_late), why)
+
+
+def _by_expected(run: Run, last: Evaluation, expected: float) -> Verdict:
+    progress, missing = last.samples / expected, run.target_accuracy - last.accuracy
+    why = (
+        f"accuracy {last.accuracy:.4f} after {last.samples:,} samples; the target of "
+        f"{run.target_accuracy:g} takes about {expected:,.0f} at this batch"
+    )
+    if progress < LAST_PART:
+        return _cannot(f"{why}, and no curve up to there is published")
+    is_on_track = progress <= LATE and missing <= NEAR
+    return Verdict(_kind(is_on_track, progress <= FAR_TOO_LATE and missing <= FAR), why)
+
+
+def _kind(is_on_track: bool, is_behind: bool) -> Kind:
+    return "on track" if is_on_track else "behind" if is_behind else "off"
+
+
+def _cannot(why: str) -> Verdict:
+    return Verdict("cannot be judged", why)
+
+
+def _reached(run: Run, last: Evaluation) -> str:
+    return f"reached {run.target_accuracy:g} after {last.samples:,} samples"

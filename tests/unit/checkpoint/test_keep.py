@@ -1,0 +1,64 @@
+"""Which checkpoints stay, and that none is ever half there."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.checkpoint.keep import discard, prune, sweep
+from mlperf_bert.checkpoint.manifest import CheckpointState, complete_checkpoints
+
+
+def make(directory: Path, step: int, accuracy: float | None) -> None:
+    path = directory / f"step_{step:08d}"
+    path.mkdir()
+    state = CheckpointState(
+        step=step, samples=step, seed=1, mlm_accuracy=accuracy, vocabulary_sha256="ab"
+    )
+    (path / "state.json").write_bytes(state.to_json())
+    (path / "manifest.json").write_text("{}")
+
+
+def steps(directory: Path) -> list[int]:
+    return [int(path.name[5:]) for path in complete_checkpoints(directory)]
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step, accuracy in ((10, 0.2), (20, 0.5), (30, None), (40, 0.3), (50, None)):
+        make(tmp_path, step, accuracy)
+    prune(tmp_path, keep_last=2)
+    assert steps(tmp_path) == [50, 40, 20]
+    prune(tmp_path, keep_last=1)
+    assert steps(tmp_path) == [50, 20]
+
+
+def test_without_an_accuracy_there_is_no_best(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        make(tmp_path, step, None)
+    prune(tmp_path, keep_last=1)
+    assert steps(tmp_path) == [30]
+
+
+def test_one_without_a_manifest_does_not_count(tmp_path: Path) -> None:
+    make(tmp_path, 10, None)
+    make(tmp_path, 20, None)
+    (tmp_path / "step_00000020" / "manifest.json").unlink()
+    assert steps(tmp_path) == [10]
+
+
+def test_a_removal_that_is_interrupted_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, 10, None)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: path.exists() and killed())
+        with pytest.raises(KeyboardInterrupt):
+            discard(tmp_path / "step_00000010")
+    assert steps(tmp_path) == []
+    (tmp_path / ".step_00000020.abcd.partial").mkdir()
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []

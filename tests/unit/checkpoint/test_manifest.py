@@ -1,0 +1,120 @@
+"""A hostile or damaged manifest, state or LATEST is refused in one line, and leads nowhere else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    read_state,
+    resolve,
+    verify,
+)
+from mlperf_bert.errors import CheckpointError
+
+STATE = CheckpointState(
+    step=7,
+    samples=112,
+    seed=2**62,
+    mlm_accuracy=None,
+    vocabulary_sha256="ab",
+    data_sha256="cd",
+    world_size=4,
+    ended="aborted",
+    seconds=1.5,
+    numbers={"best": -1.0},
+)
+MANIFEST = Manifest(
+    step=7,
+    samples=112,
+    vocabulary_sha256="ab",
+    commit=None,
+    config={"run": {"seed": 3}},
+    files={
+        "state.json": FileEntry(3, "0" * 64),
+        "rng/rank_00003.safetensors": FileEntry(0, "f" * 64),
+    },
+)
+
+
+def test_both_come_back(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
+    (tmp_path / "state.json").write_bytes(STATE.to_json())
+    assert read_manifest(tmp_path) == MANIFEST
+    assert read_state(tmp_path) == STATE
+
+
+def change(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found.update(values)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        change(format_version=1),
+        change(step=-1),
+        change(step="7"),
+        change(samples=2**70),
+        change(config=[]),
+        change(files={"../../etc/passwd": {"size": 1, "sha256": "0" * 64}}),
+        change(files={"optimizer/../../x": {"size": 1, "sha256": "0" * 64}}),
+        change(files={"/etc/passwd": {"size": 1, "sha256": "0" * 64}}),
+        change(files={"optimizer/rank_0.safetensors": {"size": 1, "sha256": "0" * 64}}),
+        change(files={"state.json": {"size": 1, "sha256": "z" * 64}}),
+        change(files={"state.json": {"size": True, "sha256": "0" * 64}}),
+        change(files={"state.json": 5}),
+        lambda found: found.pop("files"),
+    ],
+)
+def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], object]) -> None:
+    values = json.loads(MANIFEST.to_json())
+    edit(values)
+    (tmp_path / "manifest.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError) as caught:
+        read_manifest(tmp_path)
+    assert "\n" not in str(caught.value) and "manifest.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        change(ended="maybe"),
+        change(mlm_accuracy="high"),
+        change(numbers={"best": "x"}),
+        change(numbers={str(number): 1.0 for number in range(2000)}),
+        change(world_size=0),
+        change(seed=-1),
+        lambda found: found.pop("data_sha256"),
+    ],
+)
+def test_a_wrong_state_is_refused(tmp_path: Path, edit: Callable[[Any], object]) -> None:
+    values = json.loads(STATE.to_json())
+    edit(values)
+    (tmp_path / "state.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["..", "../step_00000007", "step_7", "step_00000008", "\xff" * 3])
+def test_latest_names_a_checkpoint_beside_it(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "step_00000007"
+    directory = tmp_path / "checkpoints"
+    outside.mkdir()
+    directory.mkdir()
+    (outside / "manifest.json").write_bytes(MANIFEST.to_json())
+    (directory / "LATEST").write_text(name, encoding="utf-8")
+    with pytest.raises(CheckpointError):
+        resolve(directory)
+
+
+def test_every_file_of_the_manifest_is_verified(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
+    (tmp_path / "state.json").write_bytes(STATE.to_json())
+    with pytest.raises(CheckpointError):
+        verify(tmp_path)

@@ -1,0 +1,104 @@
+"""A failure or a hang names its rank, its host and what the rank was doing."""
+
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mlperf_bert.distributed import failures
+from mlperf_bert.distributed.failures import naming_failures, watching
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.errors import DataError, LostRanksError
+from mlperf_bert.whereabouts import Whereabouts
+
+INFO = RankInfo(1, 4, 1, 2, 0, "slurm")
+PATIENCE = timedelta(seconds=20)
+HERE = f"rank 1 on {host_name()}, step 37"
+
+
+def at_step_37() -> Whereabouts:
+    whereabouts = Whereabouts()
+    whereabouts.at("step", 37)
+    return whereabouts
+
+
+def test_bad_data_in_a_step_names_the_rank() -> None:
+    with (
+        pytest.raises(DataError) as caught,
+        naming_failures(INFO, at_step_37(), PATIENCE),
+    ):
+        raise DataError("train.hdf5", "sample 49 is damaged", "prepare it again")
+    assert str(caught.value) == f"{HERE}: train.hdf5: sample 49 is damaged; prepare it again"
+
+
+@pytest.mark.parametrize("whereabouts", [None, Whereabouts()], ids=["nobody knows", "start-up"])
+def test_a_mistake_in_start_up_is_no_ranks_failure(whereabouts: Whereabouts | None) -> None:
+    with (
+        pytest.raises(DataError, match=r"^train.hdf5: is missing; make it$"),
+        naming_failures(INFO, whereabouts, PATIENCE),
+    ):
+        raise DataError("train.hdf5", "is missing", "make it")
+
+
+def test_a_fault_ends_its_traceback_with_the_rank() -> None:
+    with pytest.raises(ValueError) as caught, naming_failures(INFO, at_step_37(), PATIENCE):
+        raise ValueError("no such\nshape")
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert lines[-1] == f"mlperf_bert: error: {HERE}: ValueError: no such\\nshape"
+
+
+@pytest.mark.parametrize(
+    ("whereabouts", "here"),
+    [(at_step_37(), HERE), (Whereabouts(), f"rank 1 on {host_name()}, start-up")],
+)
+def test_lost_ranks_are_named_always(whereabouts: Whereabouts, here: str) -> None:
+    with pytest.raises(LostRanksError) as caught, naming_failures(INFO, whereabouts, PATIENCE):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    assert str(caught.value).startswith(f"{here}: another rank closed the connection; look above")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(failures, "end_process", lines.append)
+    return lines
+
+
+def function_of(module: str) -> Any:
+    """One that sleeps, in a module of that name."""
+    names: dict[str, Any] = {"__name__": module}
+    exec("import time\ndef wait(seconds): time.sleep(seconds)", names)
+    return names["wait"]
+
+
+@pytest.mark.parametrize(
+    ("module", "doing", "lines"),
+    [
+        ("mlperf_bert.data.loader", "batch", 1),
+        ("torch.distributed.distributed_c10d", "step", 0),  # the time-out of gloo is to come
+        ("mlperf_bert.data.loader", "checkpoint", 0),
+    ],
+)
+def test_a_loop_that_goes_on_no_more_is_named_with_its_place(
+    module: str, doing: Any, lines: int, said: list[str]
+) -> None:
+    whereabouts = Whereabouts()
+    whereabouts.at(doing, 38)
+    with watching(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.02):
+        function_of(module)(0.6)
+    assert len(said) == lines
+    expected = f"rank 1 on {host_name()}, {whereabouts.in_words}: no progress for 0.2 s "
+    for line in said:
+        assert line.startswith(expected)
+        assert "in mlperf_bert.data.loader, line 2;" in line
+
+
+def test_steps_are_progress(said: list[str]) -> None:
+    whereabouts = Whereabouts()
+    with watching(INFO, whereabouts, timedelta(seconds=0.4), poll_s=0.02):
+        for step in range(40):
+            whereabouts.at("step", step)
+            time.sleep(0.02)
+    assert said == []

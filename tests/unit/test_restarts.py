@@ -1,0 +1,168 @@
+"""run_and_time.sh goes on with runs that failed or were requeued: what it asks of training, and says.
+
+srun is one that writes down what it is asked, and does what a test says in place of training. Real
+ranks, a real SLURM: tests/slurm and tests/reliability.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import CONFIGS, PACKAGE, REPOSITORY
+
+CONFIG = CONFIGS / "dgxa100_1x8x48x1.toml"
+SRUN = """#!/usr/bin/env bash
+while [[ ${1:-} == --* ]]; do shift; done
+case "$*" in
+*" config "*) exec "$@" ;;
+*" train "*)
+    echo "$*" >>"$ASKED"
+    attempt=$(wc -l <"$ASKED")
+    run=$LOGDIR/run_0 log=$LOGDIR/result_0.txt
+    eval "$TRAINING"
+    ;;
+esac
+"""
+LOG = (
+    """echo '{"key": "seed", "value": 42, "metadata": {}}' >$log; """
+    """echo "{\\"key\\": \\"resumed\\", \\"value\\": %s, \\"metadata\\": {}}" >>$log; """
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """Environment of the shell of a job in a tree that has this one's files."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/srun").write_text(SRUN)
+    (tmp_path / "bin/srun").chmod(0o755)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "run_and_time.sh").write_bytes((REPOSITORY / "run_and_time.sh").read_bytes())
+    (tree / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {
+        **outer,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PACKAGE.parent),
+        "ASKED": str(tmp_path / "asked"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "PYTHON": sys.executable,
+        "CONFIG": str(CONFIG),
+        "DATADIR": str(tmp_path),
+        "LOGDIR": str(tmp_path / "logs"),
+        "TREE": str(tree),
+        "SEED": "5",
+        "NETWORK_TEST": "0",
+        "CLEAR_CACHES": "0",
+        "TRAINING": "true",
+    }
+
+
+def run(job: dict[str, str]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The script's outcome, and what training was asked."""
+    done = subprocess.run(
+        ["bash", f"{job['TREE']}/run_and_time.sh"],
+        env=job,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    asked = Path(job["ASKED"])
+    return done, asked.read_text().splitlines() if asked.exists() else []
+
+
+def test_a_run_that_lost_a_rank_goes_on(job: dict[str, str]) -> None:
+    training = LOG % "true" + "mkdir -p $run; [ $attempt = 3 ] || exit 137"
+    done, (first, *others) = run({**job, "MAX_RESTARTS": "2", "TRAINING": training})
+    assert "--set run.seed=5" in first
+    assert "--resume" not in first
+    assert len(others) == 2
+    for asked in others:  # with the seed of its checkpoint
+        assert "--resume auto" in asked
+        assert "run.seed" not in asked
+    said = "run_and_time.sh: training was ended by SIGKILL: restart {} of 2\n"
+    assert said.format(1) + said.format(2) in done.stderr
+    assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
+    assert "RESULT,bert" not in done.stdout
+
+
+def test_restarts_come_to_an_end(job: dict[str, str]) -> None:
+    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": "mkdir -p $run; exit 70"})
+    assert done.returncode == 70
+    assert len(asked) == 2
+    assert "training lost a rank, or hung: restart 1 of 1" in done.stderr
+
+
+def test_a_crash_before_the_run_began_is_no_interrupted_run(job: dict[str, str]) -> None:
+    training = LOG % "false" + "[ $attempt = 2 ] || { rm $log; exit 1; }"
+    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
+    assert all("--set run.seed=5" in each and "--resume" not in each for each in asked)
+    assert "RESULT,bert,42," in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts"), [(2, "1"), (3, "1"), (75, "1"), (130, "1"), (143, "1"), (1, "")]
+)
+def test_ends_that_are_no_crash_are_not_restarted(
+    job: dict[str, str], status: int, restarts: str
+) -> None:
+    training = f"mkdir -p $run; exit {status}"
+    _, asked = run({**job, "MAX_RESTARTS": restarts, "TRAINING": training})
+    assert len(asked) == 1
+
+
+def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> None:
+    del job["LOGDIR"]
+    directory = Path(job["TREE"]) / "runs/7-dgxa100_1x8x48x1"
+    training = f"mkdir -p {directory}/run_0; exit 75"
+    _, (first,) = run({**job, "TRAINING": training})
+    _, (_, second) = run({**job, "TRAINING": "exit 75", "SLURM_RESTART_COUNT": "1"})
+    assert all(f"--run-dir {directory} --run-index 0" in asked for asked in (first, second))
+    assert "--resume" not in first
+    assert "--resume auto" in second
+    assert "run.seed" not in second
+
+
+def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) -> None:
+    """After that the run has checkpoints of its own."""
+    checkpoint = tmp_path / "step_00000120"
+    checkpoint.mkdir()
+    again = {**job, "RESUME": str(checkpoint), "MAX_RESTARTS": "2"}
+    training = "[ $attempt = 1 ] || mkdir -p $run; exit 1"
+    _, asked = run({**again, "TRAINING": training})
+    assert [line.split("--resume ")[1].split()[0] for line in asked] == [
+        *(str(checkpoint), str(checkpoint)),
+        "auto",
+    ]
+    assert not any("run.seed" in line for line in asked)
+    done, _ = run({**again, "NEXP": "2"})
+    assert done.returncode == 2
+    assert "RESUME is a checkpoint and NEXP is 2; go on from it once" in done.stderr
+
+
+def test_a_run_that_had_ended_has_no_result_of_now(job: dict[str, str]) -> None:
+    logs = Path(job["LOGDIR"])
+    logs.mkdir()
+    (logs / "result_0.txt").write_text('{"key": "seed", "value": 42, "metadata": {}}\n')
+    done, _ = run({**job, "RESUME": "auto"})
+    assert "run 0 had ended before\n" in done.stdout
+    assert "RESULT" not in done.stdout
+
+
+def test_a_launcher_that_ends_with_its_ranks_cannot_restart_them(job: dict[str, str]) -> None:
+    done, asked = run({**job, "MAX_RESTARTS": "1", "PMI_RANK": "0"})
+    assert done.returncode == 2
+    assert "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun" in done.stderr
+    assert asked == []
+
+
+def test_a_signal_before_the_first_step_is_told_by_the_file(job: dict[str, str]) -> None:
+    """srun kills the other ranks then, and says that."""
+    training = "echo 75 >$LOGDIR/status_0; exit 137"
+    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
+    assert (done.returncode, len(asked)) == (75, 1)

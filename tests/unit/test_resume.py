@@ -1,0 +1,213 @@
+"""`train --resume`: what a run goes on from, and what it refuses; its losses show nothing of it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from support import metrics_losses, mlperf_records, prepare_small
+
+Train = Callable[..., int]
+MISSED = 3
+DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The run directory of an uninterrupted run of 20 steps, with checkpoints of 8 and 16."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    settings = (*DROPOUT, "checkpoint.interval_steps=8", "checkpoint.keep_last=9")
+    settings += ("eval.interval_samples=100000",)
+    assert run_train(tiny_config, synthetic_data, directory, *settings) == MISSED
+    return directory
+
+
+def run_train(
+    config: Path, data: Path, directory: Path, *settings: str, resume: str | Path | None = None
+) -> int:
+    sets = [word for setting in settings for word in ("--set", setting)]
+    extra = [] if resume is None else ["--resume", str(resume)]
+    places = ["--data", str(data), "--run-dir", str(directory)]
+    return main(["train", "--config", str(config), *places, *sets, *extra])
+
+
+@pytest.fixture
+def resumed(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Train:
+    """Train into `tmp_path`/run again, as the whole run did but for what is given."""
+
+    def run(*settings: str, resume: str | Path = "auto", data: Path = synthetic_data) -> int:
+        same = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
+        return run_train(tiny_config, data, tmp_path / "run", *same, *settings, resume=resume)
+
+    return run
+
+
+@pytest.fixture
+def killed(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the whole run as if it had been killed after step 18."""
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory)
+    own = directory / "run_0"
+    (own / "outcome.json").unlink()
+    shutil.rmtree(own / "checkpoints/step_00000020")
+    (own / "checkpoints/LATEST").write_text("step_00000016\n")
+    lines = (own / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (own / "metrics.jsonl").write_text("".join(lines[:18]) + lines[18][:10])
+    return directory
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "run_0/checkpoints/step_00000020/model.safetensors").read_bytes()
+
+
+def test_it_goes_on_bit_for_bit(resumed: Train, killed: Path, whole: Path) -> None:
+    assert resumed() == MISSED
+    assert metrics_losses(killed) == metrics_losses(whole)
+    assert weights(killed) == weights(whole)
+    (record,) = mlperf_records(killed / "result_0.txt", "resumed")
+    assert record["value"] is True
+    assert record["metadata"]["step"] == 16 and record["metadata"]["samples"] == 256
+    old = killed / "run_0/interrupted/result_0_0.txt"
+    assert mlperf_records(old, "resumed")[0]["value"] is False
+    outcome = json.loads((killed / "run_0/outcome.json").read_text())
+    assert (outcome["status"], outcome["steps"], outcome["stopped_by"]) == ("aborted", 20, None)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "no manifest"])
+def test_a_damaged_checkpoint_is_passed_over(
+    resumed: Train, killed: Path, whole: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = killed / "run_0/checkpoints/step_00000016"
+    optimizer = newest / "optimizer/rank_00000.safetensors"
+    contents = bytearray(optimizer.read_bytes())
+    if damage == "flipped":
+        contents[-1] ^= 1
+    elif damage == "truncated":
+        del contents[-1]
+    else:
+        (newest / "manifest.json").unlink()
+    optimizer.write_bytes(contents)
+    assert resumed() == MISSED
+    said = capsys.readouterr().out
+    assert "resumed from step_00000008" in said
+    assert ("passed over a damaged checkpoint" in said) == (damage != "no manifest")
+    assert metrics_losses(killed) == metrics_losses(whole)
+
+
+def test_without_a_checkpoint_it_begins_anew_with_the_same_seed(
+    resumed: Train, killed: Path, whole: Path
+) -> None:
+    shutil.rmtree(killed / "run_0/checkpoints")
+    assert resumed("run.seed=random") == MISSED
+    assert metrics_losses(killed) == metrics_losses(whole)
+    assert mlperf_records(killed / "result_0.txt", "resumed")[0]["value"] is True
+
+
+def test_twice_interrupted(resumed: Train, killed: Path, whole: Path) -> None:
+    assert resumed("run.max_steps=18") == MISSED
+    (killed / "run_0/outcome.json").unlink()
+    shutil.rmtree(killed / "run_0/checkpoints/step_00000018")
+    assert resumed() == MISSED
+    assert metrics_losses(killed) == metrics_losses(whole)
+    names = {path.name for path in (killed / "run_0/interrupted").glob("result_*")}
+    assert names == {"result_0_0.txt", "result_0_1.txt"}
+
+
+@pytest.mark.parametrize("outcome", ["written", "lost"])
+def test_a_run_that_has_ended_is_left_as_it_is(
+    resumed: Train, whole: Path, tmp_path: Path, outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    if outcome == "lost":  # killed between its last checkpoint and its end
+        (tmp_path / "run/run_0/outcome.json").unlink()
+    before = (tmp_path / "run/result_0.txt").read_bytes()
+    capsys.readouterr()
+    assert resumed() == MISSED
+    assert "ended before, after 20 steps" in capsys.readouterr().out
+    assert (tmp_path / "run/result_0.txt").read_bytes() == before
+
+
+def test_auto_without_a_run_is_a_new_one(resumed: Train, tmp_path: Path, whole: Path) -> None:
+    assert resumed() == MISSED
+    assert metrics_losses(tmp_path / "run") == metrics_losses(whole)
+    assert mlperf_records(tmp_path / "run/result_0.txt", "resumed")[0]["value"] is False
+
+
+def test_another_run_goes_on_from_a_checkpoint(
+    resumed: Train, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = whole / "run_0/checkpoints/step_00000016"
+    assert resumed(resume=checkpoint) == MISSED
+    assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[16:]
+    assert weights(tmp_path / "run") == weights(whole)
+    shutil.rmtree(tmp_path / "run")
+    capsys.readouterr()
+    assert resumed("optim.learning_rate=1e-4", resume=checkpoint) == MISSED
+    assert "optim.learning_rate was 0.003 and is 0.0001" in capsys.readouterr().out
+    assert metrics_losses(tmp_path / "run") != metrics_losses(whole)[16:]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("optim.learning_rate=1e-4", "optim.learning_rate: is 0.0001"),
+        ("model.hidden_dropout=0.2", "model.hidden_dropout: is 0.2"),
+        ("schedule.decay_steps=30", "schedule.decay_steps: is 30"),
+        ("model.num_layers=3", "model.num_layers: is 3"),
+        ("data.sampler=quantile", "data.sampler: is 'quantile'"),
+        ("parallel.local_batch_size=8", "global batch of 8, the checkpoint's 16"),
+        ("run.max_steps=16", "run.max_steps: is 16, the checkpoint is of step 16"),
+        ("run.seed=12", "run.seed: is 12, the run to go on with has 11"),
+    ],
+)
+def test_what_would_change_the_run_is_refused(
+    resumed: Train, killed: Path, setting: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (killed / "result_0.txt").read_bytes()
+    assert resumed(setting) == 2
+    assert words in capsys.readouterr().err
+    assert (killed / "result_0.txt").read_bytes() == before
+    assert not (killed / "run_0/interrupted").exists()
+
+
+@pytest.mark.parametrize("setting", ["data.balance=presort_local", "run.log_interval_steps=1"])
+def test_what_changes_no_number_is_free(
+    resumed: Train, killed: Path, whole: Path, setting: str
+) -> None:
+    assert resumed(setting, "parallel.local_batch_size=8", "parallel.grad_accum_steps=2") == MISSED
+    assert metrics_losses(killed)[:16] == metrics_losses(whole)[:16]
+    assert metrics_losses(killed)[16:] == pytest.approx(metrics_losses(whole)[16:], rel=1e-5)
+
+
+def test_another_training_set_is_refused(
+    resumed: Train,
+    killed: Path,
+    synthetic_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(synthetic_data, data)
+    shutil.rmtree(data / "train")
+    sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2}
+    prepare_small([data / "train.txt"], data / "words.txt", data / "train", seed=1, **sizes)
+    assert resumed(data=data) == 2
+    assert "another training set" in capsys.readouterr().err
+
+
+def test_a_rank_that_torchrun_restarts_goes_on(
+    tiny_config: Path,
+    synthetic_data: Path,
+    killed: Path,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    same = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
+    assert run_train(tiny_config, synthetic_data, killed, *same) == MISSED
+    assert metrics_losses(killed) == metrics_losses(whole)
