@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-real test-slow test-gpu golden bench package
+.PHONY: setup check format test test-real test-slow test-gpu audit golden bench package
 
 setup:
 	tools/venv.sh dev
@@ -28,6 +28,10 @@ test-real: setup
 # What is too long for every run of the tests.
 test-slow: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -m longest
+
+# Known vulnerabilities of what is installed, and of what pyproject.toml allows.
+audit: setup
+	$(BIN)/python tools/audit_dependencies.py
 
 # On a machine with a GPU; tools/gpu_check.sh measures as well.
 test-gpu: setup

@@ -147,10 +147,10 @@ train_once() { # index, seed, restarts so far; the status of training
     resume=$(how_to_resume "$index" "$3")
     arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index")
     [ "$resume" = none ] || arguments+=(--resume "$resume")
-    # A run that goes on has its seed.
-    if [ "$resume" = none ] || { [ "$resume" = auto ] && ! begun "$index"; }; then
-        arguments+=(--set run.seed="$2")
-    fi
+    case $resume in
+    none | auto) arguments+=(--set run.seed="$2") ;;
+    *) ;; # the checkpoint's
+    esac
     if [ "$where" != machine ]; then
         arguments+=(--status-file "$status_file")
         if [ "$leads" = 1 ]; then mkdir -p "$LOGDIR" && rm -f "$status_file"; fi
@@ -178,29 +178,36 @@ may_restart() { # status, restarts so far; whether to go on with a run that ende
     echo "run_and_time.sh: training $reason: restart $(($2 + 1)) of $MAX_RESTARTS" >&2
 }
 
-logged() { # log, key; the first value
-    sed -n 's/.*"key": "'"$2"'", "value": \([^,]*\),.*/\1/p' "$1" | head -n 1
+logged() { # key, logs; the first value
+    local key=$1
+    shift
+    cat "$@" 2>/dev/null | sed -n 's/.*"key": "'"$key"'", "value": \([^,]*\),.*/\1/p' | head -n 1
+}
+
+seed_of() { # index; of a run that was begun, which may have been drawn; empty where it has no log
+    logged seed "$LOGDIR/result_$1.txt" "$LOGDIR/run_$1"/interrupted/result_*.txt
 }
 
 say_result() { # index, seconds, start, last line of its log before that
     local log=$LOGDIR/result_$1.txt
-    if [ "$(logged "$log" resumed)" = true ]; then
+    if [ "$(logged resumed "$log")" = true ]; then
         echo "run $1 was resumed: its time is no RESULT"
     elif [ "$(tail -n 1 "$log")" = "$4" ]; then
         echo "run $1 had ended before"
     else
-        echo "RESULT,bert,$(logged "$log" seed),$2,$(id -un 2>/dev/null || id -u),$3"
+        echo "RESULT,bert,$(logged seed "$log"),$2,$(id -un 2>/dev/null || id -u),$3"
     fi
 }
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
-    local index=$1 log=$LOGDIR/result_$1.txt status restarts=0 start start_time last
+    local index=$1 seed=$2 log=$LOGDIR/result_$1.txt status restarts=0 start start_time last
     last=$(tail -n 1 "$log" 2>/dev/null || true)
     while :; do
         start=$(date +%s)
         start_time=$(date '+%Y-%m-%d %r')
         status=0
-        train_once "$index" "$2" "$restarts" || status=$?
+        if begun "$index"; then seed=$(seed_of "$index" || true); fi
+        train_once "$index" "${seed:-$2}" "$restarts" || status=$?
         may_restart "$status" "$restarts" || break
         restarts=$((restarts + 1))
     done

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mlperf_bert.data.index import Manifest, ShardEntry, write_index
+from mlperf_bert.data.index import OWN_DIGEST, Manifest, ShardEntry, write_index
+from mlperf_bert.data.records import write_json
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.prepare.examples import ExampleArrays
@@ -25,6 +26,7 @@ from support import NUM_WORDS, prepare_small, write_synthetic_text
 
 Arrays = dict[str, np.ndarray]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS = ("a", "b", "c", "held")
 VOCAB_SIZE = len(SPECIAL) + NUM_WORDS
 
 
@@ -40,12 +42,15 @@ def prepare_set(texts: list[Path], out: Path, **changes: Any) -> Manifest:
     return prepare_small(texts, vocab, out, **{**options, **changes})
 
 
+def write_text(path: Path, name: str) -> Path:
+    """Write the text of which `make_pair` makes the shard of that name."""
+    write_synthetic_text(path, 40, seed=TEXTS.index(name))
+    return path
+
+
 def make_pair(directory: Path) -> Path:
     """`directory/pair` with train (three shards) and eval (one shard and a baseline)."""
-    texts = {}
-    for number, name in enumerate(("a", "b", "c", "held")):
-        texts[name] = directory / f"{name}.txt"
-        write_synthetic_text(texts[name], 40, seed=number)
+    texts = {name: write_text(directory / f"{name}.txt", name) for name in TEXTS}
     (directory / "pair").mkdir()
     vocab = write_vocabulary(directory / "words.txt")
     train = [texts[name] for name in ("a", "b", "c")]
@@ -124,6 +129,13 @@ def sign(set_dir: Path) -> None:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_signed(path: Path, values: dict[str, Any]) -> None:
+    """Write a manifest of these values with its own digest right, whatever they are."""
+    values.pop(OWN_DIGEST)
+    digest = hashlib.sha256(write_json(values)).hexdigest()
+    path.write_bytes(write_json({**values, OWN_DIGEST: digest}))
 
 
 def check(directory: Path, *, full: bool = False, workers: int = 1) -> Report:

@@ -11,15 +11,26 @@ from support import PACKAGE, run_process
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
     {"errors", "compiled", "machine", "config_options", "untrusted"}
-    | {"heartbeat", "stop_request", "whereabouts"},
+    | {"heartbeat", "line_file", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
     | {"health", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
-    {"step", "evaluate", "metrics", "checkpoint", "warm_up", "progress", "run_directory"}
+    {"environment"},
+    {
+        "step",
+        "evaluate",
+        "metrics",
+        "metrics_file",
+        "checkpoint",
+        "warm_up",
+        "progress",
+        "run_directory",
+    }
     | {"eval_batches", "eval_schedule", "open_data", "stragglers"},
-    {"graphs"},
-    {"build_step", "build_evaluation", "build_loader"},
+    {"graphs", "resume"},
+    {"build_step", "build_evaluation", "build_loader", "saving"},
+    {"build_start"},
     {"build"},
     {"train", "bench", "reader_process", "stage_data", "system_cli"},
     {"train_cli"},
@@ -65,6 +76,7 @@ NUMPY_ONLY = {
     "data/packing.py",
     "data/permutation.py",
     "data/sampler.py",
+    "data/set_checks.py",
     "data/shards.py",
     "data/step_plan.py",
     "data/strata.py",
@@ -78,6 +90,7 @@ NUMPY_ONLY = {
     "plan/explain.py",
     "plan/recipes.py",
     "plan/slurm_options.py",
+    "prepare/sandbox.py",
     "report/doctor.py",
     "report/run.py",
     "system_description.py",

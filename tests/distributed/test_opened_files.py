@@ -65,7 +65,7 @@ def test_shards_are_opened_after_run_start_only(
     opened = [json.loads(line) for line in trace.read_text().splitlines()]
     before = {Path(event["path"]).name for event in opened if not event["started"]}
     metadata = {"dataset.json", "lengths.u16", "masked_counts.u8", "order_by_length.u32"}
-    assert before == {*metadata, "train.hdf5.json", "eval.hdf5.json"}
+    assert before == {*metadata, "vocab.txt", "train.hdf5.json", "eval.hdf5.json"}
     after = {(event["rank"], Path(event["path"]).name) for event in opened if event["started"]}
     shards = ("train.hdf5", "eval.hdf5")
     assert {(str(rank), name) for rank in range(ranks) for name in shards} <= after

@@ -1,6 +1,7 @@
-"""A signal to run_and_time.sh alone reaches the ranks, which end the run in order.
+"""Ends from outside: a signal to the shell, before and after the first step, and a rank that dies.
 
-SIGTERM, SIGUSR1 and a container's: tests/slurm and tests/container.
+SIGTERM, SIGUSR1 and a container's: tests/slurm and tests/container. Many more deaths:
+tests/reliability.
 """
 
 import os
@@ -9,21 +10,57 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from mlperf_bert.signal_watch import TWICE_S
 from support import REPOSITORY
 
 
-def test_the_shell_passes_ctrl_c_on(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+@dataclass(frozen=True)
+class Shell:
+    """run_and_time.sh that trains without end, on two ranks."""
+
+    process: subprocess.Popen[bytes]
+    run_dir: Path
+    output: Path
+
+    def wait_until(self, happens: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 120
+        while not happens():
+            assert time.monotonic() < deadline, self.output.read_text()
+            assert self.process.poll() is None, self.output.read_text()
+            time.sleep(0.05)
+
+    def says(self, pattern: str) -> bool:
+        return re.search(pattern, self.output.read_text(), re.MULTILINE) is not None
+
+    def rank(self, number: int) -> int | None:
+        """Process of a rank."""
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (directory / "environ").read_bytes().split(b"\0")
+                command = (directory / "cmdline").read_bytes()
+            except OSError:  # it is gone, or not ours
+                continue
+            if f"RANK={number}".encode() in words and bytes(self.run_dir) in command:
+                return int(directory.name)
+        return None
+
+
+@contextmanager
+def started(data: Path, config: Path, directory: Path) -> Iterator[Shell]:
     endless = ("run.max_steps=1000000", "eval.interval_samples=100000000")
     two_ranks = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
     sets = [word for setting in (*endless, *two_ranks) for word in ("--set", setting)]
-    settings = {"CONFIG": tiny_config, "DATADIR": synthetic_data, "LOGDIR": tmp_path / "run"}
-    output = tmp_path / "output"
+    settings = {"CONFIG": config, "DATADIR": data, "LOGDIR": directory / "run"}
+    output = directory / "output"
     with output.open("w") as file:
-        shell = subprocess.Popen(
+        process = subprocess.Popen(
             ["./run_and_time.sh", "--", *sets],
             cwd=REPOSITORY,
             env={
@@ -39,20 +76,83 @@ def test_the_shell_passes_ctrl_c_on(
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:
-        end_by_ctrl_c(shell, output)
+        yield Shell(process, directory / "run", output)
     finally:
-        shell.terminate()
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def test_the_shell_passes_ctrl_c_on(
+    synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    with started(synthetic_data, tiny_config, tmp_path) as shell:
+        shell.wait_until(lambda: shell.says(r"^step \d+/"))
+        shell.process.send_signal(signal.SIGINT)
+        assert shell.process.wait(timeout=60) == 75, shell.output.read_text()
+        assert shell.says(r"^SIGINT received: stopped after step \d+")
+        assert shell.says("^mlperf_bert: Ctrl-C: saving and ending; again to end at once$")
     log = (tmp_path / "run/result_0.txt").read_text()
     assert '"status": "aborted"' in log.splitlines()[-1]
     assert (tmp_path / "run/run_0/checkpoints/LATEST").exists()
 
 
-def end_by_ctrl_c(shell: subprocess.Popen[bytes], output: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not re.search(r"^step \d+/", output.read_text(), re.MULTILINE):
-        assert time.monotonic() < deadline, output.read_text()
-        assert shell.poll() is None, output.read_text()
-        time.sleep(0.1)
-    shell.send_signal(signal.SIGINT)
-    assert shell.wait(timeout=60) == 75, output.read_text()
-    assert re.search(r"^SIGTERM received: stopped after step \d+", output.read_text(), re.MULTILINE)
+def test_before_the_first_step_a_signal_ends_every_rank(
+    synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    """One rank is held back, so that the other waits for it: not in Python, where handlers run."""
+    with started(synthetic_data, tiny_config, tmp_path) as shell:
+        shell.wait_until(lambda: shell.rank(0) and shell.rank(1))
+        first, held = shell.rank(0), shell.rank(1)
+        assert first is not None and held is not None
+        os.kill(held, signal.SIGSTOP)
+        shell.wait_until(lambda: catches(first, signal.SIGUSR1))
+        time.sleep(1)  # on its way to the other
+        shell.process.send_signal(signal.SIGTERM)
+        shell.wait_until(lambda: shell.says("^mlperf_bert: SIGTERM before the first step: nothing"))
+        os.kill(held, signal.SIGCONT)
+        assert shell.process.wait(timeout=60) == 75, shell.output.read_text()
+    assert "Traceback" not in shell.output.read_text()
+    assert not (tmp_path / "run/run_0/checkpoints/LATEST").exists()
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    found = re.search(
+        r"^SigCgt:\t(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE
+    )
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.real
+def test_ctrl_c_twice_ends_ranks_that_hang(
+    synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    with started(synthetic_data, tiny_config, tmp_path) as shell:
+        shell.wait_until(lambda: shell.says(r"^step \d+/"))
+        hung = shell.rank(1)
+        assert hung is not None
+        os.kill(hung, signal.SIGSTOP)
+        shell.process.send_signal(signal.SIGINT)
+        time.sleep(TWICE_S + 0.5)
+        shell.process.send_signal(signal.SIGINT)
+        assert shell.process.wait(timeout=20) == 130, shell.output.read_text()
+        deadline = time.monotonic() + 20
+        while shell.rank(0) or shell.rank(1):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.real
+def test_a_killed_rank_is_the_first_cause(
+    synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    with started(synthetic_data, tiny_config, tmp_path) as shell:
+        shell.wait_until(lambda: shell.says(r"^step \d+/"))
+        victim = shell.rank(1)
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        assert shell.process.wait(timeout=60) == 137, shell.output.read_text()
+        cause = rf"^mlperf_bert: first cause: rank 1 \(pid {victim}\) was killed by SIGKILL$"
+        assert shell.says(cause), shell.output.read_text()
+        other = r"^mlperf_bert: error: rank 0 on \S+, step \d+: another rank closed the connection;"
+        assert shell.says(other), shell.output.read_text()

@@ -192,7 +192,7 @@ class Campaign:
     def _moment(self, expected: Undisturbed, run: Run, aim: Aim) -> Callable[[float], bool]:
         """From when on to strike, as a function of the seconds since all ranks were there."""
         if aim in ("any", "start-up"):
-            longest = 0.9 * expected.start_up_s if aim == "start-up" else expected.seconds
+            longest = 0.5 * expected.start_up_s if aim == "start-up" else expected.seconds
             drawn = self.random.uniform(0, longest)
             return lambda seconds: seconds >= drawn
         wanted = min(run.last_step() + self.random.randint(1, 16), STEPS - 8)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from campaign import (
     AIMS,
+    DROPOUT,
     HEADING,
     LOST,
     MISSED,
@@ -25,7 +26,7 @@ from campaign import (
     Undisturbed,
     undisturbed,
 )
-from jobs import freeze
+from jobs import Job, freeze
 from runs import Run
 
 from support import make_tiny_inputs
@@ -52,6 +53,10 @@ def expected(two_ranks: Setup, tmp_path_factory: pytest.TempPathFactory) -> Undi
     return undisturbed(two_ranks, tmp_path_factory.mktemp("undisturbed") / "run")
 
 
+def await_step(job: Job, run: Run, step: int) -> None:
+    job.wait_until(lambda: run.last_step() >= step, STARTS_WITHIN_S)
+
+
 @pytest.mark.real
 def test_a_rank_killed_in_each_phase(
     two_ranks: Setup, expected: Undisturbed, tmp_path: Path
@@ -70,7 +75,7 @@ def test_a_rank_that_stops_ends_the_job(tiny: tuple[Path, Path], tmp_path: Path)
     run = Run(tmp_path / "run")
     with setup.start(run) as job:
         ranks = job.wait_for_ranks(2, STARTS_WITHIN_S)
-        job.wait_until(lambda: run.last_step() >= 20, STARTS_WITHIN_S)
+        await_step(job, run, 20)
         freeze([ranks[1]])
         job.wait_until(lambda: len(job.ranks()) == 1, seconds + SLACK_S)
         assert job.ended(AGENT_PATIENCE_S + SLACK_S) == LOST  # the stopped one has gone as well
@@ -86,7 +91,7 @@ def test_a_run_that_is_asked_to_end_goes_on_later(
     stopped_at = 0
     for number in (signal.SIGTERM, signal.SIGINT):
         with two_ranks.start(run, "--resume", "auto") as job:
-            job.wait_until(lambda: run.last_step() >= stopped_at + 10, STARTS_WITHIN_S)  # noqa: B023
+            await_step(job, run, stopped_at + 10)
             job.process.send_signal(number)
             assert job.ended(SLACK_S) == STOPPED, job.printed()
         assert run.resumed_from() == stopped_at
@@ -147,3 +152,14 @@ def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
         print(f"{len(campaign.kills)} kills in {minutes:.1f} minutes", file=file)
     assert len(campaign.kills) == KILLS
     assert {kill.phase for kill in campaign.kills} >= {*AIMS} - {"any"}
+
+
+@pytest.mark.longest
+@pytest.mark.timeout(900)
+def test_a_state_in_shards_killed_in_checkpoints(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    """Every rank writes a part: one may be there, and another not."""
+    sharded = (*SETTINGS, *DROPOUT, "parallel.data_parallel=shard_world")
+    setup = Setup(*tiny, ranks=3, settings=sharded)
+    expected = undisturbed(setup, tmp_path / "whole")
+    kills = Campaign(random.Random(SEED), tmp_path).run(setup, expected, ("checkpoint",) * 3)
+    assert [kill.phase for kill in kills] == ["checkpoint"] * 3

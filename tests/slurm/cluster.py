@@ -20,6 +20,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
 CPUS = 8  # of a node, more than there are: its tasks share those of the machine
 KILL_WAIT_S = 20  # between SIGTERM and SIGKILL
+REQUEUE_S = 5  # for which a job that was requeued is held; 120 unless set
 START_S = 60
 
 CONFIGURATION = """
@@ -30,7 +31,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={directory}/munge.socket
+AuthInfo=socket={directory}/munge.socket,cred_expire={requeue}
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -143,7 +144,13 @@ def started(directory: Path, tree: Path) -> Iterator[Cluster]:
     (directory / "state").mkdir()
     ports = _free_ports(3)
     (directory / "slurm.conf").write_text(
-        CONFIGURATION.format(directory=directory, ports=ports, cpus=CPUS, kill_wait=KILL_WAIT_S)
+        CONFIGURATION.format(
+            directory=directory,
+            ports=ports,
+            cpus=CPUS,
+            kill_wait=KILL_WAIT_S,
+            requeue=REQUEUE_S,
+        )
     )
     cluster = Cluster(directory, tree)
     with ExitStack() as stack:

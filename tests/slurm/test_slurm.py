@@ -4,11 +4,14 @@ Left out by ./run_tests.sh; `make test-real` installs SLURM where it is missing 
 """
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import cluster as slurm
@@ -33,6 +36,8 @@ CPU_TINY = "benchmarks/bert/implementations/pytorch/configs/cpu_tiny.toml"
 TWO_BY_TWO = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=8")
 TWO_NODES = ("parallel.nodes=2", "parallel.ranks_per_node=1", "parallel.local_batch_size=8")
 ENDLESS = ("run.max_steps=1000000", "run.log_interval_steps=50", "eval.interval_samples=1000000")
+LONG_STEPS = 1500
+LONG = (f"run.max_steps={LONG_STEPS}", *ENDLESS[1:])
 FAULT_S = 60  # within which a job has to end
 
 
@@ -124,12 +129,14 @@ def test_the_time_limit_ends_it_in_order(cluster: slurm.Cluster, tiny: tuple[Pat
     check_stopped(cluster, job, "SIGTERM", cluster.tree / "runs/limit")
 
 
-def check_stopped(cluster: slurm.Cluster, job: int, name: str, run_dir: Path) -> None:
+def check_stopped(
+    cluster: slurm.Cluster, job: int, name: str, run_dir: Path, log: str = "result_0.txt"
+) -> None:
     output = cluster.output(job)
     assert re.search(rf"^{name} received: stopped after step \d+", output, re.MULTILINE), output
     assert "Traceback" not in output
-    log = run_dir / "result_0.txt"
-    assert [stop["metadata"]["status"] for stop in mlperf_records(log, "run_stop")] == ["aborted"]
+    stops = mlperf_records(run_dir / log, "run_stop")
+    assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
     assert (run_dir / "run_0/checkpoints/LATEST").exists()
 
 
@@ -153,6 +160,60 @@ def test_a_failing_rank_fails_the_job_with_its_message(
     assert state["JobState"] == "FAILED"
     assert state["ExitCode"] != "0:0"
     assert "RESULT,bert" not in cluster.output(job)
+
+
+def test_a_requeued_job_goes_on(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    """As after a preemption; nobody has said where its files are."""
+    data, config = tiny
+    job = cluster.submit(sbatch(config, *TWO_NODES, *LONG, options="--requeue", DATADIR=data))
+    cluster.wait_for_output(job, r"^step \d+/", 120)
+    assert cluster.run(f"scontrol requeue {job}").returncode == 0
+    state = cluster.wait(job, 400)
+    assert state["Restarts"] == "1"
+    assert state["ExitCode"] == "3:0", cluster.output(job)
+    run_dir = cluster.tree / f"runs/{job}-{config.stem}"
+    check_stopped(cluster, job, "SIGTERM", run_dir, log="run_0/interrupted/result_0_0.txt")
+    check_resumed(run_dir)
+
+
+def test_a_run_whose_rank_is_killed_goes_on(
+    cluster: slurm.Cluster, tiny: tuple[Path, Path]
+) -> None:
+    data, config = tiny
+    settings = (*TWO_NODES, *LONG, "checkpoint.interval_steps=50")
+    run_dir = cluster.tree / "runs/killed"
+    job = cluster.submit(sbatch(config, *settings, DATADIR=data, LOGDIR=run_dir, MAX_RESTARTS=1))
+    cluster.wait_for_output(job, rf"^step 150/{LONG_STEPS}", 120)
+    os.kill(rank_of(job, 1), signal.SIGKILL)
+    state = cluster.wait(job, 400)
+    output = cluster.output(job)
+    assert state["ExitCode"] == "3:0", output
+    assert re.search(r"^run_and_time.sh: training .+: restart 1 of 1$", output, re.MULTILINE)
+    assert re.search(r"rank 0 on n1, step \d+: another rank closed the connection", output), output
+    check_resumed(run_dir)
+
+
+def rank_of(job: int, rank: int) -> int:
+    """Process of a rank of a job's training."""
+    wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is gone
+            if b"mlperf_bert\0train" in (directory / "cmdline").read_bytes() and wanted <= set(
+                (directory / "environ").read_bytes().split(b"\0")
+            ):
+                return int(directory.name)
+    raise AssertionError(f"no rank {rank} of job {job}")
+
+
+def check_resumed(run_dir: Path) -> None:
+    """It went on from a checkpoint, and all steps are there, once."""
+    (resumed,) = mlperf_records(run_dir / "result_0.txt", "resumed")
+    assert resumed["value"] is True
+    assert 0 < resumed["metadata"]["step"] < LONG_STEPS
+    records = (run_dir / "run_0/metrics.jsonl").read_text().splitlines()
+    samples = [json.loads(record)["samples"] for record in records]
+    assert samples == sorted(set(samples))
+    assert json.loads(records[-1])["step"] == LONG_STEPS
 
 
 def test_a_job_of_another_size_is_refused(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:

@@ -102,6 +102,17 @@ def test_without_data_or_config_the_image_has_its_own(machine: Machine) -> None:
     assert "--gpus" not in machine.asked()
 
 
+@pytest.mark.parametrize("again", ["auto", "runs/a/run_0/checkpoints"])
+def test_a_run_goes_on_in_another_container(machine: Machine, again: str) -> None:
+    checkpoints = machine.home / "runs/a/run_0/checkpoints"
+    checkpoints.mkdir(parents=True)
+    machine.call(LOGDIR="runs/a", RESUME=again, MAX_RESTARTS="2")
+    inside = "auto" if again == "auto" else "/checkpoint"
+    assert {f"RESUME={inside}", "MAX_RESTARTS=2"} <= set(machine.options("--env"))
+    mounted = f"type=bind,source={checkpoints},target=/checkpoint,readonly"
+    assert (mounted in machine.options("--mount")) == (again != "auto")
+
+
 @pytest.mark.parametrize(
     ("drops", "data"),
     [(True, {"DATADIR": "."}), (False, {"DATADIR": "."}), (False, {})],
@@ -145,6 +156,7 @@ def test_root_inside_a_rootless_docker_is_the_user(machine: Machine) -> None:
         ({"CONFIG": "none.toml"}, "CONFIG: there is no file 'none.toml'"),
         ({"LOGDIR": "a,b"}, "has a comma or a quotation mark"),
         ({"DOCKER": "broken"}, "broken does not answer"),
+        ({"RESUME": "none.such"}, "RESUME is 'none.such'; set it to none, auto, or a directory"),
     ],
 )
 def test_mistakes_are_one_line(machine: Machine, variables: dict[str, str], message: str) -> None:

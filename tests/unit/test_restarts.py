@@ -1,29 +1,34 @@
-"""run_and_time.sh goes on with runs that failed or were requeued: what it asks of training, and says.
+"""run_and_time.sh goes on with runs that failed or were requeued: what it asks of training.
 
-srun is one that writes down what it is asked, and does what a test says in place of training. Real
-ranks, a real SLURM: tests/slurm and tests/reliability.
+srun is one that writes down what it is asked, and does what a test says in place of training; the
+config and the checker are not asked. Real ranks, a real SLURM: tests/slurm, tests/reliability.
 """
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import CONFIGS, PACKAGE, REPOSITORY
+from support import CONFIGS, REPOSITORY
 
-CONFIG = CONFIGS / "dgxa100_1x8x48x1.toml"
+CONFIG = CONFIGS / "dgxa100_1x8x56x1.toml"
 SRUN = """#!/usr/bin/env bash
 while [[ ${1:-} == --* ]]; do shift; done
 case "$*" in
-*" config "*) exec "$@" ;;
 *" train "*)
     echo "$*" >>"$ASKED"
     attempt=$(wc -l <"$ASKED")
     run=$LOGDIR/run_0 log=$LOGDIR/result_0.txt
     eval "$TRAINING"
     ;;
+esac
+"""
+PYTHON = """#!/bin/sh
+case "$*" in
+*"--get parallel.nodes") echo 1 ;;
+*"--get processes_per_node") echo 8 ;;
+*"--get run.seed") echo 5 ;;
 esac
 """
 LOG = (
@@ -36,8 +41,9 @@ LOG = (
 def job(tmp_path: Path) -> dict[str, str]:
     """Environment of the shell of a job in a tree that has this one's files."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/srun").write_text(SRUN)
-    (tmp_path / "bin/srun").chmod(0o755)
+    for name, text in (("srun", SRUN), ("python", PYTHON)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "run_and_time.sh").write_bytes((REPOSITORY / "run_and_time.sh").read_bytes())
@@ -46,11 +52,10 @@ def job(tmp_path: Path) -> dict[str, str]:
     return {
         **outer,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(PACKAGE.parent),
         "ASKED": str(tmp_path / "asked"),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NUM_NODES": "1",
-        "PYTHON": sys.executable,
+        "PYTHON": str(tmp_path / "bin/python"),
         "CONFIG": str(CONFIG),
         "DATADIR": str(tmp_path),
         "LOGDIR": str(tmp_path / "logs"),
@@ -82,9 +87,9 @@ def test_a_run_that_lost_a_rank_goes_on(job: dict[str, str]) -> None:
     assert "--set run.seed=5" in first
     assert "--resume" not in first
     assert len(others) == 2
-    for asked in others:  # with the seed of its checkpoint
+    for asked in others:  # with the seed that it had
         assert "--resume auto" in asked
-        assert "run.seed" not in asked
+        assert "--set run.seed=42" in asked
     said = "run_and_time.sh: training was ended by SIGKILL: restart {} of 2\n"
     assert said.format(1) + said.format(2) in done.stderr
     assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
@@ -118,14 +123,15 @@ def test_ends_that_are_no_crash_are_not_restarted(
 
 def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> None:
     del job["LOGDIR"]
-    directory = Path(job["TREE"]) / "runs/7-dgxa100_1x8x48x1"
-    training = f"mkdir -p {directory}/run_0; exit 75"
+    directory = Path(job["TREE"]) / "runs/7-dgxa100_1x8x56x1"
+    interrupted = "log=$run/interrupted/result_0_0.txt; " + LOG % "false"
+    training = f"run={directory}/run_0; mkdir -p $run/interrupted; {interrupted} exit 75"
     _, (first,) = run({**job, "TRAINING": training})
     _, (_, second) = run({**job, "TRAINING": "exit 75", "SLURM_RESTART_COUNT": "1"})
     assert all(f"--run-dir {directory} --run-index 0" in asked for asked in (first, second))
     assert "--resume" not in first
     assert "--resume auto" in second
-    assert "run.seed" not in second
+    assert "--set run.seed=42" in second
 
 
 def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) -> None:
@@ -139,7 +145,7 @@ def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) 
         *(str(checkpoint), str(checkpoint)),
         "auto",
     ]
-    assert not any("run.seed" in line for line in asked)
+    assert ["run.seed" in line for line in asked] == [False, False, True]
     done, _ = run({**again, "NEXP": "2"})
     assert done.returncode == 2
     assert "RESUME is a checkpoint and NEXP is 2; go on from it once" in done.stderr

@@ -78,6 +78,36 @@ def test_it_goes_on_bit_for_bit(resumed: Train, killed: Path, whole: Path) -> No
     assert (outcome["status"], outcome["steps"], outcome["stopped_by"]) == ("aborted", 20, None)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("data.sampler=quantile",),
+        ("data.sampler=strata",),
+        ("run.step_mode=captured",),
+        ("eval.overlap=side_stream", "eval.interval_samples=48"),
+        ("optim.name=lamb", "model.precision=bf16"),
+        ("model.precision=fp16", "optim.loss_scale_growth_steps=5"),
+        ("parallel.grad_accum_steps=2", "clip.policy=bucket_before_allreduce"),
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_every_way_of_training_goes_on_bit_for_bit(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    same = (*DROPOUT, "checkpoint.interval_steps=7", "checkpoint.keep_last=99", *settings)
+    run_train(tiny_config, synthetic_data, tmp_path / "whole", *same)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    own = tmp_path / "killed/run_0"
+    (own / "outcome.json").unlink()
+    for checkpoint in (own / "checkpoints").glob("step_*"):
+        if checkpoint.name > "step_00000014":
+            shutil.rmtree(checkpoint)
+    run_train(tiny_config, synthetic_data, tmp_path / "killed", *same, resume="auto")
+    assert len(metrics_losses(tmp_path / "whole")) == 20
+    assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "no manifest"])
 def test_a_damaged_checkpoint_is_passed_over(
     resumed: Train, killed: Path, whole: Path, damage: str, capsys: pytest.CaptureFixture[str]

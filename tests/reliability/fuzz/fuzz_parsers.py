@@ -9,6 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuzz_checkpoint import (
+    STEP,
+    make_checkpoint,
+    mutate_tensors,
+    parse_checkpoint,
+    repair_checkpoint,
+)
+from fuzz_hdf5 import SHARD, mutate_hdf5, parse_hdf5
 from fuzz_mutations import Mutation, mutate_bytes, mutate_json, mutate_lines, mutate_toml
 
 from mlperf_bert.config import RunConfig
@@ -18,9 +26,11 @@ from mlperf_bert.data.length_histogram import read_histogram
 from mlperf_bert.data.records import read_record, write_json
 from mlperf_bert.data.sidecar import read_sidecar
 from mlperf_bert.data.stage_record import StagedPart, StageRecord, check_stage, plan_settings
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.log_reader import TOKEN, read_log
 from mlperf_bert.package.run_facts import read_facts
 from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.report.run_reader import read_metrics
 from mlperf_bert.system_cli import problems_of
 from mlperf_bert.system_description import FIELDS
 from support import TINY_CONFIG
@@ -102,6 +112,8 @@ def parse_config(directory: Path) -> object:
 
 def parse_override(directory: Path) -> object:
     """An argument of --set, as the operating system hands it over."""
+    if not (directory / "override.txt").is_file():
+        raise ConfigError("--set", "is no file here", "write section.field=value")
     argument = (directory / "override.txt").read_bytes().decode("utf-8", "surrogateescape")
     return _read_again(directory, load_config(directory / "tiny.toml", [argument]))
 
@@ -122,6 +134,23 @@ def make_log(directory: Path) -> None:
     lines = path.read_text("ascii").split("\n")
     names = [line for line in lines if "weights_initialization" in line][3:]
     path.write_text("\n".join(line for line in lines if line not in names))
+
+
+def make_metrics(directory: Path) -> None:
+    """Records as a run writes them, an evaluation in one of three."""
+    records = [
+        {
+            "step": step,
+            "samples": 16 * step,
+            "loss": 9.5 - step / 10,
+            "mlm_accuracy": 0.25 if step % 3 == 0 else None,
+            "learning_rate": 1e-3,
+            "skipped_steps": 0,
+            "grad_norm": 1.5,
+        }
+        for step in range(1, 8)
+    ]
+    _write(directory / "metrics.jsonl", "".join(f"{json.dumps(each)}\n" for each in records))
 
 
 def make_description(directory: Path) -> None:
@@ -197,6 +226,27 @@ PARSERS: Mapping[str, Parser] = {
         make=make_log,
         targets={"result_0.txt": mutate_lines(TOKEN)},
         parse=lambda directory: read_facts(read_log(directory / "result_0.txt", "result_0.txt")),
+    ),
+    "metrics": Parser(
+        make=make_metrics,
+        targets={"metrics.jsonl": mutate_lines("")},
+        parse=lambda directory: read_metrics(directory / "metrics.jsonl"),
+    ),
+    "checkpoint": Parser(
+        make=make_checkpoint,
+        targets={
+            "checkpoints/LATEST": mutate_bytes,
+            f"{STEP}/manifest.json": mutate_json,
+            f"{STEP}/state.json": mutate_json,
+            f"{STEP}/model.safetensors": mutate_tensors,
+            f"{STEP}/optimizer/rank_00000.safetensors": mutate_tensors,
+            f"{STEP}/rng/rank_00000.safetensors": mutate_tensors,
+        },
+        parse=parse_checkpoint,
+        repair=repair_checkpoint,
+    ),
+    "hdf5_child": Parser(
+        make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_hdf5, inputs=5000
     ),
     "system_description": Parser(
         make=make_description, targets={"system.json": mutate_json}, parse=parse_description

@@ -9,7 +9,7 @@ from fuzz_run import INPUTS, RUNS_OF_ONE, limited_memory
 from fuzz_world import World
 from hypothesis import given, settings
 
-FEW = 250
+FEW = 150
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from run_cases import (
     BATCH_448,
     GOOD_448,
     PUBLISHED,
+    log_line,
     log_of,
     record,
     records_16k,
@@ -185,3 +186,11 @@ def test_anybodys_log_is_judged(
     path.write_text(log_of(points, 16_384, status), encoding="ascii")
     found = diagnose(read_run(path))
     assert (found.verdict.kind, names(found)) == (kind, causes)
+
+
+def test_a_log_that_does_not_say_its_target_cannot_be_judged(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    text = log_line("max_sequence_length", 128) + log_of([(20, 0.27)], 16, "success")
+    path.write_text(text, encoding="ascii")
+    found = diagnose(read_run(path))
+    assert (found.verdict.kind, names(found)) == ("cannot be judged", [])

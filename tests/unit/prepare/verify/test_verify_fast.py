@@ -1,6 +1,5 @@
 """The fast check of `verify`: what shows without reading a sample is found and named."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -11,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlperf_bert.data.index import OWN_DIGEST, Manifest
-from mlperf_bert.data.records import write_json
+from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.set_files import check_manifest, check_sidecars
@@ -25,6 +23,7 @@ from verify_cases import (
     mend_digests,
     prepare_set,
     shard,
+    write_signed,
     write_vocabulary,
 )
 
@@ -242,10 +241,5 @@ def test_hostile_names_make_a_report_of_plain_lines(pair: Path, file: str, check
         assert json.loads(report.to_json())["is_right"] is False
         if not is_signed:
             values = json.loads(path.read_bytes())
-            path.write_bytes(signed(values))
+            write_signed(path, values)
     assert check_name in problems
-
-
-def signed(values: dict) -> bytes:
-    values.pop(OWN_DIGEST)
-    return write_json({**values, OWN_DIGEST: hashlib.sha256(write_json(values)).hexdigest()})

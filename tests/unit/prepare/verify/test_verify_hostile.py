@@ -3,21 +3,13 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
-from verify_cases import check, failed, shard
-
-from mlperf_bert.data.index import INDEX_ARRAYS, OWN_DIGEST
+from mlperf_bert.data.index import INDEX_ARRAYS
 from mlperf_bert.data.records import write_json
 from mlperf_bert.data.sidecar import sidecar_path
+from verify_cases import check, failed, shard, write_signed
 
 MANIFEST = "train/index/dataset.json"
-
-
-def write_signed(path: Path, values: dict[str, Any]) -> None:
-    values.pop(OWN_DIGEST)
-    digest = hashlib.sha256(write_json(values)).hexdigest()
-    path.write_bytes(write_json({**values, OWN_DIGEST: digest}))
 
 
 def test_all_samples_of_no_token(pair: Path) -> None:

@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlperf_bert import system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
@@ -77,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"{DEBUG} after any command shows the traceback of an error as well",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    train = commands.add_parser("train", help="train until the target accuracy")
-    train_cli.add_arguments(train)
-    train.set_defaults(run=train_cli.run)
+    _add(commands, "train", train_cli, "train until the target accuracy")
 
     evaluate = commands.add_parser("evaluate", help="accuracy of a checkpoint")
     evaluate.add_argument("--checkpoint", type=Path, required=True)
@@ -88,13 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
     evaluate.set_defaults(run=_evaluate)
 
-    prepare = commands.add_parser("prepare", help="text to shards, sidecars and index")
-    prepare_cli.add_arguments(prepare)
-    prepare.set_defaults(run=prepare_cli.run)
-
-    verify = commands.add_parser("verify", help="whether prepared data is whole and right")
-    verify_cli.add_arguments(verify)
-    verify.set_defaults(run=verify_cli.run)
+    _add(commands, "prepare", prepare_cli, "text to shards, sidecars and index")
+    _add(commands, "verify", verify_cli, "whether prepared data is whole and right")
 
     stage = commands.add_parser("stage-data", help="copy a node's part of the data to local disk")
     add_config(stage)
@@ -104,34 +98,21 @@ def _parser() -> argparse.ArgumentParser:
     stage.add_argument("--whole", action="store_true", help="all samples, for any seed and node")
     stage.set_defaults(run=_stage_data)
 
-    config = commands.add_parser("config", help="check a config and print it complete")
-    config_cli.add_arguments(config)
-    config.set_defaults(run=config_cli.run)
-
-    bench = commands.add_parser("bench", help="measure this software on this machine")
-    bench_cli.add_arguments(bench)
-    bench.set_defaults(run=bench_cli.run)
-
-    plan = commands.add_parser("plan", help="answers before a run: how even ranks' work is")
-    plan_cli.add_arguments(plan)
-    plan.set_defaults(run=plan_cli.run)
-
-    system = commands.add_parser("system", help="describe this machine as MLPerf wants it")
-    system_cli.add_arguments(system)
-    system.set_defaults(run=system_cli.run)
-
-    doctor = commands.add_parser("doctor", help="whether this machine, or these ranks, can train")
-    doctor_cli.add_arguments(doctor)
-    doctor.set_defaults(run=doctor_cli.run)
-
-    report = commands.add_parser("report", help="whether a run is on track, and if not, why")
-    report_cli.add_arguments(report)
-    report.set_defaults(run=report_cli.run)
-
-    package = commands.add_parser("package", help="a submission directory, checked, and its score")
-    package_cli.add_arguments(package)
-    package.set_defaults(run=package_cli.run)
+    _add(commands, "config", config_cli, "check a config and print it complete")
+    _add(commands, "bench", bench_cli, "measure this software on this machine")
+    _add(commands, "plan", plan_cli, "answers before a run: how even ranks' work is")
+    _add(commands, "system", system_cli, "describe this machine as MLPerf wants it")
+    _add(commands, "doctor", doctor_cli, "whether this machine, or these ranks, can train")
+    _add(commands, "report", report_cli, "whether a run is on track, and if not, why")
+    _add(commands, "package", package_cli, "a submission directory, checked, and its score")
     return parser
+
+
+def _add(commands: Any, name: str, module: ModuleType, text: str) -> None:
+    """A sub-command whose arguments and work are in a module of its own."""
+    command = commands.add_parser(name, help=text)
+    module.add_arguments(command)
+    command.set_defaults(run=module.run)
 
 
 def _evaluate(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from mlperf_bert.build_start import (
     start_reporter,
 )
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.loader import Loader
 from mlperf_bert.data.stage_record import manifest_sha256
 from mlperf_bert.distributed.launch import RankInfo
@@ -89,71 +90,89 @@ def build(
 ) -> Parts:
     """Build this rank's parts; the process group exists already. Raises on contradictions.
 
-    Args:
-        config: of the run.
-        data_dir: holds the prepared sets train/ and eval/.
-        directory: of the run's files; made here.
-        info: this rank.
-        device: that it computes on.
-        init_checkpoint: weights to begin with; None draws them.
-        start: where the run begins.
-        whereabouts: what this rank is doing, to be kept up to date.
-        process: this rank among trainers and readers, where there are readers.
-        cache_cleared: whether the page cache was dropped on all nodes, as the log will say.
+    Weights are those of `init_checkpoint`, where the run does not go on from where it was saved
+    (`start`). `whereabouts` is for the loop to keep up to date; `process` is this rank among
+    trainers and readers, where there are readers; `cache_cleared` goes into the log.
     """
     _check_world_size(config, info)
     if config.run.step_mode == "captured":
         use_capturable_stream(device)
     seed = _common_seed(config, start, info, device)
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
-    identity = _identity(seed, data)
-    on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
+    on_every_rank(info, lambda: check_data(start, _identity(seed, data).data_sha256, data_dir))
     planner = make_planner(config, data.train, seed)
     loader, shapes = build_loader(
         config, planner, data.train_reader, seed, info, device, process, start.step + 1
     )
-    own = directory.run if info.rank == 0 else None  # what only rank 0 writes goes there
     with directory.begun(config, seed, info, device, continues=start.continues):
         origin = Origin(config, seed, start, init_checkpoint, cache_cleared)
         log = on_every_rank(info, lambda: start_log(origin, directory, info))
-        reporter = start_reporter(own, config, data, planner, start)
-        model = make_model(config, seed, device)
-        reporter.line(model.attention.note)
-        log.weights_initialization(map(tensorflow_name, model.state_dict()))
-        optimizer, step = begin_training(origin, model, identity, info, device, shapes)
-        evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
-        evaluation = make_schedule(config, evaluator, model, optimizer, log)
-        metrics = Metrics(config, info.world_size, device)
-        health = _make_health(data)
-        writer = make_writer(config, directory, model, optimizer, info, device)
-        saving = Saving(
-            writer, config, start, identity, directory, info, evaluation, metrics, health, reporter
+        reporter = start_reporter(directory, info, config, data, planner, start)
+        return _assemble(
+            origin, data, loader, shapes, directory, info, device, whereabouts, log, reporter
         )
-        return Parts(
-            config=config,
-            start=start,
-            seed=seed,
-            info=info,
-            device=device,
-            directory=directory,
-            whereabouts=whereabouts,
-            model=model,
-            optimizer=optimizer,
-            step=step,
-            loader=loader,
-            evaluator=evaluator,
-            evaluation=evaluation,
-            stop=StopRequest(info.world_size, device),
-            stragglers=StragglerWatch(config.run, info, model, device),
-            metrics=metrics,
-            metrics_file=MetricsFile(
-                own and own / "metrics.jsonl", start.step if start.continues else None
-            ),
-            health=health,
-            saving=saving,
-            reporter=reporter,
-            log=log,
-        )
+
+
+def _assemble(
+    origin: Origin,
+    data: RunData,
+    loader: Loader,
+    shapes: tuple[StaticShape, ...],
+    directory: RunDirectory,
+    info: RankInfo,
+    device: torch.device,
+    whereabouts: Whereabouts,
+    log: MlperfLog,
+    reporter: Reporter,
+) -> Parts:
+    """Model, step, evaluation and saving, around what reads the data and what tells of the run."""
+    config, seed, start = origin.config, origin.seed, origin.start
+    identity = _identity(seed, data)
+    model = make_model(config, seed, device)
+    reporter.line(model.attention.note)
+    log.weights_initialization(map(tensorflow_name, model.state_dict()))
+    optimizer, step = begin_training(origin, model, identity, info, device, shapes)
+    evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
+    evaluation = make_schedule(config, evaluator, model, optimizer, log)
+    metrics, health = Metrics(config, info.world_size, device), _make_health(data)
+    writer = make_writer(config, directory, model, optimizer, info, device)
+    return Parts(
+        config=config,
+        start=start,
+        seed=seed,
+        info=info,
+        device=device,
+        directory=directory,
+        whereabouts=whereabouts,
+        model=model,
+        optimizer=optimizer,
+        step=step,
+        loader=loader,
+        evaluator=evaluator,
+        evaluation=evaluation,
+        stop=StopRequest(info.world_size, device),
+        stragglers=StragglerWatch(config.run, info, model, device),
+        metrics=metrics,
+        metrics_file=MetricsFile(
+            directory.run / "metrics.jsonl" if info.rank == 0 else None,
+            start.step if start.continues else None,
+        ),
+        health=health,
+        saving=Saving(
+            writer,
+            config,
+            start,
+            identity,
+            directory,
+            info,
+            evaluation,
+            metrics,
+            health,
+            reporter,
+        ),
+        reporter=reporter,
+        log=log,
+    )
 
 
 def in_words(parts: Parts) -> str:

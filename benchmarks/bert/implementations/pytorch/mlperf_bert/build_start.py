@@ -61,12 +61,16 @@ def start_log(origin: Origin, directory: RunDirectory, info: RankInfo) -> Mlperf
 
 
 def start_reporter(
-    directory: Path | None, config: RunConfig, data: RunData, planner: StepPlanner, start: Start
+    directory: RunDirectory,
+    info: RankInfo,
+    config: RunConfig,
+    data: RunData,
+    planner: StepPlanner,
+    start: Start,
 ) -> Reporter:
     """What a person sees of the run, with the lines that come first."""
-    reporter = Reporter(
-        directory and directory / "stdout.log", config.max_steps, continued=start.continues
-    )
+    path = directory.run / "stdout.log" if info.rank == 0 else None
+    reporter = Reporter(path, config.max_steps, continued=start.continues)
     for remark in start.remarks:
         reporter.line(remark)
     reporter.line(data.target_in_words)

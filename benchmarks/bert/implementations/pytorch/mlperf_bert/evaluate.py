@@ -1,5 +1,6 @@
 """Masked-LM accuracy over the whole held-out set, sharded over the ranks."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,16 @@ class Evaluator:
         self._step_mode: StepMode = step_mode
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
+        self._clock = _ShareClock(device)
+
+    @property
+    def own_share(self) -> tuple[float, int]:
+        """Seconds that this rank's part of the last evaluation took, and its tokens.
+
+        Waiting for other ranks is not among them. Once the accuracy was asked for.
+        """
+        tokens = sum(batch.input_ids.numel() for batch in self._batches.static)
+        return self._clock.seconds, tokens
 
     @property
     def num_samples(self) -> int:
@@ -142,7 +153,10 @@ class Evaluator:
         with _evaluation_of(model):
             self._batches.fill()
             batches = self._batches.static
-            return self._replay() if self._replay else self._count_batches(model, batches)
+            self._clock.begin()
+            counts = self._replay() if self._replay else self._count_batches(model, batches)
+            self._clock.end()
+            return counts
 
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
         """Counts of some batches, int64 [4], in the order of `Accuracy`."""
@@ -156,6 +170,39 @@ class Evaluator:
         at_mask = batch.input_ids[batch.masked_token_index] == self._manifest.mask_id
         is_used = batch.labels >= 0
         return torch.stack([correct, is_used, correct & at_mask, is_used & at_mask]).sum(dim=1)
+
+
+class _ShareClock:
+    """Times one piece of work on a device; the host does not wait for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+            )
+        self._times = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """The work is queued from here on."""
+        self._times = (time.perf_counter(), 0.0)
+        if self._events:
+            self._events[0].record()
+
+    def end(self) -> None:
+        """To here."""
+        self._times = (self._times[0], time.perf_counter())
+        if self._events:
+            self._events[1].record()
+
+    @property
+    def seconds(self) -> float:
+        """Of the last piece, once the device has done it."""
+        if self._events:
+            milliseconds: float = self._events[0].elapsed_time(self._events[1])
+            return milliseconds / 1e3
+        return self._times[1] - self._times[0]
 
 
 @contextmanager

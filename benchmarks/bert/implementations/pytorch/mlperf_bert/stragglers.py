@@ -9,7 +9,6 @@ Two things still hide a straggler: under `clip.accumulation = "each_forward"` ev
 for the others, and with a sharded optimizer a forward waits for weights that others update.
 """
 
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from mlperf_bert.config_sections import RunSection
 from mlperf_bert.data.loader import StepBatch
-from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.session import from_all_ranks
 from mlperf_bert.model.bert import BertForPretraining
 
 WINDOW_STEPS = 64  # before a comparison count
@@ -44,8 +44,8 @@ class StragglerWatch:
     of 16 bytes a rank, for which the host waits until the device has done what was queued. A run of
     one rank measures nothing.
 
-    A captured step records its events in the graph, where the next replay overwrites them: there
-    only the last step before a comparison counts.
+    Hooks do not run where a step is replayed: there it is the rank's part of the evaluation that is
+    compared, which nobody waits in.
     """
 
     def __init__(
@@ -70,15 +70,13 @@ class StragglerWatch:
         self.slowest_over_median: float | None = None  # of the last comparison
         if info.world_size == 1:
             return
-        self._stopwatch: HostStopwatch | DeviceStopwatch = (
-            DeviceStopwatch(is_captured=run.step_mode == "captured")
-            if device.type == "cuda"
-            else HostStopwatch()
-        )
-        self._planned: deque[tuple[float, int]] = deque(maxlen=self._stopwatch.window)
-        hosts: list[str | None] = [None] * info.world_size
-        dist.all_gather_object(hosts, socket.gethostname())
-        self._hosts = [str(host) for host in hosts]
+        on_cuda = device.type == "cuda"
+        self._replays = on_cuda and run.step_mode == "captured"
+        self._stopwatch = DeviceStopwatch() if on_cuda else HostStopwatch()
+        self._planned: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS)
+        self._hosts = from_all_ranks(info, host_name())
+        if self._replays:
+            return
         # The last gradients of a backward: of whichever of these comes last.
         for parameter in model.bert.embeddings.parameters():
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -87,24 +85,28 @@ class StragglerWatch:
 
     def step_begins(self, batch: StepBatch) -> None:
         """Called right before the step that computes `batch`."""
-        if self._hosts:
+        if self._hosts and not self._replays:
             tokens = int(batch.plan.num_tokens[self._info.rank].sum())
             self._planned.append((batch.wait_ms / 1e3, tokens))
             self._stopwatch.begin()
 
-    def compare(self) -> list[str]:
+    def compare(self, share: tuple[float, int]) -> list[str]:
         """One line for each slow rank; called by every rank at the same step, equal on all.
 
-        A new window of steps begins.
+        `share` is `Evaluator.own_share`. A new window of steps begins.
         """
         if not self._hosts:
             return []
-        own = own_work(self._stopwatch.read(), list(self._planned))
+        if self._replays:
+            own = own_work([share[0]], [(0.0, share[1])])
+        else:
+            own = own_work(self._stopwatch.read(), list(self._planned))
         self._planned.clear()
         works = self._of_all_ranks(own)
         ratios = over_median(works)
         self.slowest_over_median = max(ratios, default=None)
-        return in_words(works, ratios, self._hosts, self._factor)
+        what = "its part of the evaluation" if self._replays else "its own work of a step"
+        return in_words(works, ratios, self._hosts, self._factor, what)
 
     def _on_gradient(self, parameter: Tensor) -> None:
         self._stopwatch.lap()
@@ -120,10 +122,8 @@ class StragglerWatch:
 class HostStopwatch:
     """Seconds from each `begin` to the last `lap` after it, by the host's clock."""
 
-    window = WINDOW_STEPS
-
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=self.window)
+        self._seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._began = 0.0
 
     def begin(self) -> None:
@@ -144,20 +144,16 @@ class HostStopwatch:
 
 
 class DeviceStopwatch:
-    """The same by events on the current stream, which are read when they are asked for.
+    """The same by events on the current stream, which are read when they are asked for."""
 
-    A captured graph holds the one event that its lap recorded, so there is one pair in all.
-    """
-
-    def __init__(self, *, is_captured: bool) -> None:
-        self.window = 1 if is_captured else WINDOW_STEPS
-        self._pairs = [(_event(), _event(external=is_captured)) for _ in range(self.window)]
+    def __init__(self) -> None:
+        self._pairs = [(_event(), _event()) for _ in range(WINDOW_STEPS)]
         self._begun = 0
-        self._last = 0  # the pair of the step under way, or of warm-up and capture
+        self._last = 0  # the pair of the step under way, or of warm-up
 
     def begin(self) -> None:
         """See HostStopwatch."""
-        self._last = self._begun % self.window
+        self._last = self._begun % WINDOW_STEPS
         self._begun += 1
         self._pairs[self._last][0].record()
 
@@ -166,21 +162,18 @@ class DeviceStopwatch:
         self._pairs[self._last][1].record()
 
     def read(self) -> list[float]:
-        """See HostStopwatch; at most `window` of the last steps."""
-        count = min(self._begun, self.window)
+        """See HostStopwatch; of the last WINDOW_STEPS steps."""
+        count = min(self._begun, WINDOW_STEPS)
         steps = range(self._begun - count, self._begun)
         self._begun = 0
         if count:
             torch.cuda.current_stream().synchronize()  # host sync, once an evaluation
-        pairs = [self._pairs[step % self.window] for step in steps]
+        pairs = [self._pairs[step % WINDOW_STEPS] for step in steps]
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
 
-def _event(*, external: bool = False) -> torch.cuda.Event:
-    """That times; an `external` one does so from within a graph too."""
-    return torch.cuda.Event(  # type: ignore[no-untyped-call]
-        enable_timing=True, external=external
-    )
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def own_work(seconds: Sequence[float], planned: Sequence[tuple[float, int]]) -> OwnWork:
@@ -211,15 +204,19 @@ def over_median(works: Sequence[OwnWork]) -> list[float]:
 
 
 def in_words(
-    works: Sequence[OwnWork], ratios: Sequence[float], hosts: Sequence[str], factor: float
+    works: Sequence[OwnWork],
+    ratios: Sequence[float],
+    hosts: Sequence[str],
+    factor: float,
+    what: str = "its own work of a step",
 ) -> list[str]:
     """The slowest first; beyond MOST_NAMED they are counted."""
     slow = [rank for rank, ratio in enumerate(ratios) if ratio > factor]
     slow.sort(key=lambda rank: -ratios[rank])
     usual = median_low(work.seconds for work in works)
     lines = [
-        f"rank {rank} on {hosts[rank]} is slow: {works[rank].seconds:.3f} s of its own work a "
-        f"step, {works[rank].seconds / usual:.2f} times the median of {usual:.3f} s "
+        f"rank {rank} on {hosts[rank]} is slow: {works[rank].seconds:.3f} s for {what}, "
+        f"{works[rank].seconds / usual:.2f} times the median of {usual:.3f} s "
         f"(run.straggler_factor {factor:g})"
         for rank in slow[:MOST_NAMED]
     ]

@@ -112,7 +112,7 @@ def _report(
     samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
 ) -> bool:
     """Write and show the interval's record; False where too many steps in a row were skipped."""
-    remarks = parts.stragglers.compare() if evaluated else []
+    remarks = parts.stragglers.compare(parts.evaluator.own_share) if evaluated else []
     accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
     record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)
     parts.metrics_file.write(record)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mlperf_bert.checkpoint.keep import discard, prune, sweep
@@ -19,7 +18,7 @@ from mlperf_bert.checkpoint.snapshot import HostCopies, Snapshot, take_snapshot
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_tables
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
+from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
 from mlperf_bert.errors import CheckpointError, UserError
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
@@ -130,11 +129,7 @@ class CheckpointWriter:
 
     def _statuses(self) -> list[_Status]:
         own = _Status(self._thread is not None and self._thread.is_alive(), self._error)
-        if self._info.world_size == 1:
-            return [own]
-        statuses = [own] * self._info.world_size
-        dist.all_gather_object(statuses, own)
-        return statuses
+        return from_all_ranks(self._info, own)
 
     def _set_up(self) -> None:
         try:

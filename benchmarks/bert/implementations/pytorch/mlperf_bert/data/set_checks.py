@@ -26,8 +26,6 @@ SHARD_REMEDY = (
 VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
-# No vocabulary comes near; a larger one is not read.
-MAX_VOCABULARY_BYTES = 2**26
 
 
 def file_size(path: Path, remedy: str) -> int:
@@ -66,17 +64,8 @@ def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
     check_digest(path, entry.sidecar_sha256, SHARD_REMEDY)
 
 
-def check_vocabulary_size(set_dir: Path) -> None:
-    """Raise DataError where `vocab.txt` is missing, no regular file, or far too large."""
-    path = set_dir / "vocab.txt"
-    size = file_size(path, VOCABULARY_REMEDY)
-    if size > MAX_VOCABULARY_BYTES:
-        raise DataError(str(path), f"is {size} bytes, far too large", VOCABULARY_REMEDY)
-
-
 def check_vocabulary_digest(set_dir: Path, manifest: Manifest) -> None:
     """Raise DataError where `vocab.txt` is not the vocabulary that the set was made with."""
-    check_vocabulary_size(set_dir)
     check_digest(set_dir / "vocab.txt", manifest.vocabulary_sha256, VOCABULARY_REMEDY)
 
 

@@ -5,6 +5,7 @@ every setting that the plan of a step depends on.
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def manifest_sha256(set_dir: Path) -> str:
 
 def is_partial(set_dir: Path) -> bool:
     """Whether this is a partial stage. Raises DataError for a damaged `stage.json`."""
-    return (set_dir / STAGE_FILE).exists() and StageRecord.load(set_dir).part is not None
+    return _is_staged(set_dir) and StageRecord.load(set_dir).part is not None
 
 
 def plan_settings(config: RunConfig) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
     Raises ConfigError naming the setting that differs, DataError for another node's part or a
     stage of another set. A set without `stage.json` was not staged, and holds everything.
     """
-    if not (set_dir / STAGE_FILE).exists():
+    if not _is_staged(set_dir):
         return
     record = StageRecord.load(set_dir)
     if record.manifest_sha256 != manifest_sha256(set_dir):
@@ -119,6 +120,10 @@ def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
     if node != record.part.node:
         problem = f"holds the part of node {record.part.node}, rank {rank} runs on node {node}"
         raise DataError(str(set_dir), problem, f"run `mlperf_bert stage-data --node {node}` there")
+
+
+def _is_staged(set_dir: Path) -> bool:
+    return os.path.lexists(set_dir / STAGE_FILE)  # a link to nothing too: then it was one
 
 
 def _check_settings(staged: Mapping[str, Any], asked: Mapping[str, Any], set_dir: Path) -> None:

@@ -38,10 +38,7 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
         result = action()
     except UserError as raised:
         error = raised
-    if info.world_size > 1:
-        errors: list[UserError | None] = [None] * info.world_size
-        dist.all_gather_object(errors, error)
-        error = next((found for found in errors if found is not None), None)
+    error = next((found for found in from_all_ranks(info, error) if found is not None), None)
     if error is not None:
         raise error
     return result
@@ -50,6 +47,14 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
 def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
     """Run `action` on rank 0 while the others wait; its UserError is raised on every rank."""
     on_every_rank(info, action if info.rank == 0 else lambda: None)
+
+
+def from_all_ranks(info: RankInfo, value: Result) -> list[Result]:
+    """What every rank has, in their order, on every rank; it travels as a pickle."""
+    values = [value] * info.world_size
+    if info.world_size > 1:
+        dist.all_gather_object(values, value)
+    return values
 
 
 def from_rank_zero(info: RankInfo, value: Result) -> Result:

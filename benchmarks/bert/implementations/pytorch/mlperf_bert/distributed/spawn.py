@@ -79,9 +79,10 @@ def run_on_ranks(
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process, a rank, when the agent that started it is gone (Linux).
+    """Have the kernel kill this process, a rank, when the agent that started it is gone.
 
-    Else it would train on, unseen, beside those that take its place.
+    Else it would train on, unseen, beside those that take its place. On Linux only, and what counts
+    there is the end of the thread that started it: an agent's main one.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))

@@ -109,13 +109,13 @@ def _records(run: Run) -> Sequence[Mapping[str, Any]]:
 
 
 def _false_success(run: Run) -> Cause | None:
-    if run.ended != "success" or run.best_accuracy >= run.target_accuracy:
+    target = run.target_accuracy
+    if run.ended != "success" or target is None or run.best_accuracy >= target:
         return None
     return Cause(
         "false_success",
         "the target was compared wrongly",
-        f"ended as success; the best accuracy is {run.best_accuracy:.4f}, the target "
-        f"{run.target_accuracy:g}",
+        f"ended as success; the best accuracy is {run.best_accuracy:.4f}, the target {target:g}",
         "do not use this result; mend the program that wrote it",
         decisive=True,
     )

@@ -45,7 +45,7 @@ class Run:
     throughputs: tuple[float, ...]
     global_batch_size: int | None
     optimizer: str | None
-    target_accuracy: float
+    target_accuracy: float | None
     is_reference: bool
     initial_weights: str | None
     ended: Ended | None
@@ -118,8 +118,10 @@ def _from_directory(directory: Path) -> Run:
 
 def _from_log(log: RunLog) -> Run:
     batch = _number_of(log, "global_batch_size")
-    target = _number_of(log, "quality_target") or MLPERF_TARGET
     length = int(_number_of(log, "max_sequence_length") or MLPERF_LENGTH)
+    # Only logs of ours say it, and not the older ones.
+    assumed = MLPERF_TARGET if length == MLPERF_LENGTH else None
+    target = _number_of(log, "quality_target") or assumed
     return Run(
         name=log.name,
         config=None,
@@ -135,7 +137,7 @@ def _from_log(log: RunLog) -> Run:
     )
 
 
-def _is_reference_task(max_seq_length: int, target_accuracy: float) -> bool:
+def _is_reference_task(max_seq_length: int, target_accuracy: float | None) -> bool:
     return (max_seq_length, target_accuracy) == (MLPERF_LENGTH, MLPERF_TARGET)
 
 

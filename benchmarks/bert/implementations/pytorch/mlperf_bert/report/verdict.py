@@ -32,24 +32,27 @@ def judge(run: Run) -> Verdict:
     """By the last evaluation, or by the one that reached the target."""
     if not run.evaluations:
         return _cannot("there is no evaluation yet")
-    last = run.evaluations[-1]
-    has_reached = last.accuracy >= run.target_accuracy
+    last, target = run.evaluations[-1], run.target_accuracy
+    if target is None:
+        return _cannot("the log does not say its target, nor that it is MLPerf's")
+    has_reached = last.accuracy >= target
     if not run.is_reference or run.global_batch_size is None:
         if has_reached:
-            return Verdict("on track", f"{_reached(run, last)}; nothing is published to compare")
+            why = f"{_reached(target, last)}; nothing is published to compare"
+            return Verdict("on track", why)
         return _cannot("no curve is published but of BERT-large on MLPerf's target, 0.72 at 512")
     curves = curves_for(run.global_batch_size, run.optimizer)
-    expected = _expected(run.global_batch_size, curves, run.target_accuracy)
+    expected = _expected(run.global_batch_size, curves, target)
     if expected is None:
         return _cannot(f"nothing is published for a global batch of {run.global_batch_size:,}")
     if has_reached:
-        return _by_samples(run, last, expected)
-    return _by_curve(last, curves) if curves else _by_expected(run, last, expected)
+        return _by_samples(target, last, expected)
+    return _by_curve(last, curves) if curves else _by_expected(target, last, expected)
 
 
 def expected_of(run: Run) -> float | None:
     """Samples to the target that are published for this run's batch; None where none are."""
-    if not run.is_reference or run.global_batch_size is None:
+    if not run.is_reference or run.global_batch_size is None or run.target_accuracy is None:
         return None
     curves = curves_for(run.global_batch_size, run.optimizer)
     return _expected(run.global_batch_size, curves, run.target_accuracy)
@@ -64,9 +67,11 @@ def _expected(batch: int, curves: Sequence[Curve], target: float) -> float | Non
     return point.mean if point else None
 
 
-def _by_samples(run: Run, last: Evaluation, expected: float) -> Verdict:
+def _by_samples(target: float, last: Evaluation, expected: float) -> Verdict:
     ratio = last.samples / expected
-    why = f"{_reached(run, last)}, {ratio:.2f} times the {expected:,.0f} published for this batch"
+    why = (
+        f"{_reached(target, last)}, {ratio:.2f} times the {expected:,.0f} published for this batch"
+    )
     return Verdict(_kind(ratio <= LATE, ratio <= FAR_TOO_LATE), why)
 
 
@@ -82,11 +87,11 @@ def _by_curve(last: Evaluation, curves: Sequence[Curve]) -> Verdict:
     return Verdict(_kind(last.accuracy >= late, last.accuracy >= far_too_late), why)
 
 
-def _by_expected(run: Run, last: Evaluation, expected: float) -> Verdict:
-    progress, missing = last.samples / expected, run.target_accuracy - last.accuracy
+def _by_expected(target: float, last: Evaluation, expected: float) -> Verdict:
+    progress, missing = last.samples / expected, target - last.accuracy
     why = (
         f"accuracy {last.accuracy:.4f} after {last.samples:,} samples; the target of "
-        f"{run.target_accuracy:g} takes about {expected:,.0f} at this batch"
+        f"{target:g} takes about {expected:,.0f} at this batch"
     )
     if progress < LAST_PART:
         return _cannot(f"{why}, and no curve up to there is published")
@@ -102,5 +107,5 @@ def _cannot(why: str) -> Verdict:
     return Verdict("cannot be judged", why)
 
 
-def _reached(run: Run, last: Evaluation) -> str:
-    return f"reached {run.target_accuracy:g} after {last.samples:,} samples"
+def _reached(target: float, last: Evaluation) -> str:
+    return f"reached {target:g} after {last.samples:,} samples"

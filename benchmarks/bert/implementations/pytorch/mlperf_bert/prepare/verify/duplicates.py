@@ -59,7 +59,8 @@ class HashStore:
 def check_duplicates(set_dir: Path, hashes: HashStore, copied: Mapping[Path, int]) -> Check:
     """Whole examples hardly ever repeat: each pass over a text draws other masks.
 
-    `hashes` are sorted; `copied` counts the copies within each shard. Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
+    Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
+    `hashes` are sorted; `copied` counts the copies within each shard.
     """
     total = hashes.copied_samples()
     problems = []

@@ -13,7 +13,6 @@ from mlperf_bert.data.set_checks import (
     SHARD_REMEDY,
     VOCABULARY_REMEDY,
     check_sidecar_digest,
-    check_vocabulary_size,
     file_size,
     repeated_texts,
     wrong_settings,
@@ -40,7 +39,6 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
     """`vocab.txt` is the one of the manifest: digest, size and the five special ids."""
     path = set_dir / "vocab.txt"
     try:
-        check_vocabulary_size(set_dir)
         vocabulary = load_vocabulary(path)
     except DataError as error:
         return Check("vocabulary", "", (error,))

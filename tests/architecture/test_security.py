@@ -1,0 +1,117 @@
+"""What no file of the package may do: run code out of data, or start a shell; docs/security.md."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import PACKAGE, REPOSITORY
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"}
+UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
+UNSAFE_CALLS = {"os.system", "os.popen", "torch.load", "torch.save", "pickle.load", "pickle.loads"}
+OBJECT_COLLECTIVES = {"all_gather_object", "gather_object", "broadcast_object_list"} | {
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
+
+# Whoever catches what numba's own cache, a directory of the user's, may raise: loads nothing.
+NAMES_AN_ERROR_OF_PICKLE = {"data/gather.py", "prepare/examples.py"}
+# torch's object collectives pickle, between the ranks of one run: those are one program.
+PICKLES_BETWEEN_RANKS = {"checkpoint/writer.py", "distributed/session.py", "stragglers.py"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of a name or attribute, "" of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def is_true(call: ast.Call, keyword: str) -> bool:
+    """Whether a call has the keyword, with anything but False written there."""
+    values = [each.value for each in call.keywords if each.arg == keyword]
+    return any(not (isinstance(value, ast.Constant) and not value.value) for value in values)
+
+
+def unsafe(tree: ast.AST) -> Iterator[str]:
+    """What a file does that data could use, besides `object_collectives`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = {alias.name.split(".")[0] for alias in node.names}
+            yield from (f"import {name}" for name in modules & UNSAFE_MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").split(".")[0]
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from (f"import {name}" for name in {module} & UNSAFE_MODULES)
+            yield from (f"import {name}" for name in names & UNSAFE_CALLS)
+        elif isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if name in UNSAFE_NAMES | UNSAFE_CALLS:
+                yield f"call {name}"
+            yield from (word for word in ("shell", "allow_pickle") if is_true(node, word))
+
+
+def object_collectives(tree: ast.AST) -> set[str]:
+    called = {dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {name for name in called if name.rpartition(".")[2] in OBJECT_COLLECTIVES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_no_data_becomes_code(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    expected = ["import pickle"] if relative(path) in NAMES_AN_ERROR_OF_PICKLE else []
+    assert list(unsafe(tree)) == expected
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used &= {"load", "loads", "dump", "dumps", "Unpickler", "Pickler"}
+    assert not expected or not used
+    assert not object_collectives(tree) or relative(path) in PICKLES_BETWEEN_RANKS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "from torch import load",
+        "eval('1')",
+        "torch.load(path, weights_only=True)",
+        "numpy.load(path, allow_pickle=True)",
+        "numpy.load(path, allow_pickle=answer)",
+        "subprocess.run(line, shell=True)",
+        "os.system(line)",
+    ],
+)
+def test_it_would_be_seen(code: str) -> None:
+    assert list(unsafe(ast.parse(code)))
+
+
+@pytest.mark.parametrize("code", ["model.eval()", "json.load(f)", "subprocess.run(x, shell=False)"])
+def test_what_is_harmless_is_not_named(code: str) -> None:
+    assert not list(unsafe(ast.parse(code)))
+
+
+def test_the_exceptions_are_real() -> None:
+    assert object_collectives(ast.parse("dist.all_gather_object(a, b)"))
+    for name in PICKLES_BETWEEN_RANKS:
+        assert object_collectives(ast.parse((PACKAGE / name).read_text()))
+    for name in NAMES_AN_ERROR_OF_PICKLE:
+        assert "pickle.UnpicklingError" in (PACKAGE / name).read_text()
+
+
+def test_the_container_does_not_run_as_root() -> None:
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users and users[-1].isdecimal() and int(users[-1]) >= 1000
+    after = lines[lines.index(f"USER {users[-1]}") :]
+    assert not [line for line in after if line.startswith(("RUN", "COPY", "ADD"))]

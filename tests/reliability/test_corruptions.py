@@ -1,0 +1,158 @@
+"""Every corruption of prepared data is found, where the table in docs/data_faults.md says so."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from corruption_table import (
+    FOUND,
+    GROUPS,
+    NOT_REACHED,
+    UNDAMAGED,
+    UNSEEN,
+    Corruption,
+    table,
+)
+
+from mlperf_bert.build_loader import make_planner
+from mlperf_bert.config import RunConfig
+from mlperf_bert.config_io import load_config
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.loader import DirectSource
+from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.eval_batches import HeldOutBatches
+from mlperf_bert.open_data import RunData, open_data
+from support import REPOSITORY, TINY_CONFIG, run_cli
+from verify_cases import check, copy_of, make_pair
+
+ALL = [one for group in GROUPS.values() for one in group]
+SIZES = [
+    "data.max_seq_length=64",
+    "data.max_predictions=10",
+    "model.max_position_embeddings=64",
+    "data.sampler=quantile",
+]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pair(tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "tiny.toml"
+    path.write_text(TINY_CONFIG, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(config_file: Path) -> RunConfig:
+    return load_config(config_file, SIZES)
+
+
+def train(config: RunConfig, data: RunData) -> None:
+    """Plan and read a whole epoch and the held-out set, as training does."""
+    planner = make_planner(config, data.train, seed=1)
+    source = DirectSource(Gatherer(data.train_reader), rank=0)
+    batches = -(-data.train.manifest.num_samples // config.parallel.global_batch_size)
+    for step in range(1, batches + 1):
+        source.micro_batches(planner.plan(step))
+    held_out = HeldOutBatches(
+        data.held_out,
+        data.held_out_reader,
+        num_tokens=600,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+    )
+    held_out.fill()
+
+
+def detect(config: RunConfig, pair: Path) -> tuple[str, str, str, str]:
+    """The messages of start, `verify`, `verify --full` and training; "" where nothing was found."""
+    start = training = ""
+    try:
+        data = open_data(config, pair, rank=0)
+    except UserError as error:
+        start = str(error)
+    else:
+        try:
+            train(config, data)
+        except DataError as error:
+            training = str(error)
+    fast, full = (
+        "\n".join(map(str, check(pair, full=is_full).problems())) for is_full in (False, True)
+    )
+    return start, fast, full, training
+
+
+def test_the_good_pair_passes_everything(config: RunConfig, good: Path) -> None:
+    assert detect(config, good) == ("", "", "", "")
+
+
+@pytest.mark.parametrize("corruption", ALL, ids=lambda one: one.name)
+def test_a_corruption_is_found_and_its_file_named(
+    corruption: Corruption, config: RunConfig, good: Path, tmp_path: Path
+) -> None:
+    pair = copy_of(good, tmp_path)
+    corruption.harm(pair)
+    start, fast, full, training = detect(config, pair)
+    marks = [FOUND if text else UNSEEN for text in (start, fast, full, training)]
+    if start:
+        marks[3] = NOT_REACHED
+    assert tuple(marks) == corruption.found, (start, fast, full, training)
+    for text in filter(None, (start, fast, full)):
+        assert corruption.where in text
+    if corruption in UNDAMAGED:
+        assert "sha256 differs" not in fast + full  # what is found is the corruption itself
+    for line in filter(None, (start, training)):
+        assert line.isprintable()
+    assert not training or corruption.where in training or str(pair / "train") in training
+
+
+def test_all_are_found_by_the_full_check() -> None:
+    assert all(one.found[2] == FOUND for one in ALL)
+    assert len({one.name for one in ALL}) == len(ALL) >= 40
+
+
+def test_the_documented_table_is_this_one() -> None:
+    text = (REPOSITORY / "docs" / "data_faults.md").read_text(encoding="utf-8")
+    assert table() in text, f"put this into docs/data_faults.md:\n{table()}"
+
+
+def test_ranks_behind_the_first_of_a_node_check_what_they_use(
+    config: RunConfig, good: Path, tmp_path: Path
+) -> None:
+    pair = copy_of(good, tmp_path)
+    (pair / "train" / "vocab.txt").unlink()  # no rank needs it
+    parallel = dataclasses.replace(config.parallel, nodes=2, ranks_per_node=2)
+    on_four = dataclasses.replace(config, parallel=parallel)
+    for rank in (1, 3):
+        open_data(on_four, pair, rank)
+    for rank in (0, 2):
+        with pytest.raises(DataError, match=r"vocab\.txt"):
+            open_data(on_four, pair, rank)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("corruption", ALL, ids=lambda one: one.name)
+def test_the_program_ends_in_one_line_or_trains_on(
+    corruption: Corruption, config_file: Path, good: Path, tmp_path: Path
+) -> None:
+    pair = copy_of(good, tmp_path)
+    corruption.harm(pair)
+    steps = -(-Manifest.load(good / "train").num_samples // 16)  # an epoch: every sample is read
+    settings = [*SIZES, f"run.max_steps={steps}"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    done = run_cli(
+        *("train", "--config", config_file, "--data", pair, "--run-dir", tmp_path / "run", *sets)
+    )
+    if FOUND in (corruption.found[0], corruption.found[3]):
+        assert done.returncode == 2, done.stderr
+        errors = [line for line in done.stderr.splitlines() if "mlperf_bert: error: " in line]
+        assert len(errors) == 1 and "Traceback" not in done.stderr, done.stderr
+    else:
+        assert done.returncode in (0, 3), done.stderr
