@@ -100,8 +100,10 @@ def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
 def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> None:
     image = tmp_path / "bert.sif"
     image.touch()
-    _, asked = run({**job, "SIF": str(image)})
-    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']}"
+    checkpoint = tmp_path / "step_00000120"
+    checkpoint.mkdir()
+    _, asked = run({**job, "SIF": str(image), "RESUME": str(checkpoint)})
+    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']},{checkpoint}"
     words = f"apptainer exec --nv --bind {binds} --pwd {REPOSITORY} {image} {sys.executable}"
     train = next(line for line in asked if " train " in line)
     assert f"--ntasks-per-node=8 {words} -m mlperf_bert train" in train

@@ -42,11 +42,21 @@ def mutate_tensors(rng: Random, contents: bytes) -> bytes:
     if rng.random() < 0.3:
         return mutate_bytes(rng, contents)
     if rng.random() < 0.7:
-        header = mutate_json(rng, header)
+        header = rng.choice((mutate_json, _mutate_ranges))(rng, header)
         size = len(header)
     else:
         size = rng.choice((0, 1, size - 1, size + 1, 2**31, 2**32, 2**62, 2**63, 2**64 - 1))
     return size.to_bytes(8, "little") + header + rest
+
+
+def _mutate_ranges(rng: Random, header: bytes) -> bytes:
+    """Change the JSON that is a string of the header's own metadata, where it has any."""
+    values = json.loads(header)
+    if "__metadata__" not in values:
+        return mutate_json(rng, header)
+    ranges = mutate_json(rng, values["__metadata__"]["ranges"].encode())
+    values["__metadata__"]["ranges"] = ranges.decode("utf-8", "replace")
+    return json.dumps(values).encode()
 
 
 def make_checkpoint(directory: Path) -> None:

@@ -33,6 +33,7 @@ def test_only_our_own_errors_come_out(worlds: dict[str, World], name: str) -> No
     assert 0 < accepted < FEW  # mutations neither too mild nor too wild to reach what is behind
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["none", "pipe", "directory", "device", "loop"])
 @pytest.mark.parametrize("name", PARSERS)
 def test_what_is_no_file_is_refused(worlds: dict[str, World], name: str, kind: str) -> None:
