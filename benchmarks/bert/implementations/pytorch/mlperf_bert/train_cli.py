@@ -62,7 +62,12 @@ def run(args: argparse.Namespace) -> int:
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
         status = stop_request.EXIT_STATUS
-        return run_on_ranks(args.command_line, parallel.ranks_per_node, stopped_status=status)
+        return run_on_ranks(
+            args.command_line,
+            parallel.ranks_per_node,
+            stopped_status=status,
+            agreed_statuses=(EXIT_TARGET_MISSED,),
+        )
     return _train_as_rank(args, config)
 
 
@@ -82,8 +87,10 @@ def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
     from mlperf_bert.build import build, in_words
+    from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.run_directory import RunDirectory, default_root
+    from mlperf_bert.signal_watch import SignalWatch
     from mlperf_bert.train import train
     from mlperf_bert.whereabouts import Whereabouts
 
@@ -120,15 +127,17 @@ def _train_as_rank(
     info = process.role.info if process else None
     patience = timedelta(seconds=config.run.hang_timeout_s)
     parallel = config.parallel
-    return in_session(
-        run,
-        config.run.device,
-        parallel.share_gpu,
-        info,
-        patience,
-        parallel.binding,
-        whereabouts=whereabouts,
-    )
+    rank = (info or read_rank_info()).rank
+    with SignalWatch(whereabouts, speaks=rank == 0, status_file=args.status_file):
+        return in_session(
+            run,
+            config.run.device,
+            parallel.share_gpu,
+            info,
+            patience,
+            parallel.binding,
+            whereabouts=whereabouts,
+        )
 
 
 def _agree_on_start(
