@@ -136,7 +136,7 @@ def _from_elsewhere(directory: Path, config: RunConfig) -> Start:
     old = read_config(path)
     _check_fixed(old, config)
     _check_steps(state, config)
-    remarks = [f"resumed from {path}, after {state.samples:,} samples"]
+    remarks = [f"resumed from {path}, after {state.samples:,} samples, with its seed {state.seed}"]
     remarks += [
         f"{name} was {before!r} and is {now!r}" for name, before, now in _differences(old, config)
     ]
