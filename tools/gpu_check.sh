@@ -33,6 +33,7 @@ if [[ $MODE == dry ]]; then
         --set mlperf.enforce_rules=false)
     PEER_SIZE=(--layers 1 --hidden 32 --heads 2 --vocab 128 --max-length 32 --steps 1)
     SHORT=(--steps 3 --seconds 0.1 --threads 1)
+    PAIRS=(--pairs 1 --steps 2 --threads 1)
     TEST_PROCESSES=0
     PEAK=(--peak-seconds 0.02)
     EVAL=(--samples 32 --rounds 1)
@@ -46,6 +47,7 @@ else
     SIZE=()
     PEER_SIZE=(--layers 24 --hidden 1024 --steps 8 --seconds 10)
     SHORT=(--steps 20 --seconds 2)
+    PAIRS=(--pairs 3 --steps 40)
     TEST_PROCESSES=6 # most of the time is compilation
     PEAK=(--peak-seconds 3)
     EVAL=(--samples 10000 --rounds 3)
@@ -135,6 +137,7 @@ part tests.txt 200 "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TEST_PROCESSE
 bench against_bf16 170 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
 bench eval_bf16 45 eval "${OURS[@]}" "${AT_BATCH[@]}" "${EVAL[@]}" "${SHORT[@]}"
 bench profile_bf16 45 profile "${OURS[@]}" "${AT_BATCH[@]}" --plot "$OUT/profile_bf16.png"
+bench checkpoints 90 checkpoints "${OURS[@]}" "${AT_BATCH[@]}" "${PAIRS[@]}"
 part doctor.json 40 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
 part burn_in.json 90 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
 for mode in captured eager; do
