@@ -15,7 +15,8 @@
 #
 #   CONFIG   TOML file                              [configs/cpu_tiny.toml]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
-#   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>]
+#   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>,
+#                                                   runs/<job>-<config>-2 for its second call, and so on]
 #   NEXP     number of runs                         [1]
 #   SEED     seed of the first run, then counted up [drawn from the system's random source]
 #   PYTHON   interpreter that has the package       [.venv/bin/python, made at first use]
@@ -40,20 +41,34 @@ NEXP=${NEXP:-1}
 MAX_RESTARTS=${MAX_RESTARTS:-0} # none: a run that is timed is one run
 requeued=0
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || requeued=1
+used= # name of a file in a LOGDIR of the job: in this start of the job, a call has used it
 if [ -z "${LOGDIR:-}" ]; then
-    name=$(date -u +%Y%m%dT%H%M%SZ)
-    [ -n "${SLURM_STEP_ID:-}" ] || name=${SLURM_JOB_ID:-$name} # the same after a requeue
-    LOGDIR=$root/runs/$name-$(basename "$CONFIG" .toml)
+    config_name=$(basename "$CONFIG" .toml)
+    if [ -n "${SLURM_JOB_ID:-}" ] && [ -z "${SLURM_STEP_ID:-}" ]; then
+        # After a requeue the job's script begins again, and its n-th call finds what it had.
+        used=.used_${SLURM_RESTART_COUNT:-0}
+        LOGDIR=$root/runs/$SLURM_JOB_ID-$config_name
+        for ((call = 2; ; call++)); do
+            [ -e "$LOGDIR/$used" ] || break
+            LOGDIR=$root/runs/$SLURM_JOB_ID-$config_name-$call
+        done
+    else
+        LOGDIR=$root/runs/$(date -u +%Y%m%dT%H%M%SZ)-$config_name
+    fi
 fi
 RULESET=5.0.0 # the last one that knows BERT
-TARGET_MISSED=3 # the exit status of such a run
-STOPPED=75      # of one that a signal ended
+# Exit statuses, as exit_statuses.py has them.
+MISTAKE=2
+TARGET_MISSED=3
+LOST=70
+STOPPED=75
+INTERRUPTED=130
 ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true # shards, and a connection of rank 0 for each rank
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
 
 fail() { # message, [exit status]
     echo "run_and_time.sh: error: $1" >&2
-    exit "${2:-2}"
+    exit "${2:-$MISTAKE}"
 }
 
 case ${1:-} in -h | --help)

@@ -29,7 +29,7 @@ from mlperf_bert.__main__ import main as run_command
 from mlperf_bert.config_io import config_to_tables, load_config
 from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.errors import DataError, UserError
-from mlperf_bert.train_cli import EXIT_TARGET_MISSED
+from mlperf_bert.exit_statuses import TARGET_MISSED
 
 IMPLEMENTATION = Path(__file__).parents[1] / "benchmarks" / "bert" / "implementations" / "pytorch"
 CONFIG = IMPLEMENTATION / "configs" / "cpu_tiny.toml"
@@ -94,7 +94,7 @@ def train(precision: str, seed: int, args: argparse.Namespace) -> dict[str, Any]
     words += [word for option in chosen for word in ("--set", option)]
     with contextlib.redirect_stdout(io.StringIO()):
         status = run_command(list(map(str, words)))
-    if status != EXIT_TARGET_MISSED:
+    if status != TARGET_MISSED:
         raise DataError(str(directory), f"ended with status {status}", "see the line above")
     lines = (directory / "run_0" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

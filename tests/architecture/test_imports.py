@@ -10,13 +10,14 @@ from support import PACKAGE, run_process
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
+    {"exit_statuses", "messages"},
     {"errors", "compiled", "machine", "config_options", "untrusted"}
-    | {"heartbeat", "line_file", "stop_request", "whereabouts"},
+    | {"heartbeat", "line_file", "status_file", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
     | {"health", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
-    {"environment"},
+    {"environment", "outcome"},
     {
         "step",
         "evaluate",
@@ -58,6 +59,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
     "health",
     "log_reader",
     "machine",
+    "outcome",
     "system_description",
     "untrusted",
 }
@@ -86,6 +88,7 @@ NUMPY_ONLY = {
     "log_reader.py",
     "machine.py",
     "optim/flat_layout.py",
+    "outcome.py",
     "package/verdict.py",
     "plan/explain.py",
     "plan/recipes.py",

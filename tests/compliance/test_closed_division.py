@@ -16,11 +16,11 @@ import pytest
 import torch
 from mlperf_logging.rcp_checker.rcp_checker import check_directory, get_submission_epochs
 
+from checkpoint_cases import save_checkpoint
 from easy_text import MAX_PREDICTIONS, MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
 from mlperf_bert.build_start import make_model
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.checkpoint.writer import save_checkpoint
 from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info

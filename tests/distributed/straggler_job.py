@@ -37,7 +37,11 @@ def watched(run: Run, sleep_s: float, tokens: tuple[int, int]) -> dict[str, Any]
         watch.step_begins(batch)
         run.step(step, run.micro_batches(step))
     run.optimizer.settle()
-    return {"lines": watch.compare((0.0, 1)), "slowest": watch.slowest_over_median, "then": watch.compare((0.0, 1))}
+    return {
+        "lines": watch.compare((0.0, 1)),
+        "slowest": watch.slowest_over_median,
+        "then": watch.compare((0.0, 1)),
+    }
 
 
 def all_cases(config: Path, info: RankInfo) -> dict[str, Any]:

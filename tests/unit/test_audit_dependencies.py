@@ -68,6 +68,24 @@ def test_pyproject_allows_nothing_that_the_list_names(audit: ModuleType) -> None
     assert len(audit.findings([older], advisories)) == 1
 
 
+def test_nothing_installed_is_named_by_the_list(audit: ModuleType) -> None:
+    subjects = list(audit.installed())
+    assert {"torch", "h5py", "pytest"} <= {subject.package for subject in subjects}
+    assert audit.findings(subjects, audit.read_advisories(audit.ADVISORIES)) == []
+
+
+def test_offline_asks_nobody(audit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask() -> list[str]:
+        asked.append("pip-audit")
+        return ["a 1.0 (installed): PYSEC-1"]
+
+    monkeypatch.setattr(audit, "ask_pip_audit", ask)
+    assert audit.main(["--offline"]) == 0 and asked == []
+    assert audit.main([]) == 1 and asked == ["pip-audit"]
+
+
 def test_what_pip_audit_says_is_read(audit: ModuleType) -> None:
     vulnerable = {"id": "PYSEC-1", "fix_versions": ["1.1", "2.0"], "aliases": [], "description": ""}
     packages = [
@@ -89,12 +107,11 @@ def test_the_exit_status_says_whether_there_are_findings(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(audit, "ask_pip_audit", lambda: None)
     path = tmp_path / "advisories.csv"
     monkeypatch.setattr(audit, "ADVISORIES", path)
     path.write_text(LIST)
-    assert audit.main() == 0
+    assert audit.main(["--offline"]) == 0
     path.write_text(LIST + "pytest,0,9999,CVE-0000-2,something worse\n")
-    assert audit.main() == 1
+    assert audit.main(["--offline"]) == 1
     printed = capsys.readouterr().out
     assert "pytest" in printed and "CVE-0000-2" in printed and "9999" in printed

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 
-from mlperf_bert.heartbeat import EXIT_STATUS, Heartbeat, Watch
+from mlperf_bert.exit_statuses import LOST
+from mlperf_bert.heartbeat import Heartbeat, Watch
 
 POLL_S = 0.01
 
@@ -55,7 +56,7 @@ with Heartbeat(0.1, lambda step: end_process(f"step {step} hangs"), poll_s=0.01)
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )
-    assert ended.returncode == EXIT_STATUS
+    assert ended.returncode == LOST
     assert ended.stderr == "mlperf_bert: error: step 7 hangs\n"
 
 

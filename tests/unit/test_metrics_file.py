@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.line_file import LineFile
 from mlperf_bert.metrics_file import MetricsFile
 
@@ -31,7 +32,7 @@ def test_a_resumed_run_makes_later_records_anew(tmp_path: Path) -> None:
 def test_a_new_run_writes_over_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("kept\n")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigError, match="File exists"):
         MetricsFile(path)
     MetricsFile(None, after_step=3).write({"step": 1})
     assert path.read_text() == "kept\n"

@@ -17,11 +17,11 @@ from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.exit_statuses import TARGET_MISSED
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.loss_scale import LossScale
 from mlperf_bert.step import weights_dtype
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
-from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 from mlperf_bert.warm_up import synthetic_batch
 
 STEPS = 50
@@ -52,9 +52,7 @@ def run(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPa
             sets = [word for option in options for word in ("--set", option)]
             made = tmp_path_factory.mktemp("precision") / "run"
             places = ["--data", str(synthetic_data), "--run-dir", str(made)]
-            assert (
-                main(["train", "--config", str(tiny_config), *places, *sets]) == EXIT_TARGET_MISSED
-            )
+            assert main(["train", "--config", str(tiny_config), *places, *sets]) == TARGET_MISSED
             directories[overrides] = made / "run_0"
         return directories[overrides]
 

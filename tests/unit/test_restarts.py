@@ -134,6 +134,20 @@ def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> 
     assert "--set run.seed=42" in second
 
 
+def test_each_call_of_a_job_has_a_directory_and_finds_it_after_a_requeue(
+    job: dict[str, str],
+) -> None:
+    del job["LOGDIR"]
+    runs = Path(job["TREE"]) / "runs"
+    training = "set -- $*; while [ $1 != --run-dir ]; do shift; done; mkdir -p $2/run_0"
+    for restarts in ({}, {}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "1"}):
+        _, asked = run({**job, **restarts, "TRAINING": training})
+    directories = [line.split("--run-dir ")[1].split()[0] for line in asked]
+    first, second = (str(runs / f"7-dgxa100_1x8x56x1{end}") for end in ("", "-2"))
+    assert directories == [first, second, first, second]
+    assert ["--resume auto" in line for line in asked] == [False, False, True, True]
+
+
 def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) -> None:
     """After that the run has checkpoints of its own."""
     checkpoint = tmp_path / "step_00000120"
@@ -172,3 +186,19 @@ def test_a_signal_before_the_first_step_is_told_by_the_file(job: dict[str, str])
     training = "echo 75 >$LOGDIR/status_0; exit 137"
     done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
     assert (done.returncode, len(asked)) == (75, 1)
+
+
+@pytest.mark.parametrize("told", ["", "75 75", "none"])
+def test_a_file_that_tells_no_status_is_passed_over(job: dict[str, str], told: str) -> None:
+    training = LOG % "false" + f"mkdir -p $run; echo '{told}' >$LOGDIR/status_0"
+    done, _ = run({**job, "TRAINING": training})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_status_that_another_launcher_left_is_not_this_ones(job: dict[str, str]) -> None:
+    """Without a launcher no file is asked for: training's own status counts."""
+    logs = Path(job["LOGDIR"])
+    (logs / "run_0").mkdir(parents=True)
+    (logs / "status_0").write_text("75\n")
+    del job["SLURM_JOB_ID"]
+    assert run(job)[0].returncode == 0

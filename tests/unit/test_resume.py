@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint import writer
 from support import metrics_losses, mlperf_records, prepare_small
 
 Train = Callable[..., int]
@@ -84,7 +85,7 @@ def test_it_goes_on_bit_for_bit(resumed: Train, killed: Path, whole: Path) -> No
         ("data.sampler=quantile",),
         ("data.sampler=strata",),
         ("run.step_mode=captured",),
-        ("eval.overlap=side_stream", "eval.interval_samples=48"),
+        ("eval.overlap=side_stream", "eval.interval_samples=48", "checkpoint.interval_steps=14"),
         ("optim.name=lamb", "model.precision=bf16"),
         ("model.precision=fp16", "optim.loss_scale_growth_steps=5"),
         ("parallel.grad_accum_steps=2", "clip.policy=bucket_before_allreduce"),
@@ -104,8 +105,83 @@ def test_every_way_of_training_goes_on_bit_for_bit(
             shutil.rmtree(checkpoint)
     run_train(tiny_config, synthetic_data, tmp_path / "killed", *same, resume="auto")
     assert len(metrics_losses(tmp_path / "whole")) == 20
+    (record,) = mlperf_records(tmp_path / "killed/result_0.txt", "resumed")
+    assert record["metadata"]["step"] in (10, 12, 14)
     assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+def test_a_checkpoint_waits_for_no_evaluation_that_is_on_its_way(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    """One every 3 steps, each asked for 100 samples later: there is always one on its way."""
+    beside = ("eval.overlap=side_stream", "eval.interval_samples=48")
+    run_train(tiny_config, synthetic_data, tmp_path / "run", *beside, "checkpoint.interval_steps=5")
+    names = {path.name for path in (tmp_path / "run/run_0/checkpoints").glob("step_*")}
+    assert names == {"step_00000015", "step_00000020"}
+
+
+def test_the_best_stays(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> None:
+    settings = ("checkpoint.interval_steps=4", "checkpoint.keep_last=1", "optim.learning_rate=1e-2")
+    settings += ("run.max_steps=60", "schedule.decay_steps=60", "eval.interval_samples=80")
+    run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
+    records = (tmp_path / "run/run_0/metrics.jsonl").read_text().splitlines()
+    accuracy = {
+        found["step"]: found["mlm_accuracy"]
+        for found in map(json.loads, records)
+        if found["mlm_accuracy"] is not None
+    }
+    best = max(accuracy, key=lambda step: accuracy[step])
+    kept = {path.name for path in (tmp_path / "run/run_0/checkpoints").glob("step_*")}
+    assert kept == {f"step_{best:08d}", "step_00000060"}
+
+
+def test_never_is_never(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("checkpoint.save=never", "checkpoint.interval_steps=5")
+    run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
+    assert list((tmp_path / "run/run_0/checkpoints").iterdir()) == []
+    assert "nothing saved" in capsys.readouterr().out
+
+
+def test_an_end_that_could_not_be_saved_is_an_end(
+    resumed: Train,
+    killed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "complete", full_disk)
+        assert resumed() == 2
+    assert "No space left on device" in capsys.readouterr().err
+    log = (killed / "result_0.txt").read_bytes()
+    assert b'"run_stop"' in log
+    assert resumed() == MISSED
+    assert "weights of its end were not saved" in capsys.readouterr().out
+    assert (killed / "result_0.txt").read_bytes() == log
+
+
+def test_going_on_needs_the_directory_of_the_run(
+    tiny_config: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--config", str(tiny_config), "--data", str(synthetic_data)]
+    assert main([*command, "--resume", "auto"]) == 2
+    assert "--run-dir: is missing" in capsys.readouterr().err
+
+
+def test_what_ended_before_its_clock_began_is_no_part_of_the_run(
+    resumed: Train, killed: Path
+) -> None:
+    shutil.rmtree(killed / "run_0/checkpoints")
+    log = (killed / "result_0.txt").read_text().splitlines(keepends=True)
+    begun = next(number for number, line in enumerate(log) if '"run_start"' in line)
+    (killed / "result_0.txt").write_text("".join(log[:begun]))
+    assert resumed() == MISSED
+    assert mlperf_records(killed / "result_0.txt", "resumed")[0]["value"] is False
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "no manifest"])
@@ -190,7 +266,7 @@ def test_another_run_goes_on_from_a_checkpoint(
         ("schedule.decay_steps=30", "schedule.decay_steps: is 30"),
         ("model.num_layers=3", "model.num_layers: is 3"),
         ("data.sampler=quantile", "data.sampler: is 'quantile'"),
-        ("parallel.local_batch_size=8", "global batch of 8, the checkpoint's 16"),
+        ("parallel.local_batch_size=8", "global batch of 8, the checkpoint's is 16"),
         ("run.max_steps=16", "run.max_steps: is 16, the checkpoint is of step 16"),
         ("run.seed=12", "run.seed: is 12, the run to go on with has 11"),
     ],
@@ -227,7 +303,7 @@ def test_another_training_set_is_refused(
     sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2}
     prepare_small([data / "train.txt"], data / "words.txt", data / "train", seed=1, **sizes)
     assert resumed(data=data) == 2
-    assert "another training set" in capsys.readouterr().err
+    assert "made on other data" in capsys.readouterr().err
 
 
 def test_a_rank_that_torchrun_restarts_goes_on(

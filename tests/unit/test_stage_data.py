@@ -14,8 +14,8 @@ from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data import stage_copy
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.exit_statuses import TARGET_MISSED
 from mlperf_bert.stage_data import planned_samples
-from mlperf_bert.train_cli import EXIT_TARGET_MISSED
 from support import metrics_losses
 
 Command = Callable[..., int]
@@ -47,9 +47,9 @@ def test_training_on_a_stage_gives_the_losses_of_the_source(
 ) -> None:
     sets = f"run.max_steps=4 data.balance={balance}"
     assert command("stage-data", "--out", tmp_path / "stage", sets=sets) == 0
-    assert command("train", "--run-dir", tmp_path / "a", sets=sets) == EXIT_TARGET_MISSED
+    assert command("train", "--run-dir", tmp_path / "a", sets=sets) == TARGET_MISSED
     staged = command("train", "--run-dir", tmp_path / "b", sets=sets, data=tmp_path / "stage")
-    assert staged == EXIT_TARGET_MISSED
+    assert staged == TARGET_MISSED
     assert metrics_losses(tmp_path / "a") == metrics_losses(tmp_path / "b")
 
 

@@ -35,8 +35,8 @@ def test_a_slow_rank_is_named_with_its_host() -> None:
     measured = works(0.4, 0.4, 0.41, 0.812, 0.39)
     lines = in_words(measured, over_median(measured), HOSTS, 1.5)
     assert lines == [
-        "rank 3 on n0 is slow: 0.812 s for its own work of a step, 2.03 times the median of 0.400 s "
-        "(run.straggler_factor 1.5)"
+        "rank 3 on n0 is slow: 0.812 s for its own work of a step, 2.03 times the median of "
+        "0.400 s (run.straggler_factor 1.5)"
     ]
 
 
@@ -59,7 +59,9 @@ def test_of_1024_ranks_the_slowest_are_named_and_the_others_counted() -> None:
 
 def test_ranks_that_measured_nothing_are_not_compared() -> None:
     measured = [*works(0.4), OwnWork(0.0, 0.0)]
-    assert over_median(measured) == [] and in_words(measured, [], HOSTS, 1.5) == []
+    assert over_median(measured) == [1.0, 0.0]
+    nobody = [OwnWork(0.0, 0.0)] * 2
+    assert over_median(nobody) == [0.0, 0.0] and in_words(nobody, [0.0, 0.0], HOSTS, 1.5) == []
 
 
 def test_one_rank_is_never_slow(tiny_config: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.train_cli import EXIT_TARGET_MISSED
+from mlperf_bert.exit_statuses import TARGET_MISSED
 from support import NUM_WORDS, REPOSITORY, run_process
 
 Train = Callable[..., int]
@@ -51,7 +51,7 @@ def test_reaching_the_target_ends_the_run(train: Train, tmp_path: Path) -> None:
 
 
 def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
-    assert train("run", "run.log_interval_steps=7") == EXIT_TARGET_MISSED
+    assert train("run", "run.log_interval_steps=7") == TARGET_MISSED
     records = metrics(tmp_path / "run")
     glossary = (REPOSITORY / "docs" / "glossary.md").read_text()
     rows = glossary.split("## Keys of `metrics.jsonl`")[1].splitlines()
@@ -68,13 +68,13 @@ def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
 def test_a_run_is_never_written_over(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train("run", "run.max_steps=1") == EXIT_TARGET_MISSED
+    assert train("run", "run.max_steps=1") == TARGET_MISSED
     before = (tmp_path / "run" / "result_0.txt").read_bytes()
     capsys.readouterr()
     assert train("run", "run.max_steps=1") == 2
     assert "--run-dir" in capsys.readouterr().err
     assert (tmp_path / "run" / "result_0.txt").read_bytes() == before
-    assert train("run", "run.max_steps=1", extra=("--run-index", "1")) == EXIT_TARGET_MISSED
+    assert train("run", "run.max_steps=1", extra=("--run-index", "1")) == TARGET_MISSED
 
 
 def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train: Train, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_checkpoint_gives_the_same_accuracy_everywhere(
 def test_divergence_aborts_the_run(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train("run", "optim.learning_rate=1e38", "clip.policy=none") == EXIT_TARGET_MISSED
+    assert train("run", "optim.learning_rate=1e38", "clip.policy=none") == TARGET_MISSED
     assert "lower optim.learning_rate" in capsys.readouterr().out
     assert '"aborted"' in (tmp_path / "run" / "result_0.txt").read_text().splitlines()[-1]
     last = metrics(tmp_path / "run")[-1]
@@ -168,7 +168,7 @@ def test_training_and_evaluation_need_no_h5py(
     blocked = [sys.executable, "-c", code]
     options = ["--config", str(tiny_config), "--run-dir", str(run_dir)]
     done = run_process(*blocked, "train", *options, *data)
-    assert done.returncode == EXIT_TARGET_MISSED, done.stderr
+    assert done.returncode == TARGET_MISSED, done.stderr
     checkpoints = str(run_dir / "run_0" / "checkpoints")
     done = run_process(*blocked, "evaluate", "--checkpoint", checkpoints, *data)
     assert done.returncode == 0, done.stderr

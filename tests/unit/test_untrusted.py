@@ -1,5 +1,6 @@
 """Files that anybody may have written: bounded, regular, strict; and what of them is shown."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.errors import DataError, one_line
-from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
+from mlperf_bert.untrusted import (
+    file_sha256,
+    in_brief,
+    parse_json_object,
+    read_regular_file,
+)
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -20,12 +26,19 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert read_regular_file(tmp_path / "link", 5) == b"12345"
 
 
+def test_the_digest_is_that_of_the_contents(tmp_path: Path) -> None:
+    contents = bytes(range(256)) * 5000  # more than one buffer
+    (tmp_path / "file").write_bytes(contents)
+    assert file_sha256(tmp_path / "file") == hashlib.sha256(contents).hexdigest()
+
+
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # without a writer
     for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/tty"), tmp_path):
-        with pytest.raises(OSError) as caught:
-            read_regular_file(path, 10)
-        assert caught.value.strerror
+        for read in (file_sha256, lambda path: read_regular_file(path, 10)):
+            with pytest.raises(OSError) as caught:
+                read(path)
+            assert caught.value.strerror
     with pytest.raises(FileNotFoundError):
         read_regular_file(tmp_path / "none", 10)
 

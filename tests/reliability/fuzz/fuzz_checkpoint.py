@@ -9,8 +9,9 @@ from random import Random
 import torch
 from fuzz_mutations import mutate_bytes, mutate_json
 
-from mlperf_bert.checkpoint.load import load_checkpoint, restore_random_states
-from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
+from mlperf_bert.checkpoint.load import load_checkpoint, restore_rank_states
+from mlperf_bert.checkpoint.manifest import read_config
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
@@ -69,7 +70,8 @@ def make_checkpoint(directory: Path) -> None:
         seed=7,
         mlm_accuracy=0.25,
         vocabulary_sha256=VOCABULARY,
-        numbers={"best": 0.25},
+        best_mlm_accuracy=0.25,
+        health={"best": 0.25},
     )
     assert writer.begin(state)
     writer.finish()
@@ -79,8 +81,8 @@ def parse_checkpoint(directory: Path) -> object:
     """Everything that a resumed run takes over, and the config that `evaluate` reads."""
     _, optimizer, model = _parts(directory)
     saved = directory / "checkpoints"
-    state = load_checkpoint(optimizer, saved, VOCABULARY, ONE_RANK, model)
-    restore_random_states(saved, state, ONE_RANK, CPU)
+    state = load_checkpoint(optimizer, saved, VOCABULARY, ONE_RANK)
+    restore_rank_states(saved, state, model, ONE_RANK, CPU)
     return read_config(saved)
 
 

@@ -30,7 +30,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.log_reader import TOKEN, read_log
 from mlperf_bert.package.run_facts import read_facts
 from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.report.run_reader import read_metrics
+from mlperf_bert.report.metrics_reader import read_metrics
 from mlperf_bert.system_cli import problems_of
 from mlperf_bert.system_description import FIELDS
 from support import TINY_CONFIG
@@ -240,7 +240,7 @@ PARSERS: Mapping[str, Parser] = {
             f"{STEP}/state.json": mutate_json,
             f"{STEP}/model.safetensors": mutate_tensors,
             f"{STEP}/optimizer/rank_00000.safetensors": mutate_tensors,
-            f"{STEP}/rng/rank_00000.safetensors": mutate_tensors,
+            f"{STEP}/rank_states.safetensors": mutate_tensors,
         },
         parse=parse_checkpoint,
         repair=repair_checkpoint,

@@ -12,7 +12,8 @@ from mlperf_bert.bench import cli
 from mlperf_bert.bench.checkpoints import Blocks
 from mlperf_bert.bench.run_options import make_config
 from mlperf_bert.bench.training_run import ALONE, training_run
-from mlperf_bert.checkpoint.manifest import complete_checkpoints, verify
+from mlperf_bert.checkpoint.manifest import complete_checkpoints
+from mlperf_bert.checkpoint.state import verify
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.errors import ConfigError
 

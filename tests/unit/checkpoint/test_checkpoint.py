@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
-from mlperf_bert.checkpoint.writer import save_checkpoint
+from mlperf_bert.checkpoint.manifest import read_config
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
@@ -51,7 +52,7 @@ def test_layout_is_the_documented_one(saved: tuple[Path, BertForPretraining]) ->
         "manifest.json",
         "model.safetensors",
         "optimizer/rank_00000.safetensors",
-        "rng/rank_00000.safetensors",
+        "rank_states.safetensors",
         "state.json",
     }
     assert (directory / "LATEST").read_text() == "step_00000120\n"

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlperf_bert.checkpoint.manifest import (
-    CheckpointState,
-    FileEntry,
-    Manifest,
-    read_manifest,
-    read_state,
-    resolve,
-    verify,
-)
+from mlperf_bert.checkpoint.manifest import FileEntry, Manifest, read_manifest, resolve
+from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
 from mlperf_bert.errors import CheckpointError
 
 STATE = CheckpointState(
@@ -28,17 +21,20 @@ STATE = CheckpointState(
     world_size=4,
     ended="aborted",
     seconds=1.5,
-    numbers={"best": -1.0},
+    skipped_in_a_row=2,
+    best_mlm_accuracy=0.5,
+    health={"best_loss": 1.0},
 )
 MANIFEST = Manifest(
     step=7,
     samples=112,
     vocabulary_sha256="ab",
+    version="1",
     commit=None,
     config={"run": {"seed": 3}},
     files={
         "state.json": FileEntry(3, "0" * 64),
-        "rng/rank_00003.safetensors": FileEntry(0, "f" * 64),
+        "optimizer/rank_00003.safetensors": FileEntry(0, "f" * 64),
     },
 )
 
@@ -86,14 +82,22 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], objec
     [
         change(ended="maybe"),
         change(mlm_accuracy="high"),
-        change(numbers={"best": "x"}),
-        change(numbers={str(number): 1.0 for number in range(2000)}),
+        change(mlm_accuracy=7.0),
+        change(best_mlm_accuracy=-1),
+        change(skipped_in_a_row=1e299),
+        change(step=8),
+        change(samples=3),
+        change(vocabulary_sha256="cd"),
+        change(health={"best": "x"}),
+        change(health={"best": float("inf")}),
+        change(health={str(number): 1.0 for number in range(2000)}),
         change(world_size=0),
         change(seed=-1),
         lambda found: found.pop("data_sha256"),
     ],
 )
 def test_a_wrong_state_is_refused(tmp_path: Path, edit: Callable[[Any], object]) -> None:
+    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
     values = json.loads(STATE.to_json())
     edit(values)
     (tmp_path / "state.json").write_text(json.dumps(values))

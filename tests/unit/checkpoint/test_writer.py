@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mlperf_bert.checkpoint import writer as writer_module
-from mlperf_bert.checkpoint.manifest import CheckpointState, complete_checkpoints, verify
+from mlperf_bert.checkpoint.manifest import complete_checkpoints
+from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config_io import load_config
 from mlperf_bert.distributed.launch import RankInfo
@@ -119,6 +120,46 @@ def test_the_same_step_is_replaced(
         writer.finish()
     assert {path.name for path in directory.iterdir()} == {"LATEST", "step_00000005"}
     verify(directory / "step_00000005")
+
+
+def test_an_error_of_any_kind_is_heard_of(
+    parts: tuple[CheckpointWriter, FlatOptimizer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, _, _ = parts
+
+    def fault(*_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(writer_module, "complete", fault)
+    writer.begin(state(2))
+    with pytest.raises(CheckpointError, match="a fault of ours"):
+        writer.finish()
+
+
+def test_a_disk_that_takes_no_more_is_given_up(
+    parts: tuple[CheckpointWriter, FlatOptimizer, Path],
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer, _, _ = parts
+    monkeypatch.setattr(writer_module._Silence, "is_too_long", True)
+    writer.begin(state(2))
+    with pytest.raises(CheckpointError, match="rank 0 writes no more"):
+        writer.finish()
+    gate.set()
+    monkeypatch.undo()
+    writer.finish()
+
+
+def test_a_checkpoint_that_is_there_is_not_called_failed(
+    parts: tuple[CheckpointWriter, FlatOptimizer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, _, directory = parts
+    monkeypatch.setattr(writer_module, "write_file", _full_disk)  # LATEST
+    writer.begin(state(2))
+    writer.finish()
+    assert "older ones stay" in writer.lines()[1]
+    verify(directory / "step_00000002")
 
 
 def _full_disk(*_: object) -> None:

@@ -2,15 +2,16 @@
 
 import json
 import mmap
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import pytest
 
 from mlperf_bert.data import shards
+from mlperf_bert.data.file_checks import map_file
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
@@ -72,22 +73,21 @@ def test_ids_out_of_range(prepared: tuple[Path, Manifest], ids: list[int]) -> No
         SampleReader(*prepared).read(np.array(ids, dtype=np.int64))
 
 
-def test_no_shard_is_opened_before_the_first_read(
+def test_no_shard_is_mapped_before_the_first_read(
     prepared: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
-    open_path = Path.open
+    mapped: list[str] = []
 
-    def spy(path: Path, *arguments: str, **options: str) -> IO[Any]:
-        opened.append(path.name)
-        return open_path(path, *arguments, **options)
+    def spy(path: Path, size: int, remedy: str) -> mmap.mmap:
+        mapped.append(path.name)
+        return map_file(path, size, remedy)
 
-    monkeypatch.setattr(Path, "open", spy)
+    monkeypatch.setattr(shards, "map_file", spy)
     reader = SampleReader(*prepared)
-    assert "part-0.hdf5" not in opened
+    assert mapped == []
     reader.read(np.array([0]))
     reader.read(np.array([1, 0]))
-    assert [name for name in opened if name.endswith(".hdf5")] == ["part-0.hdf5"]
+    assert mapped == ["part-0.hdf5"]
 
 
 def test_a_pickled_reader_maps_the_files_itself(prepared: tuple[Path, Manifest]) -> None:
@@ -135,12 +135,14 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Shard(path).arrays().input_ids, examples.input_ids)
 
 
-@pytest.mark.parametrize("size", ["shorter", "longer", "missing"])
+@pytest.mark.parametrize("size", ["shorter", "longer", "missing", "pipe"])
 def test_a_shard_of_another_size_is_refused(prepared: tuple[Path, Manifest], size: str) -> None:
     path = prepared[0] / "shards" / "part-1.hdf5"
     contents = path.read_bytes()
-    if size == "missing":
+    if size in ("missing", "pipe"):
         path.unlink()
+        if size == "pipe":
+            os.mkfifo(path)
     else:
         path.write_bytes(contents[:-1] if size == "shorter" else contents + b"\0")
     with pytest.raises(DataError, match=r"part-1\.hdf5"):

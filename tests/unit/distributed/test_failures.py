@@ -1,7 +1,11 @@
 """A failure or a hang names its rank, its host and what the rank was doing."""
 
+import queue
+import threading
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -66,11 +70,23 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def function_of(module: str) -> Any:
-    """One that sleeps, in a module of that name."""
-    names: dict[str, Any] = {"__name__": module}
-    exec("import time\ndef wait(seconds): time.sleep(seconds)", names)
+def function_of(module: str, inner: Callable[[float], object] = time.sleep) -> Any:
+    """One that calls `inner`, which waits, in a module of that name."""
+    names: dict[str, Any] = {"__name__": module, "inner": inner}
+    exec("def wait(seconds): inner(seconds)", names)
     return names["wait"]
+
+
+def queued(seconds: float) -> None:
+    """As the loop that waits for a batch."""
+    with suppress(queue.Empty):
+        queue.Queue[None]().get(timeout=seconds)
+
+
+def watched(whereabouts: Whereabouts, wait: Callable[[float], object]) -> None:
+    """Too long for what waits for itself, not for what waits for other ranks."""
+    with watching(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.02):
+        wait(0.6)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +102,63 @@ def test_a_loop_that_goes_on_no_more_is_named_with_its_place(
 ) -> None:
     whereabouts = Whereabouts()
     whereabouts.at(doing, 38)
-    with watching(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.02):
-        function_of(module)(0.6)
+    watched(whereabouts, function_of(module))
     assert len(said) == lines
     expected = f"rank 1 on {host_name()}, {whereabouts.in_words}: no progress for 0.2 s "
     for line in said:
         assert line.startswith(expected)
-        assert "in mlperf_bert.data.loader, line 2;" in line
+        assert "in mlperf_bert.data.loader, line 1; look for storage" in line
+
+
+@pytest.mark.parametrize(
+    ("module", "inner", "lines"),
+    [
+        ("mlperf_bert.metrics", time.sleep, 0),
+        ("mlperf_bert.stop_request", time.sleep, 0),
+        ("mlperf_bert.eval_batches", queued, 1),  # for its own thread that reads
+        ("mlperf_bert.data.loader", function_of("mlperf_bert.data.shards"), 1),
+        ("mlperf_bert.data.loader", function_of("mlperf_bert.data.staging"), 0),
+    ],
+)
+def test_over_nccl_other_ranks_are_waited_for_wherever_the_host_wants_a_number(
+    module: str,
+    inner: Callable[[float], object],
+    lines: int,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failures, "_over_nccl", lambda: True)
+    watched(at_step_37(), function_of(module, inner))
+    assert len(said) == lines
+
+
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        ("mlperf_bert.data.shards", 1),
+        ("mlperf_bert.data.mpi_pair", 1),
+        ("mlperf_bert.data.exchange", 0),
+    ],
+)
+def test_who_waits_for_the_loader_is_where_its_thread_is(
+    module: str, lines: int, said: list[str]
+) -> None:
+    reads = function_of("mlperf_bert.data.loader", function_of(module))
+    thread = threading.Thread(target=reads, args=(0.7,), name="loader")
+    thread.start()
+    watched(at_step_37(), function_of("mlperf_bert.data.loader", queued))
+    thread.join()
+    assert len(said) == lines
+    assert all(f"in {module}, line 1; look for storage" in line for line in said)
+
+
+def test_who_waits_for_others_says_so_when_they_did_not(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "GRACE", timedelta(seconds=0.1))
+    watched(at_step_37(), function_of("mlperf_bert.data.exchange"))
+    (line,) = said
+    assert "look for a rank that is slow or gone, or a device that does not answer" in line
 
 
 def test_steps_are_progress(said: list[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.config_io import config_to_toml, load_config
+from mlperf_bert.outcome import RunOutcome, Status
 from support import CONFIGS
 
 BATCH_16K = CONFIGS / "open_adamw_dgxa100_128x8x16x1.toml"  # the published curve's own
@@ -52,7 +53,7 @@ def write_run(
     records: Sequence[Mapping[str, Any]],
     *,
     overrides: Sequence[str] = (),
-    ended: str | None = None,
+    ended: Status | None = None,
     initial_weights: str = "checkpoint",
 ) -> Path:
     """A run directory with run 0."""
@@ -65,8 +66,10 @@ def write_run(
     log = log_line("initial_weights", initial_weights)
     (directory / "result_0.txt").write_text(log, encoding="ascii")
     if ended is not None:
-        outcome = {"schema_version": 1, "status": ended, "steps": 1, "samples": 1}
-        (run / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
+        outcome = RunOutcome(
+            status=ended, steps=1, samples=1, seconds=1.0, mlm_accuracy=None, stopped_by=None
+        )
+        (run / "outcome.json").write_bytes(outcome.to_json())
     return directory
 
 

@@ -17,7 +17,7 @@ begun() { # index; whether LOGDIR holds that run
 }
 
 how_to_resume() { # index, restarts so far; none, auto, or the checkpoint to go on from
-    if begun "$1" && [ "$2$requeued" != 00 ]; then
+    if begun "$1" && { [ "$2" -gt 0 ] || [ "$requeued" = 1 ]; }; then
         echo auto
     else
         echo "${checkpoint:-$RESUME}"
@@ -38,22 +38,24 @@ train_once() { # index, seed, restarts so far; the status of training
         arguments+=(--status-file "$status_file")
         if [ "$leads" = 1 ]; then mkdir -p "$LOGDIR" && rm -f "$status_file"; fi
     fi
-    if [ "$index${CACHE_CLEARED:-0}" = 01 ] || drop_caches; then arguments+=(--cache-cleared); fi
+    if { [ "$index" = 0 ] && [ "${CACHE_CLEARED:-0}" = 1 ]; } || drop_caches; then
+        arguments+=(--cache-cleared)
+    fi
     with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert train "${arguments[@]}" \
         ${options[@]+"${options[@]}"} || status=$?
-    if [ -f "$status_file" ]; then
-        told=$(cat "$status_file")
-        # A launcher kills the ranks that have not left yet when one leaves before the first step.
-        if [ "$status" = 0 ] || [ "$told" = "$STOPPED" ]; then status=$told; fi
-    fi
+    [ "$where" = machine ] || told=$(cat "$status_file" 2>/dev/null || true)
+    [[ ${told:-} =~ ^[0-9]+$ ]] || told=$status
+    # A launcher kills the ranks that have not left yet when one leaves before the first step.
+    if [ "$status" = 0 ] || [ "$told" = "$STOPPED" ]; then status=$told; fi
     return "$status"
 }
 
 may_restart() { # status, restarts so far; whether to go on with a run that ended so, and says it
     local reason
     case $1 in
-    0 | 2 | "$TARGET_MISSED" | "$STOPPED" | 130 | 143) return 1 ;; # an end in order, or asked for
-    70) reason="lost a rank, or hung" ;;
+    0 | "$MISTAKE" | "$TARGET_MISSED" | "$STOPPED") return 1 ;; # an end in order
+    "$INTERRUPTED" | 143) return 1 ;; # asked for, by Ctrl-C or SIGTERM
+    "$LOST") reason="lost a rank, or hung" ;;
     *) reason="failed with status $1" ;;
     esac
     [ "$1" -le 128 ] || reason="was ended by SIG$(kill -l $(($1 - 128)))"
@@ -95,6 +97,8 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
         restarts=$((restarts + 1))
     done
     [ "$leads" = 1 ] || return "$status"
+    # Not before: of the scripts that mpiexec starts, some may look for it later than this one.
+    [ -z "$used" ] || : >"$LOGDIR/$used"
     case $status in
     0) say_result "$index" $(($(date +%s) - start)) "$start_time" "$last" ;;
     "$TARGET_MISSED") ;;

@@ -19,6 +19,8 @@ from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config_options import add_config
 from mlperf_bert.doctor import cli as doctor_cli
 from mlperf_bert.errors import UserError
+from mlperf_bert.exit_statuses import FAULT, INTERRUPTED
+from mlperf_bert.messages import say, say_error
 from mlperf_bert.package import cli as package_cli
 from mlperf_bert.plan import cli as plan_cli
 from mlperf_bert.plan import config_cli
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
     from mlperf_bert.distributed.launch import RankInfo
 
-EXIT_FAULT = 1
-EXIT_INTERRUPTED = 130
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
 
@@ -42,7 +42,7 @@ def entry() -> NoReturn:
         status = main()
     except Exception:  # a fault of ours: told here, because a rank does not come further
         sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
-        status = EXIT_FAULT
+        status = FAULT
     if "mlperf_bert.distributed.session" in sys.modules:
         # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
         # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
@@ -63,12 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         if DEBUG in words:
             traceback.print_exc()
-        # One write, so that the lines of several ranks do not run into each other.
-        sys.stderr.write(f"mlperf_bert: error: {error}\n")
+        say_error(error)
         return error.exit_status
     except KeyboardInterrupt:
-        print("mlperf_bert: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        say("interrupted")
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ No training or evaluation sample is read here: only the vocabulary's digest, sid
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,15 +15,16 @@ from mlperf_bert.build_loader import build_loader, make_planner
 from mlperf_bert.build_start import (
     Origin,
     begin_training,
+    make_identity,
     make_model,
     make_writer,
     start_log,
+    start_metrics_file,
     start_reporter,
 )
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.loader import Loader
-from mlperf_bert.data.stage_record import manifest_sha256
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import on_every_rank
@@ -41,7 +43,7 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.progress import Reporter
 from mlperf_bert.resume import Start, check_data
 from mlperf_bert.run_directory import RunDirectory
-from mlperf_bert.saving import Identity, Saving
+from mlperf_bert.saving import Saving
 from mlperf_bert.seeds import choose_seed
 from mlperf_bert.step import Step
 from mlperf_bert.stop_request import StopRequest
@@ -99,13 +101,14 @@ def build(
         use_capturable_stream(device)
     seed = _common_seed(config, start, info, device)
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
-    on_every_rank(info, lambda: check_data(start, _identity(seed, data).data_sha256, data_dir))
+    identity = make_identity(seed, data, info)
+    on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
     planner = make_planner(config, data.train, seed)
     loader, shapes = build_loader(
         config, planner, data.train_reader, seed, info, device, process, start.step + 1
     )
     with directory.begun(config, seed, info, device, continues=start.continues):
-        origin = Origin(config, seed, start, init_checkpoint, cache_cleared)
+        origin = Origin(config, identity, start, init_checkpoint, cache_cleared)
         log = on_every_rank(info, lambda: start_log(origin, directory, info))
         reporter = start_reporter(directory, info, config, data, planner, start)
         return _assemble(
@@ -126,20 +129,18 @@ def _assemble(
     reporter: Reporter,
 ) -> Parts:
     """Model, step, evaluation and saving, around what reads the data and what tells of the run."""
-    config, seed, start = origin.config, origin.seed, origin.start
-    identity = _identity(seed, data)
-    model = make_model(config, seed, device)
+    config, identity, start = origin.config, origin.identity, origin.start
+    model = make_model(config, identity.seed, device)
     reporter.line(model.attention.note)
     log.weights_initialization(map(tensorflow_name, model.state_dict()))
-    optimizer, step = begin_training(origin, model, identity, info, device, shapes)
+    optimizer, step = begin_training(origin, model, info, device, shapes)
     evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
     evaluation = make_schedule(config, evaluator, model, optimizer, log)
     metrics, health = Metrics(config, info.world_size, device), _make_health(data)
-    writer = make_writer(config, directory, model, optimizer, info, device)
     return Parts(
         config=config,
         start=start,
-        seed=seed,
+        seed=identity.seed,
         info=info,
         device=device,
         directory=directory,
@@ -153,22 +154,17 @@ def _assemble(
         stop=StopRequest(info.world_size, device),
         stragglers=StragglerWatch(config.run, info, model, device),
         metrics=metrics,
-        metrics_file=MetricsFile(
-            directory.run / "metrics.jsonl" if info.rank == 0 else None,
-            start.step if start.continues else None,
-        ),
+        metrics_file=start_metrics_file(directory, info, start),
         health=health,
         saving=Saving(
-            writer,
-            config,
-            start,
-            identity,
-            directory,
-            info,
-            evaluation,
-            metrics,
-            health,
-            reporter,
+            config=config,
+            identity=identity,
+            start=start,
+            writer=make_writer(config, directory, model, optimizer, info, device, start),
+            metrics=metrics,
+            health=health,
+            reporter=reporter,
+            write_outcome=partial(directory.write_outcome, info),
         ),
         reporter=reporter,
         log=log,
@@ -188,14 +184,6 @@ def in_words(parts: Parts) -> str:
 def _make_health(data: RunData) -> Health:
     baseline = data.held_out.manifest.baseline
     return Health(None if baseline is None else baseline.masked_tokens)
-
-
-def _identity(seed: int, data: RunData) -> Identity:
-    return Identity(
-        seed=seed,
-        vocabulary_sha256=data.train.manifest.vocabulary_sha256,
-        data_sha256=manifest_sha256(data.train_reader.set_dir),
-    )
 
 
 def _common_seed(config: RunConfig, start: Start, info: RankInfo, device: torch.device) -> int:

@@ -1,20 +1,23 @@
 """What a run begins with: its log, and the weights, state and random streams of its first step."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from mlperf_bert.build_step import build_step
-from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_random_states
+from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.stage_record import manifest_sha256
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.environment import git_commit
+from mlperf_bert.metrics_file import MetricsFile
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.open_data import RunData
@@ -32,7 +35,7 @@ class Origin:
     """What a run begins from: a seed, weights that were given, or a checkpoint to go on from."""
 
     config: RunConfig
-    seed: int
+    identity: Identity
     start: Start
     init_checkpoint: Path | None
     cache_cleared: bool
@@ -45,10 +48,8 @@ def start_log(origin: Origin, directory: RunDirectory, info: RankInfo) -> Mlperf
     log = MlperfLog(directory.mlperf_log if is_rank_zero else None, is_rank_zero)
     log.init_start(cache_cleared=origin.cache_cleared)
     log.submission(config)
-    log.hyperparameters(config, origin.seed)
-    resumed_from = None
-    if start.continues or start.checkpoint is not None:
-        resumed_from = {"step": start.step, "samples": start.samples}
+    log.hyperparameters(config, origin.identity.seed)
+    resumed_from = {"step": start.step, "samples": start.samples} if start.is_resumed else None
     log.conditions(
         config,
         # As it was started: ranks that the config spreads over nodes may all be on this one.
@@ -70,7 +71,9 @@ def start_reporter(
 ) -> Reporter:
     """What a person sees of the run, with the lines that come first."""
     path = directory.run / "stdout.log" if info.rank == 0 else None
-    reporter = Reporter(path, config.max_steps, continued=start.continues)
+    reporter = on_every_rank(
+        info, lambda: Reporter(path, config.max_steps, continued=start.continues)
+    )
     for remark in start.remarks:
         reporter.line(remark)
     reporter.line(data.target_in_words)
@@ -87,26 +90,46 @@ def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPre
     return model
 
 
+def start_metrics_file(directory: RunDirectory, info: RankInfo, start: Start) -> MetricsFile:
+    """`metrics.jsonl`, cut after the step from which a run goes on."""
+    path = directory.run / "metrics.jsonl" if info.rank == 0 else None
+    after = start.step if start.continues else None
+    return on_every_rank(info, lambda: MetricsFile(path, after))
+
+
+def make_identity(seed: int, data: RunData, info: RankInfo) -> Identity:
+    """What the run's checkpoints say of it."""
+    sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
+    digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
+    return Identity(
+        seed=seed,
+        vocabulary_sha256=data.train.manifest.vocabulary_sha256,
+        data_sha256=hashlib.sha256(digests.encode()).hexdigest(),
+        world_size=info.world_size,
+    )
+
+
 def begin_training(
     origin: Origin,
     model: BertForPretraining,
-    identity: Identity,
     info: RankInfo,
     device: torch.device,
     shapes: tuple[StaticShape, ...],
 ) -> tuple[FlatOptimizer, Step]:
     """Optimizer and step, with the weights, state and random streams that the run begins with."""
-    start, digest = origin.start, identity.vocabulary_sha256
+    start, digest = origin.start, origin.identity.vocabulary_sha256
     if origin.init_checkpoint is not None and start.checkpoint is None:
         given = origin.init_checkpoint
         on_every_rank(info, lambda: load_weights(model, given, digest))
     # Of the step too, as another number of ranks has no streams to go on from.
-    torch.manual_seed(derive_seed(origin.seed, f"others' kernels from {start.step}", info.rank))
+    torch.manual_seed(
+        derive_seed(origin.identity.seed, f"others' kernels from {start.step}", info.rank)
+    )
     optimizer, step = build_step(model, origin.config, info, device, shapes)
     if start.checkpoint is not None:
         saved = start.checkpoint
-        state = load_checkpoint(optimizer, saved, digest, info, model)
-        on_every_rank(info, lambda: restore_random_states(saved, state, info, device))
+        state = load_checkpoint(optimizer, saved, digest, info, is_verified=True)
+        restore_rank_states(saved, state, model, info, device)
     return optimizer, step
 
 
@@ -117,6 +140,7 @@ def make_writer(
     optimizer: FlatOptimizer,
     info: RankInfo,
     device: torch.device,
+    start: Start,
 ) -> CheckpointWriter:
     """What writes the run's checkpoints."""
     return CheckpointWriter(
@@ -127,5 +151,6 @@ def make_writer(
         device,
         fp8_state=model.fp8_state(),
         keep_last=config.checkpoint.keep_last,
-        commit=git_commit(),
+        commit=git_commit() if info.rank == 0 else None,
+        after=start.step if start.continues else None,
     )

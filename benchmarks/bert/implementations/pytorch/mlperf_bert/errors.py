@@ -1,5 +1,7 @@
 """Errors that a user can mend: one line that says where, what is wrong, and how to put it right."""
 
+from mlperf_bert.exit_statuses import LOST, MISTAKE
+
 _LONGEST = 1200  # characters of each part; the paths and lists of ours are shorter
 
 
@@ -24,7 +26,7 @@ class UserError(Exception):
         remedy: what to do about it.
     """
 
-    exit_status = 2  # as argparse's, for a mistake that the user can mend
+    exit_status = MISTAKE
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
         super().__init__(where, problem, remedy)  # as given, so that it travels between processes
@@ -49,4 +51,4 @@ class CheckpointError(UserError):
 class LostRanksError(UserError):
     """Other ranks that do not answer any more: dead, hung, or behind a broken network."""
 
-    exit_status = 70  # as of a step that hangs
+    exit_status = LOST

@@ -24,14 +24,21 @@ STANDARD_ERRORS = 5.0
 MASKED_TOKENS_IF_UNKNOWN = 1_000
 SKIPPED_SHARE, SKIPPED_SHARE_PASSED, SKIPPED_LEAST = 0.1, 0.02, 3.0
 _MEND = "lower optim.learning_rate or lengthen schedule.warmup_steps"
+_MEND_OVERFLOW = f"{_MEND}; in fp16 also lower optim.initial_loss_scale, or use bf16"
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One line, and what kind of trouble it tells of."""
+    """What kind of trouble was seen, what of it, and what to do about it."""
 
     kind: AlarmKind
-    line: str
+    seen: str
+    remedy: str
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"{self.seen}; {self.remedy}"
 
 
 class Health:
@@ -57,7 +64,7 @@ class Health:
         return [alarm.line for alarm in self.alarms(record)]
 
     def alarms(self, record: Mapping[str, Any]) -> list[Alarm]:
-        """The same with their kinds."""
+        """The same in their parts."""
         found = [
             self._judge_loss(record["step"], record["loss"]),
             self._judge_accuracy(record["step"], record["mlm_accuracy"]),
@@ -85,7 +92,7 @@ class Health:
     def _judge_loss(self, step: int, loss: float | None) -> Alarm | None:
         is_number = loss is not None and math.isfinite(loss)
         if self._changed("not_finite", raised=not is_number, over=is_number):
-            return Alarm("not_finite", f"step {step}: the loss is no number; {_MEND}")
+            return Alarm("not_finite", f"step {step}: the loss is no number", _MEND_OVERFLOW)
         if loss is None or not is_number:
             return None
         values = self._values
@@ -96,8 +103,8 @@ class Health:
         stays, is_back = values["risen"] >= STAYS, smoothed <= best * FALLEN_BACK
         if not self._changed("diverged", raised=stays, over=is_back):
             return None
-        line = f"step {step}: the loss diverges: smoothed {smoothed:.3f}, {best:.3f} at its best"
-        return Alarm("diverged", f"{line}; {_MEND}")
+        seen = f"step {step}: the loss diverges: smoothed {smoothed:.3f}, {best:.3f} at its best"
+        return Alarm("diverged", seen, _MEND)
 
     def _smooth(self, loss: float) -> None:
         values = self._values
@@ -120,8 +127,8 @@ class Health:
         fallen = accuracy < best - drop
         if not self._changed("collapsed", raised=fallen, over=not fallen):
             return None
-        line = f"step {step}: the accuracy collapsed to {accuracy:.4f} from {best:.4f} at its best"
-        return Alarm("collapsed", f"{line}; {_MEND}, and go on from an earlier checkpoint")
+        seen = f"step {step}: the accuracy collapsed to {accuracy:.4f} from {best:.4f} at its best"
+        return Alarm("collapsed", seen, f"{_MEND}, and go on from an earlier checkpoint")
 
     def _judge_skipped(self, step: int, skipped: int) -> Alarm | None:
         values = self._values
@@ -135,8 +142,8 @@ class Health:
         if not self._changed("skipped", raised=many, over=share <= SKIPPED_SHARE_PASSED):
             return None
         total = int(values["skipped_steps"])
-        line = f"step {step}: {share:.0%} of the last steps were skipped, {total} in all, because"
-        return Alarm("skipped", f"{line} a gradient was not finite; {_MEND}")
+        seen = f"step {step}: {share:.0%} of the last steps were skipped, {total} in all"
+        return Alarm("skipped", f"{seen}, because a gradient was not finite", _MEND_OVERFLOW)
 
     def _changed(self, kind: AlarmKind, *, raised: bool, over: bool) -> bool:
         """Whether an alarm of the kind is to be told now; it is armed again when `over`."""

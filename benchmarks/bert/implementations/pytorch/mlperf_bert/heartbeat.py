@@ -2,13 +2,14 @@
 
 import math
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-EXIT_STATUS = 70  # of a process that was ended because it hung
+from mlperf_bert.exit_statuses import LOST
+from mlperf_bert.messages import say_error
+
 POLL_S = 0.5
 
 
@@ -103,8 +104,5 @@ class Heartbeat:
 
 def end_process(line: str) -> None:
     """Say why and leave at once: a thread that waits for the device cannot be asked to."""
-    sys.stdout.flush()
-    # One write, so that the lines of several ranks do not run into each other.
-    sys.stderr.write(f"mlperf_bert: error: {line}\n")
-    sys.stderr.flush()
-    os._exit(EXIT_STATUS)
+    say_error(line)
+    os._exit(LOST)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from mlperf_bert.errors import ConfigError
+
 
 class LineFile:
     """Appends whole lines, each on file when `append` returns.
@@ -14,10 +16,17 @@ class LineFile:
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None], *, continued: bool = False) -> None:
-        """Open a new file, or where it is `continued`, one that may be there. Raises OSError."""
+        """Open a new file, or where it is `continued`, one that may be there.
+
+        Raises ConfigError where that fails.
+        """
         self._path = path
         self._warn = warn
-        self._file = path.open("ab" if continued else "xb", buffering=0)
+        try:
+            self._file = path.open("ab" if continued else "xb", buffering=0)
+        except OSError as error:
+            remedy = "give a run directory that you can write to"
+            raise ConfigError(str(path), f"cannot be opened ({error.strerror})", remedy) from None
         self._end = self._file.seek(0, os.SEEK_END)
         self._is_failing = False
 

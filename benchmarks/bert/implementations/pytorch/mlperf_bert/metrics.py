@@ -39,6 +39,7 @@ class Metrics:
 
         The run went on from so many skipped steps.
         """
+        self._last_step = 0
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
         self.most_skipped_in_a_row = 0  # as far as the last record knew
@@ -71,6 +72,7 @@ class Metrics:
     def add(self, batch: StepBatch, result: StepResult) -> None:
         """Count a finished step; nothing is read back from the device."""
         self._plans.append(batch.plan)
+        self._last_step = batch.plan.step
         self._wait_ms += batch.wait_ms
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
@@ -88,7 +90,7 @@ class Metrics:
     @property
     def interval_is_full(self) -> bool:
         """Whether the last step is a multiple of `run.log_interval_steps`."""
-        return self._plans[-1].step % self._config.run.log_interval_steps == 0
+        return self._last_step % self._config.run.log_interval_steps == 0
 
     def skipped_in_a_row(self) -> int:
         """Steps up to now that were skipped one after the other; the host waits for it."""

@@ -9,6 +9,7 @@ the field `epoch_num`.
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,7 +153,8 @@ class MlperfLog:
     def close(self) -> None:
         """Close the file; no record may follow."""
         if self._handler is not None:
-            self._handler.close()
+            with suppress(OSError):  # of a full disk, which a record has told before
+                self._handler.close()
             self._logger = None
 
     def _record(

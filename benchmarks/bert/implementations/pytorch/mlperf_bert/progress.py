@@ -1,6 +1,7 @@
 """What a person sees of a run: a live line on a terminal, plain lines elsewhere, all on file."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -59,7 +60,8 @@ class Reporter:
 
     def _print(self, text: str) -> None:
         if self._console:
-            self._console.print(Text(text), soft_wrap=True)
+            with suppress(OSError):  # of a disk or a pipe that takes no more
+                self._console.print(Text(text), soft_wrap=True)
 
     def _to_file(self, text: str) -> None:
         if self._file:

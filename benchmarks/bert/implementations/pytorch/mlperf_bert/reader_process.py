@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mlperf_bert.build_loader import make_planner
 from mlperf_bert.config import RunConfig
-from mlperf_bert.data.mpi_pair import Pair
+from mlperf_bert.data.mpi_pair import Pair, Tag
 from mlperf_bert.data.mpi_readers import PeerExchange, WindowReader, serve_trainer
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.token_packets import token_dtype
@@ -32,3 +32,8 @@ def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
         )
 
     serve_trainer(Pair(process.world, process.role.partner), open_reader)
+
+
+def dismiss_reader(process: MpiProcess) -> None:
+    """As a trainer that has nothing to train: let its reader process end."""
+    Pair(process.world, process.role.partner).send(Tag.STOP)

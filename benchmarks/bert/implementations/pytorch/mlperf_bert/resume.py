@@ -1,69 +1,41 @@
 """Where a run begins: at its first step, or where it or another was saved."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from mlperf_bert.checkpoint.manifest import (
-    STATE,
-    CheckpointState,
     complete_checkpoints,
     read_config,
     read_manifest,
-    read_state,
     resolve,
-    verify,
-    verify_files,
 )
+from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.records import read_record
+from mlperf_bert.environment import git_commit, package_version
 from mlperf_bert.errors import CheckpointError, ConfigError, DataError
+from mlperf_bert.outcome import RunOutcome, read_outcome
+from mlperf_bert.resume_checks import allowed_differences, check_same, check_seed
 from mlperf_bert.run_directory import RunDirectory
-
-# What decides which samples a step trains on, and the shapes of all that is saved.
-_FIXED = {
-    "model.vocab_size",
-    "model.hidden_size",
-    "model.num_layers",
-    "model.num_heads",
-    "model.intermediate_size",
-    "model.max_position_embeddings",
-    "model.type_vocab_size",
-    "data.corpus",
-    "data.max_seq_length",
-    "data.max_predictions",
-    "data.dupe_factor",
-    "data.sampler",
-    "data.quantiles",
-}
-# What has a say in the numbers that a step computes; all else may differ at any time.
-_EXACT = {"model", "optim", "schedule", "clip"}
-_WHO_COMPUTES = {"model.attention", "model.kernels", "model.head", "optim.implementation"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a run that is not to be gone on with had ended."""
-
-    status: Literal["success", "aborted"]
-    steps: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
     """Where a run begins.
 
-    `continues` the run of its own directory; `seed` where that is known already; `remarks` are for
-    the person who started it.
+    `continues` the run of its own directory, whose clock had begun where it `is_resumed`; `seed`
+    where that is known already; `remarks` are for the person who started it; `ended` says how a run
+    ended that is not to be gone on with.
     """
 
     checkpoint: Path | None = None
     state: CheckpointState | None = None
     continues: bool = False
+    is_resumed: bool = False
     seed: int | None = None
     remarks: tuple[str, ...] = ()
-    ended: Ended | None = None
+    ended: RunOutcome | None = None
 
     @property
     def step(self) -> int:
@@ -79,135 +51,112 @@ class Start:
 def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start:
     """What `--resume` means here: "none", "auto", or a directory with a checkpoint.
 
-    Reads every byte of the checkpoint that "auto" chooses: one that is damaged is passed over.
-    Raises CheckpointError or ConfigError where the run cannot go on from what was asked for.
+    Reads every byte of a checkpoint; one that is damaged is passed over by "auto". Raises
+    CheckpointError or ConfigError where the run cannot go on from what was asked for.
     """
     if resume == "none":
         return Start()
     if resume != "auto":
         return _from_elsewhere(Path(resume), config)
-    if not directory.exists:
-        return Start()
-    start = _newest_of(directory)
-    if start.state is not None:
-        _check(start.state, read_config(start.checkpoint or directory.checkpoints), config)
-    return start
+    return _newest_of(directory, config) if directory.exists else Start()
 
 
 def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
-    """Raise CheckpointError unless the training set is the one that the checkpoint was made on."""
+    """Raise CheckpointError unless both sets are those that the checkpoint was made on."""
     if start.state is not None and start.state.data_sha256 != data_sha256:
-        problem = f"was made on another training set than that of {data_dir}"
+        problem = f"was made on other data than those of {data_dir}"
         raise CheckpointError(
             str(start.checkpoint), problem, "give that one, or begin anew with --init-checkpoint"
         )
 
 
-def _newest_of(directory: RunDirectory) -> Start:
+def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
     remarks = []
     ended = _read_outcome(directory)
     for path in complete_checkpoints(directory.checkpoints):
         try:
             state = verify(path)
         except CheckpointError as error:
-            remarks.append(f"passed over a damaged checkpoint: {error}")
+            where, problem, _ = error.args
+            remarks.append(f"passed over a damaged checkpoint: {where} {problem}")
             continue
-        if state.ended is not None:
-            ended = Ended(status=state.ended, steps=state.step)
-        remarks.append(f"resumed from {path.name}, after {state.samples:,} samples")
+        if ended is None and state.ended is not None:  # killed right after its last checkpoint
+            ended = _outcome_of(state)
+        if ended is None:
+            check_same(state, read_config(path), config)
+        remarks.append(_in_words(path, state))
         return Start(
             checkpoint=path,
             state=state,
             continues=True,
+            is_resumed=True,
             seed=state.seed,
-            remarks=tuple(remarks),
+            remarks=(*remarks, *_other_code(path)),
             ended=ended,
         )
-    remarks.append("no checkpoint to resume from: begun anew")
+    seed = _seed_of_attempt(directory)
+    if seed is not None:
+        check_seed(seed, config)
+    remarks.append("no checkpoint to go on from: begun anew")
     return Start(
-        continues=True, seed=_seed_of_attempt(directory), remarks=tuple(remarks), ended=ended
+        continues=True,
+        is_resumed=any(_has_begun(log) for log in directory.logs),
+        seed=seed,
+        remarks=tuple(remarks),
+        ended=ended,
     )
 
 
 def _from_elsewhere(directory: Path, config: RunConfig) -> Start:
     path = resolve(directory)
-    verify_files(path, read_manifest(path), (STATE,))
-    state = read_state(path)
-    old = read_config(path)
-    _check_fixed(old, config)
-    _check_steps(state, config)
-    remarks = [f"resumed from {path}, after {state.samples:,} samples, with its seed {state.seed}"]
-    remarks += [
-        f"{name} was {before!r} and is {now!r}" for name, before, now in _differences(old, config)
-    ]
-    return Start(checkpoint=path, state=state, seed=state.seed, remarks=tuple(remarks))
+    state = verify(path)
+    remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]
+    remarks += allowed_differences(state, read_config(path), config)
+    return Start(
+        checkpoint=path, state=state, is_resumed=True, seed=state.seed, remarks=tuple(remarks)
+    )
 
 
-def _check(state: CheckpointState, old: RunConfig, config: RunConfig) -> None:
-    """Raise ConfigError where the rest of the run would not be what it had been."""
-    _check_fixed(old, config)
-    _check_steps(state, config)
-    seed = config.run.seed
-    if seed not in ("random", state.seed):
-        problem = f"is {seed}, the run to go on with has {state.seed}"
-        raise ConfigError("run.seed", problem, "leave it out, or set it to that")
-    for name, before, now in _differences(old, config):
-        raise ConfigError(
-            name,
-            f"is {now!r}, the run to go on with has {before!r}",
-            "set it back, or begin another run with --resume CHECKPOINT",
-        )
+def _in_words(path: Path, state: CheckpointState) -> str:
+    return f"resumed from {path.name}, after {state.samples:,} samples"
 
 
-def _check_fixed(old: RunConfig, new: RunConfig) -> None:
-    batches = (old.parallel.global_batch_size, new.parallel.global_batch_size)
-    differing = [("parallel.local_batch_size", *batches)] if batches[0] != batches[1] else []
-    differing += [each for each in _unequal(old, new) if each[0] in _FIXED]
-    for name, before, now in differing:
-        what = "makes a global batch of" if name.startswith("parallel") else "is"
-        raise ConfigError(
-            name,
-            f"{what} {now!r}, the checkpoint's {before!r}",
-            "set it back, or begin anew from its weights with --init-checkpoint",
-        )
+def _other_code(path: Path) -> Iterator[str]:
+    """A remark where another state of this program wrote a checkpoint."""
+    manifest = read_manifest(path)
+    theirs, ours = (manifest.version, manifest.commit), (package_version(), git_commit())
+    if theirs != ours:
+        words = [" ".join(filter(None, each)) for each in (theirs, ours)]
+        yield f"{path.name} was written by mlperf-bert {words[0]}, this is {words[1]}"
 
 
-def _check_steps(state: CheckpointState, config: RunConfig) -> None:
-    if state.ended is None and state.step >= config.max_steps:
-        problem = f"is {config.max_steps}, the checkpoint is of step {state.step}"
-        raise ConfigError("run.max_steps", problem, "raise it")
+def _has_begun(log: Path) -> bool:
+    """Whether the clock of an attempt had started."""
+    with log.open("rb") as file:
+        return any(b'"run_start"' in line for line in file)
 
 
-def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that matter to the numbers and are not the same: name, before, now."""
-    for name, before, now in _unequal(old, new):
-        if name.split(".")[0] in _EXACT and name not in _WHO_COMPUTES:
-            yield name, before, now
+def _outcome_of(state: CheckpointState) -> RunOutcome:
+    assert state.ended is not None
+    return RunOutcome(
+        status=state.ended,
+        steps=state.step,
+        samples=state.samples,
+        seconds=state.seconds,
+        mlm_accuracy=state.mlm_accuracy,
+        stopped_by=None,
+    )
 
 
-def _unequal(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    for section in fields(old):
-        ours, theirs = getattr(new, section.name), getattr(old, section.name)
-        for field in fields(ours):
-            before, now = getattr(theirs, field.name), getattr(ours, field.name)
-            if before != now:
-                yield f"{section.name}.{field.name}", before, now
-
-
-def _read_outcome(directory: RunDirectory) -> Ended | None:
+def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
     """How the run ended, unless a signal ended it or nothing says so."""
     if not directory.outcome.exists():
         return None
     try:
-        record = read_record(directory.outcome, missing="is missing", remedy="delete it")
-        if record.has("stopped_by"):
-            return None
-        status = record.text("status")
-        if status not in ("success", "aborted"):
-            raise record.error("status", f"is {status!r:.80}")
-        return Ended(status=status, steps=record.integer("steps"))  # type: ignore[arg-type]
+        outcome = read_outcome(directory.outcome)
     except DataError as error:
         raise ConfigError(*error.args) from None
+    return None if outcome.stopped_by else outcome
 
 
 def _seed_of_attempt(directory: RunDirectory) -> int | None:

@@ -6,23 +6,23 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_toml
 from mlperf_bert.data.atomic import write_file
-from mlperf_bert.data.records import write_json
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.environment import environment
 from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.outcome import RunOutcome
 
+_ASIDE = "interrupted"
 _OF_AN_ATTEMPT = ("config.toml", "environment.json", "outcome.json")
 
 
@@ -83,9 +83,15 @@ class RunDirectory:
                 self._remove(made_root)
             raise
 
-    def write_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Say how the run ended. Raises DataError where it cannot be written."""
-        write_file(self.outcome, write_json({"schema_version": 1, **outcome}))
+    def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
+        """On rank 0 say how the run ended. Raises DataError on every rank where that fails."""
+        on_rank_zero(info, lambda: write_file(self.outcome, outcome.to_json()))
+
+    @property
+    def logs(self) -> list[Path]:
+        """MLPerf logs of this run: that of its last attempt, and those of interrupted ones."""
+        aside = sorted((self.run / _ASIDE).glob(f"{self.mlperf_log.stem}_*.txt"))
+        return [path for path in (self.mlperf_log, *aside) if path.exists()]
 
     def _create(
         self,
@@ -115,7 +121,7 @@ class RunDirectory:
 
     def _put_aside(self) -> None:
         """Keep what an interrupted attempt said of itself, by the number of the attempt."""
-        folder = self.run / "interrupted"
+        folder = self.run / _ASIDE
         folder.mkdir(exist_ok=True)
         own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
         number = 0

@@ -2,27 +2,24 @@
 
 import math
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
-from mlperf_bert.checkpoint.manifest import CheckpointState
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config import RunConfig
-from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.eval_schedule import EvalSchedule, Evaluated
+from mlperf_bert.eval_schedule import Evaluated
 from mlperf_bert.health import Health
 from mlperf_bert.metrics import Metrics
+from mlperf_bert.outcome import RunOutcome
 from mlperf_bert.progress import Reporter
 from mlperf_bert.resume import Start
-from mlperf_bert.run_directory import RunDirectory
 
 AUTO_INTERVAL_S = 600.0
-_SKIPPED = "skipped_in_a_row"
-_BEST = "best_mlm_accuracy"
+BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,54 +29,57 @@ class Identity:
     seed: int
     vocabulary_sha256: str
     data_sha256: str
+    world_size: int
 
 
 class Saving:
     """Begins checkpoints where they are due; every rank calls it at the same steps.
 
-    Due is every `checkpoint.interval_steps`, counted from the last one that was begun, and where
-    that is a number each evaluation that is the best so far. A result of an evaluation that is
-    still on its way would be lost: until it is there, a checkpoint that is due waits.
+    Due is every `checkpoint.interval_steps`, counted from the last one, at the next end of an
+    interval of metrics, so that a resumed run has the same records; and an evaluation that is the
+    best so far. Where evaluations run beside training, the accuracy of the weights of a step is not
+    known at that step, and none is saved as the best.
     """
 
     def __init__(
         self,
-        writer: CheckpointWriter,
+        *,
         config: RunConfig,
-        start: Start,
         identity: Identity,
-        directory: RunDirectory,
-        info: RankInfo,
-        evaluation: EvalSchedule,
+        start: Start,
+        writer: CheckpointWriter,
         metrics: Metrics,
         health: Health,
         reporter: Reporter,
+        write_outcome: Callable[[RunOutcome], None],
     ) -> None:
-        self._writer = writer
+        """`write_outcome` is called by every rank at the run's end."""
         self._config = config
-        self._start = start
         self._identity = identity
-        self._directory = directory
-        self._info = info
-        self._evaluation = evaluation
+        self._start = start
+        self._writer = writer
         self._metrics = metrics
         self._health = health
         self._reporter = reporter
+        self._write_outcome = write_outcome
         self._started = time.perf_counter()
-        self._last_begun = start.step
+        self._last_saved = start.step
         self._best = -1.0
         self._best_is_due = False
+
+    def prepare(self) -> None:
+        """Take what memory it needs, in the untimed init phase."""
+        if self._config.checkpoint.save != "never" and self._config.checkpoint.interval_steps != 0:
+            self._writer.prepare()
 
     def start(self) -> None:
         """Training begins now; the counters of a resumed run go on."""
         self._started = time.perf_counter()
-        if self._start.state is None:
-            self._metrics.start()
-            return
-        numbers = dict(self._start.state.numbers)
-        self._best = numbers.pop(_BEST, -1.0)
-        self._metrics.start(skipped_in_a_row=int(numbers.pop(_SKIPPED, 0)))
-        self._health.restore(numbers)
+        state = self._start.state
+        self._metrics.start(skipped_in_a_row=0 if state is None else state.skipped_in_a_row)
+        if state is not None:
+            self._best = -1.0 if state.best_mlm_accuracy is None else state.best_mlm_accuracy
+            self._health.restore(state.health)
 
     def __enter__(self) -> Self:
         return self
@@ -92,27 +92,36 @@ class Saving:
     ) -> None:
         """After an error, give a checkpoint that is being written a moment."""
         if error is not None:
-            self._writer.abandon()
+            self._writer.leave()
+
+    def is_due(self, step: int, step_s: float | None) -> bool:
+        """Whether a checkpoint belongs after this step, whatever an evaluation finds.
+
+        `step_s` is what a step takes, the same number on every rank, where it is known.
+        """
+        interval = self._interval(step_s)
+        if interval is None or not self._metrics.interval_is_full:
+            return False
+        return step - self._last_saved >= interval
 
     def after_step(
         self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
     ) -> None:
-        """Begin a checkpoint where one is due.
-
-        `evaluated` is an evaluation whose result came now; `step_s` what a step takes, the same
-        number on every rank, where it is known.
-        """
+        """Begin a checkpoint where one is due; `evaluated` is a result that came now."""
         self._tell()
         accuracy = _accuracy_of(evaluated, samples)
         if accuracy is not None and accuracy > self._best:
             self._best, self._best_is_due = accuracy, True
-        if not self._is_due(step, step_s) or self._evaluation.is_pending:
+        if not (self.is_due(step, step_s) or self._best_belongs_after(step, step_s)):
             return
-        self._last_begun, self._best_is_due = step, False
-        if not self._writer.begin(self._state(step, samples, accuracy)):
+        if self._writer.begin(self._state(step, samples, accuracy)):
+            self._best_is_due = False
+        else:
             self._reporter.line(
-                f"checkpoint after step {step} passed over: the one before is still being written"
+                f"no checkpoint after step {step}: the one before is still being written; "
+                "raise checkpoint.interval_steps, or write to a faster disk"
             )
+        self._last_saved = step
 
     def at_end(
         self,
@@ -121,40 +130,72 @@ class Saving:
         samples: int,
         evaluated: Evaluated | None,
         stopped_by: str | None,
+    ) -> RunOutcome:
+        """Save the run's end, and say how it ended, whether or not that could be saved.
+
+        Raises CheckpointError where it could not.
+        """
+        is_over = status == "success" or stopped_by is None
+        failure = None
+        try:
+            self._save_end(step, samples, evaluated, status if is_over else None)
+        except CheckpointError as error:
+            failure = error
+        outcome = RunOutcome(
+            status=status,
+            steps=step,
+            samples=samples,
+            seconds=self._seconds(),
+            mlm_accuracy=None if evaluated is None else evaluated.accuracy.mlm_accuracy,
+            stopped_by=None if is_over else stopped_by,
+        )
+        self._write_outcome(outcome)
+        if failure is not None:
+            raise failure
+        return outcome
+
+    def _save_end(
+        self,
+        step: int,
+        samples: int,
+        evaluated: Evaluated | None,
+        ended: Literal["success", "aborted"] | None,
     ) -> None:
-        """Save the run's end, and say how it ended. Raises CheckpointError where that fails."""
-        with suppress(CheckpointError):  # told below, and the next one may have room
+        try:
             self._writer.finish()
-        self._tell()
-        if self._config.checkpoint.save != "never":
-            is_over = status == "success" or stopped_by is None
-            accuracy = _accuracy_of(evaluated, samples)
-            self._writer.begin(self._state(step, samples, accuracy, status if is_over else None))
-            self._writer.finish()
+        except CheckpointError:
+            pass  # told now, and the next one may have room
+        finally:
             self._tell()
-        outcome = {
-            "status": status,
-            "steps": step,
-            "samples": samples,
-            "seconds": self._seconds(),
-            "mlm_accuracy": evaluated and evaluated.accuracy.mlm_accuracy,
-            "stopped_by": None if status == "success" else stopped_by,
-        }
-        on_rank_zero(self._info, lambda: self._directory.write_outcome(outcome))
+        if self._config.checkpoint.save == "never":
+            self._reporter.line("nothing saved: checkpoint.save is 'never'")
+            return
+        self._writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples), ended))
+        try:
+            self._writer.finish()
+        finally:
+            self._tell()
 
     def _tell(self) -> None:
         """Report what the writer has done."""
         for line in self._writer.lines():
             self._reporter.line(line)
 
-    def _is_due(self, step: int, step_s: float | None) -> bool:
-        interval = self._config.checkpoint.interval_steps
-        if interval == 0:
+    def _interval(self, step_s: float | None) -> int | None:
+        """Steps between two checkpoints; None where there are none, or none yet."""
+        checkpoint = self._config.checkpoint
+        if checkpoint.save == "never" or checkpoint.interval_steps == 0:
+            return None
+        if checkpoint.interval_steps != "auto":
+            return checkpoint.interval_steps
+        return None if step_s is None else math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
+
+    def _best_belongs_after(self, step: int, step_s: float | None) -> bool:
+        interval, since = self._interval(step_s), step - self._last_saved
+        if interval is None or not self._best_is_due:
             return False
-        since = step - self._last_begun
-        if interval == "auto":
-            return step_s is not None and since >= math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
-        return since >= interval or (self._best_is_due and since > 0)
+        is_auto = self._config.checkpoint.interval_steps == "auto"
+        return since >= (BEST_SHARE * interval if is_auto else 1)
 
     def _state(
         self,
@@ -163,11 +204,6 @@ class Saving:
         accuracy: float | None,
         ended: Literal["success", "aborted"] | None = None,
     ) -> CheckpointState:
-        numbers = {
-            **self._health.state(),
-            _SKIPPED: float(self._metrics.skipped_in_a_row()),
-            _BEST: self._best,
-        }
         identity = self._identity
         return CheckpointState(
             step=step,
@@ -176,10 +212,12 @@ class Saving:
             mlm_accuracy=accuracy,
             vocabulary_sha256=identity.vocabulary_sha256,
             data_sha256=identity.data_sha256,
-            world_size=self._info.world_size,
+            world_size=identity.world_size,
             ended=ended,
             seconds=self._seconds(),
-            numbers={name: value for name, value in numbers.items() if math.isfinite(value)},
+            skipped_in_a_row=self._metrics.skipped_in_a_row(),
+            best_mlm_accuracy=self._best if self._best >= 0 else None,
+            health=self._health.state(),
         )
 
     def _seconds(self) -> float:

@@ -6,19 +6,19 @@ minutes where it waits for other ranks. So a thread is told: it acts, whatever t
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from mlperf_bert.stop_request import EXIT_STATUS, SIGNALS
+from mlperf_bert.exit_statuses import INTERRUPTED, STOPPED
+from mlperf_bert.messages import say
+from mlperf_bert.status_file import write_status
+from mlperf_bert.stop_request import SIGNALS
 from mlperf_bert.whereabouts import Whereabouts
 
-INTERRUPTED_STATUS = 130  # as of what SIGINT ends, which a second Ctrl-C does
 TWICE_S = 1.0  # within which the first Ctrl-C may come again: from the terminal and from a launcher
 
 
@@ -87,26 +87,19 @@ class SignalWatch:
 
     def _act(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self._ctrl_c.came_again():
-            os._exit(INTERRUPTED_STATUS)
+            os._exit(INTERRUPTED)
         if self._whereabouts.in_start_up:
             self._leave(number.name)
         if number == signal.SIGINT and self._speaks and not self._said:
             self._said = True
-            _say("Ctrl-C: saving and ending; again to end at once")
+            say("Ctrl-C: saving and ending; again to end at once")
 
     def _leave(self, name: str) -> None:
-        with suppress(OSError):  # the run directory may not be there yet
-            if self._status_file is not None:
-                self._status_file.write_text(f"{EXIT_STATUS}\n")
-        _say(f"{name} before the first step: nothing to save")
-        os._exit(EXIT_STATUS)
+        if self._status_file is not None:
+            write_status(self._status_file, STOPPED)
+        say(f"{name} before the first step: nothing to save")
+        os._exit(STOPPED)
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     """For signals that the thread sees."""
-
-
-def _say(text: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.write(f"mlperf_bert: {text}\n")  # one write: other ranks say it too
-    sys.stderr.flush()

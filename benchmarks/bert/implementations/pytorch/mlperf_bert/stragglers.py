@@ -104,7 +104,7 @@ class StragglerWatch:
         self._planned.clear()
         works = self._of_all_ranks(own)
         ratios = over_median(works)
-        self.slowest_over_median = max(ratios, default=None)
+        self.slowest_over_median = max(ratios) or None
         what = "its part of the evaluation" if self._replays else "its own work of a step"
         return in_words(works, ratios, self._hosts, self._factor, what)
 
@@ -181,7 +181,7 @@ def own_work(seconds: Sequence[float], planned: Sequence[tuple[float, int]]) -> 
     steps = [
         (wait + worked, tokens)
         for worked, (wait, tokens) in zip(seconds, planned, strict=True)
-        if worked > 0
+        if worked > 0 and tokens > 0
     ]
     if not steps:
         return OwnWork(0.0, 0.0)
@@ -196,10 +196,11 @@ def over_median(works: Sequence[OwnWork]) -> list[float]:
     A rank with more tokens than others is slow by step alone, and one with fewer, whose steps have
     costs that do not depend on tokens, by token alone. The lower median: of two ranks the fast one.
     """
-    if not all(work.seconds > 0 for work in works):
-        return []
-    by_step = median_low(work.seconds for work in works)
-    by_token = median_low(work.seconds_per_token for work in works)
+    measured = [work for work in works if work.seconds > 0]
+    if not measured:
+        return [0.0] * len(works)
+    by_step = median_low(work.seconds for work in measured)
+    by_token = median_low(work.seconds_per_token for work in measured)
     return [min(work.seconds / by_step, work.seconds_per_token / by_token) for work in works]
 
 
@@ -213,7 +214,7 @@ def in_words(
     """The slowest first; beyond MOST_NAMED they are counted."""
     slow = [rank for rank, ratio in enumerate(ratios) if ratio > factor]
     slow.sort(key=lambda rank: -ratios[rank])
-    usual = median_low(work.seconds for work in works)
+    usual = median_low([work.seconds for work in works if work.seconds > 0] or [0.0])
     lines = [
         f"rank {rank} on {hosts[rank]} is slow: {works[rank].seconds:.3f} s for {what}, "
         f"{works[rank].seconds / usual:.2f} times the median of {usual:.3f} s "

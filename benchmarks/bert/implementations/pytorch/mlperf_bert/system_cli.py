@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.messages import say_error
 from mlperf_bert.untrusted import MAX_JSON_BYTES, parse_json_object, read_regular_file
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     status = 0
     for path in args.check:
         for error in problems_of(path):
-            sys.stderr.write(f"mlperf_bert: error: {error}\n")
+            say_error(error)
             status = error.exit_status
     return status
 

@@ -1,7 +1,5 @@
 """The training loop, read top to bottom: init phase (untimed), run phase (timed), its end."""
 
-import time
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -9,34 +7,23 @@ import torch.distributed as dist
 
 from mlperf_bert.build import Parts
 from mlperf_bert.eval_schedule import Evaluated
+from mlperf_bert.outcome import RunOutcome
 from mlperf_bert.warm_up import warm_up
 
 MAX_SKIPPED_IN_A_ROW = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    status: Literal["success", "aborted"]
-    steps: int
-    samples: int
-    seconds: float
-    evaluated: Evaluated | None  # last
-    stopped_by: str | None  # the signal that ended the run
-
-
-def train(parts: Parts) -> Outcome:
+def train(parts: Parts) -> RunOutcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome."""
     config, log, at = parts.config, parts.log, parts.whereabouts.at
     warm_up(config, parts.step, parts.model, parts.optimizer, parts.device)
     parts.evaluation.prepare()
+    parts.saving.prepare()
     _settle(parts)
     log.init_stop()
     log.run_start()
     _settle(parts)  # until rank 0 has written that line, no other rank may open a shard
     parts.saving.start()
-    started = time.perf_counter()
     step, samples = parts.start.step, parts.start.samples
     latest = stopped_by = None
     updating = True
@@ -50,8 +37,9 @@ def train(parts: Parts) -> Outcome:
             samples += config.parallel.global_batch_size
             parts.metrics.add(batch, result)
             is_last = step == config.max_steps
-            stopped_by = parts.stop.agreed(step)
-            evaluated = _evaluate(samples, is_last, is_last or bool(stopped_by), parts)
+            stopped_by = None if is_last else parts.stop.agreed(step)
+            saves = parts.saving.is_due(step, parts.stop.step_s)
+            evaluated = _evaluate(samples, is_last, is_last or bool(stopped_by) or saves, parts)
             latest = evaluated or latest
             if is_last or stopped_by or evaluated or parts.metrics.interval_is_full:
                 updating = _report(samples, evaluated, latest, parts)
@@ -59,35 +47,28 @@ def train(parts: Parts) -> Outcome:
                 break
             parts.saving.after_step(step, samples, evaluated, parts.stop.step_s)
             at("batch", step + 1)
-        outcome = _stop_clock(started, step, samples, latest, stopped_by, parts)
+        status = _stop_clock(step, samples, latest, stopped_by, parts)
     at("checkpoint", step)
-    parts.saving.at_end(outcome.status, step, samples, latest, stopped_by)
-    return outcome
+    return parts.saving.at_end(status, step, samples, latest, stopped_by)
 
 
 def _stop_clock(
-    started: float,
-    step: int,
-    samples: int,
-    latest: Evaluated | None,
-    stopped_by: str | None,
-    parts: Parts,
-) -> Outcome:
+    step: int, samples: int, latest: Evaluated | None, stopped_by: str | None, parts: Parts
+) -> Literal["success", "aborted"]:
     _finish_queued_work(parts.device)
-    seconds = time.perf_counter() - started
     if latest is not None and _reached(latest, parts):
         parts.log.run_stop(latest.samples, parts.evaluator.num_samples, "success")
-        return Outcome("success", step, samples, seconds, latest, stopped_by)
+        return "success"
     parts.log.run_stop(samples, parts.evaluator.num_samples, "aborted")
     if stopped_by:
         parts.reporter.line(f"{stopped_by} received: stopped after step {step}")
-    return Outcome("aborted", step, samples, seconds, latest, stopped_by)
+    return "aborted"
 
 
 def _evaluate(samples: int, is_last: bool, wait: bool, parts: Parts) -> Evaluated | None:
     """Begin an evaluation where one is due; the newest result, where there is a new one.
 
-    `wait` for one that is on its way, as nobody will ask for it later.
+    `wait` for one that is on its way: nobody will ask for it later, or a checkpoint would lack it.
     """
     is_due = is_last or parts.config.evaluation_is_due(samples)
     evaluated = _poll(samples, is_due or wait, parts)

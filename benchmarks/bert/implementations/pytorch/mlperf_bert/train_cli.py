@@ -89,6 +89,7 @@ def _train_as_rank(
     from mlperf_bert.build import build, in_words
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session
+    from mlperf_bert.reader_process import dismiss_reader
     from mlperf_bert.run_directory import RunDirectory, default_root
     from mlperf_bert.signal_watch import SignalWatch
     from mlperf_bert.train import train
@@ -101,6 +102,8 @@ def _train_as_rank(
         directory = RunDirectory(root, args.run_index)
         start = _agree_on_start(args, directory, config, info)
         if start.ended is not None:
+            if process is not None:
+                dismiss_reader(process)
             return _leave(args, info, start.ended.status == "success", stopped_by=None)
         parts = build(
             config,
@@ -145,20 +148,35 @@ def _agree_on_start(
 ) -> "Start":
     """Where the run begins, as rank 0 finds it."""
     from mlperf_bert.distributed.launch import restart_count
-    from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
+    from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
     from mlperf_bert.resume import Start, find_start
 
-    resume = args.resume or ("auto" if restart_count() > 0 else "none")
+    # torchrun counts restarts of a node by its own ranks' failures.
+    is_restart = max(from_all_ranks(info, restart_count())) > 0
+    resume = args.resume or "none"
+    if is_restart and (args.resume is None or directory.exists):
+        resume = "auto"
+    if resume == "auto" and args.run_dir is None:
+        remedy = "give the directory of the run to go on with"
+        raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
     found = [Start()]
 
     def find() -> None:
         found[0] = find_start(resume, directory, config)
         if found[0].ended is not None:
-            steps = f"{found[0].ended.steps:,} steps"
-            print(f"run {directory.index} of {directory.root} ended before, after {steps}")
+            print(_ended_in_words(found[0], directory), flush=True)
 
     on_rank_zero(info, find)
     return from_rank_zero(info, found[0])
+
+
+def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
+    assert start.ended is not None
+    steps = f"{start.ended.steps:,} steps"
+    line = f"run {directory.index} of {directory.root} ended before, after {steps}"
+    if start.step < start.ended.steps:
+        line += "; weights of its end were not saved, --resume CHECKPOINT makes them in a new run"
+    return line
 
 
 def _leave(

@@ -1,8 +1,10 @@
 """Reading what anybody may have written: bounded regular files, strict JSON, values in brief."""
 
 import errno
+import hashlib
 import json
 import os
+from io import BufferedReader, FileIO
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NoReturn
@@ -11,23 +13,36 @@ MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, a log or a 
 _BRIEF = 60
 
 
-def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """The contents of a file that is no pipe or device and has at most `max_bytes`.
+def open_regular_file(path: Path) -> FileIO:
+    """Open a file for reading, unbuffered, without waiting on a pipe in its place.
 
-    Raises OSError, whose `strerror` says what is wrong; FileNotFoundError where there is no file.
+    Raises OSError, whose `strerror` says what is wrong, for anything but a regular file;
+    FileNotFoundError where there is no file.
     """
     try:
         # A pipe without a writer would not open, and a terminal must not become ours.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError:  # a zero byte, or what the file system's encoding cannot say
         raise OSError(errno.EINVAL, "is no name of a file") from None
-    with open(descriptor, "rb") as file:
-        if not S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
+    if S_ISREG(os.fstat(descriptor).st_mode):
+        return FileIO(descriptor)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is not a regular file")
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """The contents of a regular file of at most `max_bytes`. Raises OSError, as opening does."""
+    with BufferedReader(open_regular_file(path)) as file:
         contents = file.read(max_bytes + 1)
     if len(contents) > max_bytes:
         raise OSError(errno.EFBIG, f"has more than {max_bytes:,} bytes")
     return contents
+
+
+def file_sha256(path: Path) -> str:
+    """The digest of a regular file of any size, in hex. Raises OSError, as opening it does."""
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import torch
 from mlperf_bert.bench.loader_data import DIGEST
 from mlperf_bert.bench.train import heading, surroundings
 from mlperf_bert.bench.training_run import ALONE, TrainingRun, training_run
-from mlperf_bert.checkpoint.manifest import CheckpointState, complete_checkpoints
+from mlperf_bert.checkpoint.manifest import complete_checkpoints
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config import RunConfig
 

@@ -4,7 +4,6 @@ Written with the parts that training reads with, so neither text nor HDF5 is nee
 here is its arrays one after the other, which is all that its sidecar speaks of.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from mlperf_bert.data.index import LengthIndex, Manifest, ShardEntry, write_inde
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
+from mlperf_bert.untrusted import file_sha256
 
 DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
 VOCAB_SIZE = 30522
@@ -106,8 +106,7 @@ def _write_shard(path: Path, arrays: dict[str, NDArray[Any]], settings: ShardSet
                 file.write(bytes(-file.tell() % ALIGNMENT_BYTES))
                 places[name] = DatasetPlace(values.dtype.str, values.size, file.tell())
                 file.write(values.data)
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(temporary)
         size = temporary.stat().st_size
     sidecar = Sidecar(
         shard_bytes=size,

@@ -12,18 +12,18 @@ from mlperf_bert.checkpoint.manifest import (
     ELSE,
     FP8,
     MODEL,
+    RANK_STATES,
     STATE,
-    CheckpointState,
     Manifest,
     read_manifest,
-    read_state,
     resolve,
     verify_files,
 )
 from mlperf_bert.checkpoint.optimizer_state import read_shards
-from mlperf_bert.checkpoint.random_states import set_random_states
+from mlperf_bert.checkpoint.rank_states import set_rank_states
+from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
@@ -36,53 +36,60 @@ def load_checkpoint(
     directory: Path,
     vocabulary_sha256: str,
     info: RankInfo,
-    model: BertForPretraining | None = None,
+    *,
+    is_verified: bool = False,
 ) -> CheckpointState:
     """Fill an optimizer and its model from a checkpoint of any number of ranks.
 
-    FP8 scales too, where `model` is given and has them. Every rank must call it at the same time;
-    the first of each node reads the digests. Raises CheckpointError as `load_weights`, on every
-    rank.
+    Every rank must call it at the same time; rank 0 reads the digests, unless it has before.
+    Raises CheckpointError as `load_weights`, on every rank.
     """
 
-    def verify() -> None:
+    def check() -> None:
         found = resolve(directory)
-        manifest = read_manifest(found)
-        verify_files(found, manifest, {MODEL, STATE, *manifest.files})
+        if not is_verified:
+            verify(found)
         _check_vocabulary(found, vocabulary_sha256)
 
     def read() -> tuple[dict[str, Tensor], CheckpointState]:
         found = resolve(directory)
         tensors = _read_tensors(found / MODEL)
         _check_names_and_shapes(found, tensors, optimizer.shapes)
-        manifest = read_manifest(found)
-        names = [name for name in manifest.files if name.startswith("optimizer/")]
+        names = [name for name in read_manifest(found).files if name.startswith("optimizer/")]
         read_shards(optimizer, [found / name for name in names])
-        if model is not None:
-            _read_scales(model, found, manifest)
         return tensors, read_state(found)
 
-    on_every_rank(info, verify if info.local_rank == 0 else lambda: None)
+    on_rank_zero(info, check)
     tensors, state = on_every_rank(info, read)
     optimizer.set_weights(tensors)
     return state
 
 
-def restore_random_states(
-    directory: Path, state: CheckpointState, info: RankInfo, device: torch.device
-) -> bool:
-    """Go on from this rank's random streams; False where the ranks were others, so has none.
+def restore_rank_states(
+    directory: Path,
+    state: CheckpointState,
+    model: BertForPretraining,
+    info: RankInfo,
+    device: torch.device,
+) -> None:
+    """Go on from this rank's random streams and FP8 units.
 
-    The files' digests were verified by `load_checkpoint`.
+    Where the ranks were others there are no streams to go on from, and the units are rank 0's. The
+    file's digest was verified by `load_checkpoint`. Raises CheckpointError on every rank.
     """
-    if state.world_size != info.world_size:
-        return False
-    path = resolve(directory) / "rng" / f"rank_{info.rank:05d}.safetensors"
-    try:
-        set_random_states(_read_tensors(path), device)
-    except (RuntimeError, TypeError) as error:
-        raise CheckpointError(str(path), f"is no random state ({error})", ELSE) from None
-    return True
+
+    def restore() -> None:
+        path = resolve(directory) / RANK_STATES
+        states, rank = _read_tensors(path), info.rank
+        if state.world_size != info.world_size:
+            states = {name: each for name, each in states.items() if name not in ("cpu", "cuda")}
+            rank = 0
+        try:
+            set_rank_states(states, model.fp8_state(), rank, device)
+        except (IndexError, RuntimeError, TypeError) as error:
+            raise CheckpointError(str(path), f"does not fit ({error})", ELSE) from None
+
+    on_every_rank(info, restore)
 
 
 def load_weights(

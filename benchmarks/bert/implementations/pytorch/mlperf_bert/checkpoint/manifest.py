@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory, and whether it is whole: names, manifest, state, digests.
+"""What is in a checkpoint directory, and whether it is whole: names, manifest, digests.
 
 No torch. Everything read is taken for hostile: names are of a fixed form, so that none can lead
 elsewhere, sizes are bounded, and a file is used only where its digest is the manifest's.
@@ -7,30 +7,29 @@ elsewhere, sizes are bounded, and a file is used only where its digest is the ma
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from stat import S_ISREG
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.errors import CheckpointError, DataError
+from mlperf_bert.untrusted import in_brief
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
 MODEL = "model.safetensors"
 FP8 = "fp8.safetensors"
+RANK_STATES = "rank_states.safetensors"
 LATEST = "LATEST"
 ELSE = "use another checkpoint"
 
-_FILE_NAME = re.compile(r"(optimizer|rng)/rank_\d{5}\.safetensors")
+_SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_NUMBERS = 1000
-NO_NUMBERS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,7 @@ class Manifest:
     step: int
     samples: int
     vocabulary_sha256: str
+    version: str  # of this package
     commit: str | None
     config: Mapping[str, Any]
     files: Mapping[str, FileEntry]
@@ -59,39 +59,22 @@ class Manifest:
         return write_json({"format_version": FORMAT_VERSION, **values})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointState:
-    """`state.json`: what a checkpoint says of its run, beside the tensors.
-
-    The position of the sampler is `step`, as its batches are a function of that and the seed.
-    """
-
-    step: int
-    samples: int
-    seed: int
-    mlm_accuracy: float | None  # of these very weights, or not known
-    vocabulary_sha256: str
-    data_sha256: str = "unknown"  # of the training set's manifest
-    world_size: int = 1
-    ended: Literal["success", "aborted"] | None = None  # how, where the run is over
-    seconds: float = 0.0  # of training, all parts of the run together
-    numbers: Mapping[str, float] = field(default_factory=dict)  # of metrics, for a resumed run
-
-    def to_json(self) -> bytes:
-        """The file's contents."""
-        return write_json(asdict(self))
-
-
 def step_directory(directory: Path, step: int) -> Path:
     """Where the checkpoint after `step` belongs."""
     return directory / f"step_{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name; -1 where it is no such name."""
+    return int(path.name.removeprefix("step_")) if _STEP_NAME.fullmatch(path.name) else -1
+
+
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Those in `directory` that were written to their end, the newest first; digests not read."""
-    found = [path for path in directory.glob("step_*") if _STEP_NAME.fullmatch(path.name)]
-    whole = [path for path in found if (path / MANIFEST).is_file()]
-    return sorted(whole, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+    found = [path for path in directory.glob("step_*") if step_of(path) >= 0]
+    return sorted(
+        (path for path in found if (path / MANIFEST).is_file()), key=step_of, reverse=True
+    )
 
 
 def resolve(directory: Path) -> Path:
@@ -105,7 +88,7 @@ def resolve(directory: Path) -> Path:
         problem = f"holds no {MANIFEST} and no {LATEST}"
         raise CheckpointError(str(directory), problem, "give a checkpoint directory") from None
     if not _STEP_NAME.fullmatch(name) or not (directory / name / MANIFEST).is_file():
-        problem = f"names {name!r}, not a checkpoint"
+        problem = f"names {in_brief(name)}, not a checkpoint"
         raise CheckpointError(str(directory / LATEST), problem, "give one of its steps")
     return directory / name
 
@@ -117,41 +100,16 @@ def read_manifest(directory: Path) -> Manifest:
         record.check_version(FORMAT_VERSION)
         files = record.record("files")
         for name in files.values:
-            if name not in (MODEL, STATE, FP8) and not _FILE_NAME.fullmatch(name):
-                raise files.error(repr(name)[:80], "is no file of a checkpoint")
+            if name not in (MODEL, STATE, FP8, RANK_STATES) and not _SHARD_NAME.fullmatch(name):
+                raise files.error(in_brief(name), "is no file of a checkpoint")
         return Manifest(
             step=record.integer("step"),
             samples=record.integer("samples"),
             vocabulary_sha256=record.text("vocabulary_sha256"),
+            version=record.text("version"),
             commit=record.text("commit") if record.has("commit") else None,
             config=record.record("config").values,
             files={name: _file_entry(files.record(name)) for name in files.values},
-        )
-    except DataError as error:
-        raise CheckpointError(*error.args) from None
-
-
-def read_state(directory: Path) -> CheckpointState:
-    """Parse a checkpoint's state. Raises CheckpointError where anything is wrong with it."""
-    try:
-        record = read_record(directory / STATE, missing="is missing", remedy=ELSE)
-        ended = record.text("ended") if record.has("ended") else None
-        if ended not in (None, "success", "aborted"):
-            raise record.error("ended", f"is {ended!r:.80}")
-        numbers = record.record("numbers")
-        if len(numbers.values) > _MOST_NUMBERS:
-            raise record.error("numbers", f"has {len(numbers.values)} entries")
-        return CheckpointState(
-            step=record.integer("step"),
-            samples=record.integer("samples"),
-            seed=record.integer("seed"),
-            mlm_accuracy=record.number("mlm_accuracy") if record.has("mlm_accuracy") else None,
-            vocabulary_sha256=record.text("vocabulary_sha256"),
-            data_sha256=record.text("data_sha256"),
-            world_size=record.integer("world_size", low=1, high=10**6),
-            ended=ended,  # type: ignore[arg-type]  # one of its values, checked above
-            seconds=record.number("seconds"),
-            numbers={name: numbers.number(name) for name in numbers.values},
         )
     except DataError as error:
         raise CheckpointError(*error.args) from None
@@ -178,20 +136,14 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
             raise CheckpointError(str(path), "differs from its digest", ELSE)
 
 
-def verify(directory: Path) -> CheckpointState:
-    """Check every file of a checkpoint; its state. Raises CheckpointError."""
-    manifest = read_manifest(directory)
-    verify_files(directory, manifest, {STATE, MODEL, *manifest.files})
-    state = read_state(directory)
-    if (state.step, state.samples) != (manifest.step, manifest.samples):
-        raise CheckpointError(str(directory / STATE), "is of another step than the manifest", ELSE)
-    return state
+def _is_whole(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
 
 
 def _file_entry(record: Record) -> FileEntry:
     sha256 = record.text("sha256")
     if not _SHA256.fullmatch(sha256):
-        raise record.error("sha256", f"is {sha256!r:.80}, not a digest")
+        raise record.error("sha256", f"is {in_brief(sha256)}, not a digest")
     return FileEntry(record.integer("size"), sha256)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mlperf_bert.checkpoint.manifest import ELSE
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import Segment
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
@@ -62,7 +63,7 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
                 for name in scalars.keys() & {"updates", *file.keys()}:
                     scalars[name].copy_(file.get_tensor(name))
         except _UNREADABLE as error:
-            raise CheckpointError(str(path), f"unreadable ({error})", "use another") from None
+            raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
     for name, elements in missing.items():
         if elements:
             where = str(paths[0].parent) if paths else "optimizer"

@@ -1,14 +1,15 @@
 """What a rank writes of a checkpoint, copied to the host first, so that training can go on."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.optimizer_state import shard_tensors
-from mlperf_bert.checkpoint.random_states import gather_random_states
+from mlperf_bert.checkpoint.rank_states import gather_rank_states
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
@@ -29,9 +30,7 @@ class HostCopies:
         """A copy of `tensor`, whole when `wait` has returned; valid until the next of that name."""
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            pinned = self._device.type == "cuda"
-            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-            self._kept[name] = kept
+            kept = self._kept[name] = self._memory_like(tensor)
         return kept.copy_(tensor, non_blocking=True)
 
     def queued(self) -> None:
@@ -42,7 +41,14 @@ class HostCopies:
     def wait(self) -> None:
         """Return when all that was queued is there."""
         if self._event is not None:
-            self._event.synchronize()  # host sync, in the writer's thread
+            with torch.cuda.device(self._device):  # a thread begins on device 0
+                self._event.synchronize()  # host sync, in the writer's thread
+
+    def _memory_like(self, tensor: Tensor) -> Tensor:
+        if self._device.type == "cuda":
+            with suppress(RuntimeError):  # where the machine may not pin so much, copies wait
+                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +60,7 @@ class Snapshot:
     fp8: Mapping[str, Tensor]  # rank 0's
     optimizer: Mapping[str, Tensor]  # of a rank that holds a shard
     optimizer_metadata: Mapping[str, str]
-    random_states: list[dict[str, Tensor]]  # of all ranks, rank 0's
+    rank_states: Mapping[str, Tensor]  # of all ranks, rank 0's
 
 
 @torch.no_grad()
@@ -69,7 +75,7 @@ def take_snapshot(
     """Copy this rank's part. Every rank must call it at the same time, between two steps."""
     is_first = info.rank == 0
     weights = optimizer.exact_weights(keep=is_first, copy=copies)
-    random_states = gather_random_states(info.world_size, device)
+    rank_states = gather_rank_states(fp8_state, info, device, copies)
     tensors: Mapping[str, Tensor] = {}
     metadata: Mapping[str, str] = {}
     if info.rank < optimizer.num_shards:
@@ -82,5 +88,5 @@ def take_snapshot(
         fp8=fp8 if is_first else {},
         optimizer=tensors,
         optimizer_metadata=metadata,
-        random_states=random_states if is_first else [],
+        rank_states=rank_states,
     )

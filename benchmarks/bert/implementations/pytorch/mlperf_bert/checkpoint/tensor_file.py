@@ -8,7 +8,7 @@ header padded with blanks to a multiple of 8, then the tensors without gaps.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,15 @@ _DTYPES = {
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    wrote: Callable[[int], None] = lambda num_bytes: None,
 ) -> FileEntry:
     """Write a new file and have it on disk when this returns; its size and digest.
 
-    `tensors` are contiguous, on the CPU and of one of the dtypes above. Raises OSError.
+    `tensors` are contiguous, on the CPU and of one of the dtypes above; `wrote` is told of each
+    piece. Raises OSError.
     """
     # The format wants the tensors aligned: those with the widest elements first.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
@@ -48,6 +52,7 @@ def write_tensors(
                 while written < len(piece):
                     written += file.write(piece[written:])
                 digest.update(piece)
+                wrote(len(piece))
             size += len(contents)
         os.fsync(file.fileno())
     return FileEntry(size, digest.hexdigest())

@@ -11,19 +11,23 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.keep import discard, prune, sweep
-from mlperf_bert.checkpoint.manifest import CheckpointState, FileEntry, Manifest, step_directory
-from mlperf_bert.checkpoint.parts import await_note, complete, leave_note, write_part
+from mlperf_bert.checkpoint.files import await_note, complete, leave_note, write_part
+from mlperf_bert.checkpoint.manifest import LATEST, FileEntry, Manifest, step_directory
+from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.snapshot import HostCopies, Snapshot, take_snapshot
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_tables
+from mlperf_bert.data.atomic import write_file
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
+from mlperf_bert.environment import package_version
 from mlperf_bert.errors import CheckpointError, UserError
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 POLL_S = 0.1
 PATIENCE_S = 5.0  # with the thread of a run that failed
+_NOTHING = CheckpointState(step=0, samples=0, seed=0, mlm_accuracy=None, vocabulary_sha256="")
 NO_FP8: Mapping[str, Tensor] = MappingProxyType({})
 NO_ROOM = "check the disk's free space and that it can be written"
 
@@ -34,6 +38,26 @@ class _Status:
 
     is_busy: bool
     error: str | None
+    written_bytes: int
+    gives_up: bool  # to wait, as far as this rank is concerned; rank 0's word counts
+
+
+class _Silence:
+    """For how long nothing was heard of."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._last: int | None = None
+        self._since = time.monotonic()
+
+    @property
+    def is_too_long(self) -> bool:
+        return time.monotonic() - self._since > self._timeout_s
+
+    def heard(self, sign: int) -> None:
+        """Another sign than before is one of life."""
+        if sign != self._last:
+            self._last, self._since = sign, time.monotonic()
 
 
 class CheckpointWriter:
@@ -44,10 +68,12 @@ class CheckpointWriter:
     Args:
         directory: where they go; rank 0 creates it and removes what a killed run left.
         optimizer: holds weights and state.
-        fp8_state: of the model, live; rank 0's is kept.
+        fp8_state: of the model, live.
         config: of the run, for the manifest.
         keep_last: so many of the newest stay, and the best.
         commit: of the code, where it is known.
+        after: the step from which the run of this directory goes on: what is there of later ones
+            was passed over.
     """
 
     def __init__(
@@ -61,6 +87,7 @@ class CheckpointWriter:
         fp8_state: Mapping[str, Tensor] = NO_FP8,
         keep_last: int | None = None,
         commit: str | None = None,
+        after: int | None = None,
     ) -> None:
         self._directory = directory
         self._optimizer = optimizer
@@ -70,9 +97,11 @@ class CheckpointWriter:
         self._device = device
         self._keep_last = keep_last
         self._commit = commit
+        self._after = after
         self._copies = HostCopies(device)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
+        self._written_bytes = 0
         self._writing = 0  # step of the checkpoint that is being written
         self._abandoned = threading.Event()
         self._lines: list[str] = []
@@ -80,8 +109,8 @@ class CheckpointWriter:
         self._token: str = from_rank_zero(info, os.urandom(4).hex())
         on_rank_zero(info, self._set_up)
 
-    def abandon(self) -> None:
-        """The run failed: give what is being written a moment, then leave it."""
+    def leave(self) -> None:
+        """The run failed: give what is being written a moment."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
@@ -90,18 +119,22 @@ class CheckpointWriter:
         lines, self._lines = self._lines, []
         return lines
 
+    def prepare(self) -> None:
+        """Take the memory for the copies now, not at the first checkpoint; every rank does."""
+        self._copy(_NOTHING)
+
     def begin(self, state: CheckpointState) -> bool:
         """Begin to write the checkpoint of this moment; False where the last is not done yet.
 
         The loop stands still for a copy of weights and state.
         """
-        if self._are_busy():
+        if self._are_busy(self._statuses()):
             return False
+        if self._info.rank == 0:
+            sweep(self._directory)  # parts of ranks that went on when another had failed
         self._writing, self._error = state.step, None
         self._abandoned.clear()
-        snapshot = take_snapshot(
-            state, self._optimizer, self._fp8_state, self._info, self._device, self._copies
-        )
+        snapshot = self._copy(state)
         if self._info.rank < max(1, self._optimizer.num_shards):
             self._thread = threading.Thread(
                 target=self._work, args=(snapshot,), name="checkpoint", daemon=True
@@ -110,31 +143,51 @@ class CheckpointWriter:
         return True
 
     def finish(self) -> None:
-        """Wait for what is being written. Raises CheckpointError on all ranks where it failed."""
-        while self._are_busy():
+        """Wait for what is being written.
+
+        Raises CheckpointError on all ranks where it failed, or where nothing more was written for
+        `run.hang_timeout_s`.
+        """
+        silence = _Silence(self._config.run.hang_timeout_s)
+        while True:
+            statuses = self._statuses(gives_up=silence.is_too_long)
+            error = next((each.error for each in statuses if each.error), None)
+            if not self._are_busy(statuses):
+                break
+            if statuses[0].gives_up:
+                late = [rank for rank, each in enumerate(statuses) if each.is_busy]
+                error = f"rank {late[-1]} writes no more"
+                break
+            silence.heard(sum(each.written_bytes for each in statuses))
             time.sleep(POLL_S)
-        error = next((each.error for each in self._statuses() if each.error), None)
         if error is not None:
             final = step_directory(self._directory, self._writing)
             raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
 
-    def _are_busy(self) -> bool:
+    def _copy(self, state: CheckpointState) -> Snapshot:
+        return take_snapshot(
+            state, self._optimizer, self._fp8_state, self._info, self._device, self._copies
+        )
+
+    def _are_busy(self, statuses: list[_Status]) -> bool:
         """Whether any rank still writes; rank 0 stops to wait for one that failed."""
-        statuses = self._statuses()
         others = next((each.error for each in statuses[1:] if each.error), None)
         if others is not None and self._info.rank == 0 and statuses[0].is_busy:
             self._error = others
             self._abandoned.set()
         return any(each.is_busy for each in statuses)
 
-    def _statuses(self) -> list[_Status]:
-        own = _Status(self._thread is not None and self._thread.is_alive(), self._error)
+    def _statuses(self, gives_up: bool = False) -> list[_Status]:
+        is_busy = self._thread is not None and self._thread.is_alive()
+        own = _Status(is_busy, self._error, self._written_bytes, gives_up)
         return from_all_ranks(self._info, own)
 
     def _set_up(self) -> None:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             sweep(self._directory)
+            if self._after is not None:
+                put_aside(self._directory, self._after)
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise CheckpointError(str(self._directory), problem, NO_ROOM) from None
@@ -146,16 +199,14 @@ class CheckpointWriter:
         partial = final.with_name(f".{final.name}.{self._token}.partial")
         try:
             self._copies.wait()
-            entries = write_part(partial, snapshot, self._info.rank)
+            entries = write_part(partial, snapshot, self._info.rank, self._wrote)
             if self._info.rank > 0:
                 leave_note(partial, self._info.rank, entries)
                 return
             for rank in range(1, self._optimizer.num_shards):
                 entries |= await_note(partial, rank, self._abandoned)
             complete(partial, final, self._manifest(snapshot.state, entries))
-            if self._keep_last is not None:
-                prune(self._directory, self._keep_last)
-        except (OSError, RuntimeError, UserError) as error:
+        except Exception as error:  # whatever it is, nobody else would ever hear of it
             own = f"rank {self._info.rank} on {host_name()}: {_reason(error)}"
             self._error = self._error or own  # another rank's, where that one failed first
             if self._info.rank == 0:
@@ -166,35 +217,30 @@ class CheckpointWriter:
             size = sum(entry.size for entry in entries.values())
             seconds = time.perf_counter() - started
             self._lines.append(f"checkpoint {final.name}: {size / 1e6:,.1f} MB in {seconds:.1f} s")
+            self._tidy(final)
+
+    def _wrote(self, num_bytes: int) -> None:
+        self._written_bytes += num_bytes
+
+    def _tidy(self, final: Path) -> None:
+        """Point LATEST at the new checkpoint, then remove old ones."""
+        try:
+            write_file(final.with_name(LATEST), f"{final.name}\n".encode())
+            if self._keep_last is not None:
+                prune(self._directory, self._keep_last)
+        except (OSError, UserError) as error:
+            self._lines.append(f"checkpoint {final.name} is there, older ones stay: {error}")
 
     def _manifest(self, state: CheckpointState, entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(
             step=state.step,
             samples=state.samples,
             vocabulary_sha256=state.vocabulary_sha256,
+            version=package_version(),
             commit=self._commit,
             config=config_to_tables(self._config),
             files=dict(sorted(entries.items())),
         )
-
-
-def save_checkpoint(
-    directory: Path,
-    optimizer: FlatOptimizer,
-    config: RunConfig,
-    state: CheckpointState,
-    info: RankInfo,
-    device: torch.device,
-    fp8_state: Mapping[str, Tensor] = NO_FP8,
-) -> Path:
-    """Write one checkpoint below `directory` and return its path; others there stay.
-
-    Every rank must call it at the same time. Raises CheckpointError on all where it failed.
-    """
-    writer = CheckpointWriter(directory, optimizer, config, info, device, fp8_state=fp8_state)
-    writer.begin(state)
-    writer.finish()
-    return step_directory(directory, state.step)
 
 
 def _reason(error: Exception) -> str:

@@ -11,13 +11,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.data.atomic import make_directory, write_file
+from mlperf_bert.data.file_checks import map_file
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
@@ -148,7 +148,9 @@ class LengthIndex:
         manifest = Manifest.load(set_dir)
         arrays = []
         for name, dtype in INDEX_ARRAYS:
-            arrays.append(_map_array(set_dir / "index" / name, dtype, manifest.num_samples))
+            size = manifest.num_samples * np.dtype(dtype).itemsize
+            mapped = map_file(set_dir / "index" / name, size, REMEDY)
+            arrays.append(np.frombuffer(mapped, dtype))
         return cls(manifest, *arrays)
 
 
@@ -253,18 +255,3 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
         raise record.error(OWN_DIGEST, problem) from None
     if record.text(OWN_DIGEST) != digest:
         raise record.error(OWN_DIGEST, "is not that of the contents, so the file was changed")
-
-
-def _map_array(path: Path, dtype: str, count: int) -> NDArray[Any]:
-    wanted = count * np.dtype(dtype).itemsize
-    try:
-        status = path.stat()
-        if not S_ISREG(status.st_mode):
-            raise DataError(str(path), "is not a regular file", REMEDY)
-        if status.st_size != wanted:
-            raise DataError(str(path), f"is {status.st_size} bytes where {wanted} belong", REMEDY)
-        return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "is missing", REMEDY) from None
-    except ValueError:  # cut short since its size was asked
-        raise DataError(str(path), "cannot be mapped", REMEDY) from None

@@ -135,7 +135,9 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> Non
     """
     is_stopped = False
     try:
-        _, seed = pair.receive()
+        tag, seed = pair.receive()
+        if tag is Tag.STOP:  # there was nothing to train
+            return
         reader = open_reader(from_json(seed))
         pair.send(Tag.READY)
         _send_windows(pair, reader)

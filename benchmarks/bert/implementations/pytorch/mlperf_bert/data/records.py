@@ -90,13 +90,11 @@ class Record:
         """Whether `key` is there and not null."""
         return self.values.get(key) is not None
 
-    def check_version(self, version: int) -> None:
-        """Refuse a `format_version` other than `version`."""
-        if self.integer("format_version") != version:
-            raise self.error(
-                "format_version",
-                f"is {self.values['format_version']}, this program reads {version}",
-            )
+    def check_version(self, version: int, key: str = "format_version") -> None:
+        """Refuse a version other than `version`."""
+        found = self.integer(key)
+        if found != version:
+            raise self.error(key, f"is {found}, this program reads {version}")
 
     def _get(self, key: str) -> Any:
         if key not in self.values:

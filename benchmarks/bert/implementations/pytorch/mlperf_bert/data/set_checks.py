@@ -4,16 +4,15 @@ Sidecars, vocabulary and index are held against the manifest and each other. Not
 names and counts may be hostile. Each check raises the DataError it finds, or returns all of them.
 """
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from numpy.typing import NDArray
 
+from mlperf_bert.data.file_checks import check_digest, check_size
 from mlperf_bert.data.index import INDEX_ARRAYS, IndexFile, LengthIndex, Manifest, ShardEntry
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.sidecar import Sidecar, sidecar_path
@@ -26,36 +25,6 @@ SHARD_REMEDY = (
 VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
-
-
-def file_size(path: Path, remedy: str) -> int:
-    """Bytes of a regular file. Raises DataError for anything else, a pipe or a device too."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "is missing", remedy) from None
-    except ValueError:  # a name that no file system takes
-        raise DataError(repr(str(path)), "is no file name", remedy) from None
-    if not S_ISREG(status.st_mode):
-        raise DataError(str(path), "is not a regular file", remedy)
-    return status.st_size
-
-
-def file_sha256(path: Path, remedy: str) -> str:
-    """Digest of a regular file, read in pieces. Raises DataError when it cannot be read."""
-    file_size(path, remedy)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
-
-
-def check_digest(path: Path, sha256: str, remedy: str) -> None:
-    """Raise DataError where the file is not the one that the manifest names."""
-    if file_sha256(path, remedy) != sha256:
-        problem = "is not the file that the manifest names (its sha256 differs)"
-        raise DataError(str(path), problem, remedy)
 
 
 def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
@@ -72,9 +41,7 @@ def check_vocabulary_digest(set_dir: Path, manifest: Manifest) -> None:
 def check_index_file(set_dir: Path, file: IndexFile) -> None:
     """Raise DataError where an index file has not the size and digest of the manifest."""
     path = set_dir / "index" / file.file
-    size = file_size(path, INDEX_REMEDY)
-    if size != file.size_bytes:
-        raise DataError(str(path), f"is {size} bytes where {file.size_bytes} belong", INDEX_REMEDY)
+    check_size(path, file.size_bytes, INDEX_REMEDY)
     check_digest(path, file.sha256, INDEX_REMEDY)
 
 

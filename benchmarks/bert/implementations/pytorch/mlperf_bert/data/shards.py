@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.data.file_checks import check_size, map_file
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import REMEDY, Sidecar, read_sidecar
 from mlperf_bert.data.stage_record import is_partial
@@ -57,7 +58,7 @@ class Shard:
         self.sidecar: Sidecar = read_sidecar(path)
         self._arrays: ShardArrays | None = None
         self._file: mmap.mmap | None = None
-        self._check_size()
+        check_size(path, self.sidecar.shard_bytes, REMEDY)
 
     def arrays(self) -> ShardArrays:
         """The shard's arrays; the first call maps the file and checks both offset tables' ends."""
@@ -93,22 +94,8 @@ class Shard:
             raise DataError(f"{self.path}: {name}", f"has steps outside 1 .. {limit}", REMEDY)
         return spans
 
-    def _check_size(self) -> None:
-        try:
-            size = self.path.stat().st_size
-        except OSError as error:
-            raise DataError(str(self.path), error.strerror or "is missing", REMEDY) from None
-        if size != self.sidecar.shard_bytes:
-            problem = f"is {size} bytes where its sidecar says {self.sidecar.shard_bytes}"
-            raise DataError(str(self.path), problem, REMEDY)
-
     def _map(self) -> ShardArrays:
-        self._check_size()  # again: it may have been cut short since construction
-        try:
-            with self.path.open("rb") as file:
-                self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise DataError(str(self.path), f"cannot be mapped ({error})", REMEDY) from None
+        self._file = map_file(self.path, self.sidecar.shard_bytes, REMEDY)
         raw = np.frombuffer(self._file, dtype=np.uint8)
         views = {}
         for name, place in self.sidecar.datasets.items():

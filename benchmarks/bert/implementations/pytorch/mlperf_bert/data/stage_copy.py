@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.data.atomic import replaced_file
+from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.shards import IntArray, Shard
 from mlperf_bert.data.sidecar import DatasetPlace
 from mlperf_bert.data.stage_record import NOT_STAGED
 from mlperf_bert.errors import DataError
+from mlperf_bert.untrusted import open_regular_file
 
 PAGE_BYTES = 4096  # what a file system stores or leaves out of a sparse file
 CHUNK_BYTES = 2**23
 SOURCE_REMEDY = "check the source with `mlperf_bert verify --full`"
+COPY_REMEDY = "delete it and stage the data again"
 
 # Flat arrays, by far the most of a shard -> the array of where each sample starts in them.
 FLAT_ARRAYS = {
@@ -44,7 +47,7 @@ def copy_whole(shard: Shard, target: Path) -> None:
     Raises DataError where the source is damaged or cannot be read, or the target not written.
     """
     wanted = shard.sidecar.shard_sha256
-    if target.exists() and _sha256(target) == wanted:
+    if target.exists() and file_digest(target, COPY_REMEDY) == wanted:
         return
     digest = hashlib.sha256()
     with _opened(shard.path) as source, replaced_file(target) as temporary:
@@ -119,7 +122,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 def _opened(path: Path) -> FileIO:
     try:
-        return path.open("rb", buffering=0)
+        return open_regular_file(path)
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -141,12 +144,3 @@ def _chunks(source: FileIO, path: Path, start: int, stop: int) -> Iterator[bytes
             raise DataError(str(path), f"ends at byte {start}", SOURCE_REMEDY)
         start += len(chunk)
         yield chunk
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise DataError(str(path), reason, "delete it and stage the data again") from None

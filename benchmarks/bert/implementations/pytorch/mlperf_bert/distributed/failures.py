@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 
+import torch.distributed as dist
+
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.lost_ranks import as_lost_ranks
 from mlperf_bert.errors import UserError, one_line
@@ -16,7 +18,14 @@ from mlperf_bert.whereabouts import Whereabouts
 # A rank that hangs by itself says so before those that wait for it give up and have it killed;
 # so these get more time, of their collectives first.
 GRACE = timedelta(seconds=2)
-_WAITING = ("torch.distributed", "torch.autograd", "mlperf_bert.distributed")
+_WAITING = (
+    *("torch.distributed", "torch.autograd", "mlperf_bert.distributed"),
+    "mlperf_bert.data.exchange",
+)
+_LOADER = "mlperf_bert.data.loader"
+# Who reads waits for storage, also over NCCL; but for the device where it brings batches there.
+_READING = (_LOADER, "mlperf_bert.eval_batches")
+_TO_DEVICE = ("mlperf_bert.data.staging", "mlperf_bert.data.capacity_staging")
 
 
 @contextmanager
@@ -61,12 +70,15 @@ def watching(
     timeout_s = patience.total_seconds()
 
     def say(sign: int, silent_s: float) -> bool:
-        frame = sys._current_frames()[thread]
-        if _waits_for_others(frame) and silent_s < timeout_s + 2 * GRACE.total_seconds():
-            return False  # the collective's own time-out knows more
+        frame = _telling_frame(thread)
+        remedy = "look for storage or a device that does not answer"
+        if _waits_for_others(frame):
+            if silent_s < timeout_s + 2 * GRACE.total_seconds():
+                return False  # the collective's own time-out knows more, and so does another rank
+            remedy = "look for a rank that is slow or gone, or a device that does not answer"
         end_process(
             f"{_here(info, whereabouts)}: no progress for {timeout_s:g} s (run.hang_timeout_s), "
-            f"{_place(frame)}; look for storage or a device that does not answer"
+            f"{_place(frame)}; {remedy}"
         )
         return True
 
@@ -78,18 +90,52 @@ def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
     return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
 
 
+def _telling_frame(thread: int) -> FrameType:
+    """What `thread`, which trains, is at; the loader's thread where it waits for that one."""
+    frames = sys._current_frames()
+    own = frames[thread]
+    if _module(own) == "threading" and _passes_through(own, (_LOADER,)):
+        for other in threading.enumerate():
+            if other.name == "loader" and other.ident in frames:
+                return frames[other.ident]
+    return own
+
+
 def _waits_for_others(frame: FrameType) -> bool:
-    return _module(frame).startswith(_WAITING)
+    """Whether a thread that is there waits for other ranks.
+
+    Over NCCL the host does wherever it needs a number from the device, or room in its queue. A
+    wait for the own reader process does not count: nobody knows better than this rank.
+    """
+    if _module(frame).startswith(_WAITING):
+        return True
+    if not _over_nccl():
+        return False
+    return not _passes_through(frame, _READING) or _passes_through(frame, _TO_DEVICE)
+
+
+def _over_nccl() -> bool:
+    return dist.is_initialized() and dist.get_backend() == "nccl"
+
+
+def _passes_through(innermost: FrameType, modules: tuple[str, ...]) -> bool:
+    return any(_module(frame) in modules for frame in _outward(innermost))
 
 
 def _place(innermost: FrameType) -> str:
     """The innermost place of this package that a thread is at."""
-    frame: FrameType | None = innermost
-    while frame is not None:
+    for frame in _outward(innermost):
         if _module(frame).startswith("mlperf_bert."):
             return f"in {_module(frame)}, line {frame.f_lineno}"
-        frame = frame.f_back
     return f"in {_module(innermost)}"
+
+
+def _outward(innermost: FrameType) -> Iterator[FrameType]:
+    """A frame, its caller, and so on."""
+    frame: FrameType | None = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _module(frame: FrameType) -> str:

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.errors import LostRanksError, UserError
-from mlperf_bert.signal_watch import INTERRUPTED_STATUS, CtrlC
+from mlperf_bert.exit_statuses import INTERRUPTED, LOST, MISTAKE
+from mlperf_bert.messages import say
+from mlperf_bert.signal_watch import CtrlC
 from mlperf_bert.stop_request import SIGNALS
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run_on_ranks(
             elastic_launch(config, sys.executable)("-m", "mlperf_bert", *arguments)
     except ChildFailedError as error:
         rank, failure = _first(error.failures)
-        in_order = (UserError.exit_status, stopped_status, *agreed_statuses)
+        in_order = (MISTAKE, stopped_status, *agreed_statuses)
         if failure.exitcode < 0 or (stopped_status and failure.exitcode not in in_order):
             _say_first_cause(rank, failure)
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
@@ -100,7 +101,7 @@ def _passing_signals_on(came: list[int], *, in_order: bool) -> Iterator[None]:
 
     def take(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and ctrl_c.came_again():
-            os._exit(INTERRUPTED_STATUS)
+            os._exit(INTERRUPTED)
         came.append(number)
         if len(came) == 1:
             passed_on = signal.Signals(number) if in_order else signal.SIGTERM
@@ -120,7 +121,7 @@ def _first(failures: "Mapping[int, ProcessFailure]") -> "tuple[int, ProcessFailu
     The agent looks ten times a second and notes whole seconds. A rank that only lost another may
     have ended within that time: it yields to one that did not, and was not ended by the agent.
     """
-    ended_by_others = (LostRanksError.exit_status, -signal.SIGTERM)
+    ended_by_others = (LOST, -signal.SIGTERM)
     first_rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     if first.exitcode in ended_by_others:
         for rank, failure in failures.items():
@@ -134,7 +135,7 @@ def _say_first_cause(rank: int, failure: "ProcessFailure") -> None:
     ended = f"ended with status {failure.exitcode}"
     if failure.exitcode < 0:
         ended = f"was killed by {signal.Signals(-failure.exitcode).name}"
-    sys.stderr.write(f"mlperf_bert: first cause: rank {rank} (pid {failure.pid}) {ended}\n")
+    say(f"first cause: rank {rank} (pid {failure.pid}) {ended}")
 
 
 def _where_known(config_class: type) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mlperf_bert.data.file_checks import file_size
 from mlperf_bert.data.records import Record
-from mlperf_bert.data.set_checks import file_size
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.sandbox_server import (
     BEFORE_ERROR,

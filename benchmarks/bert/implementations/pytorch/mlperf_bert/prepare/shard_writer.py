@@ -1,6 +1,5 @@
 """Writing one shard: an HDF5 file of contiguous arrays, then the sidecar that completes it."""
 
-import hashlib
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from mlperf_bert.data.atomic import replaced_file, write_file
 from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.examples import ExampleArrays
+from mlperf_bert.untrusted import file_sha256
 
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
@@ -32,8 +32,7 @@ def write_shard(
     sidecar_path(path).unlink(missing_ok=True)
     with replaced_file(path) as temporary:
         datasets = _write_arrays(temporary, examples)
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(temporary)
         size = temporary.stat().st_size
     sidecar = Sidecar(
         shard_bytes=size,

@@ -44,8 +44,9 @@ def find_causes(run: Run, baseline: Baseline | None) -> list[Cause]:
         *_alarms(run, baseline),
         _false_success(run),
         _no_learning_rate(run),
-        _initial_weights(run),
+        _not_initial(run),
         _other_vocabulary(run),
+        _other_held_out_set(run),
         _stays_at_initial(run),
         _repeated_samples(run),
         _stays_at_guess(run, baseline),
@@ -79,9 +80,8 @@ def _alarms(run: Run, baseline: Baseline | None) -> list[Cause]:
         Cause(
             kind,
             _ALARM_CAUSES[kind],
-            alarm.line.partition(";")[0] + ("" if lasting[kind] else "; it has recovered since"),
-            "lower optim.learning_rate, lengthen schedule.warmup_steps; in fp16 also lower "
-            "optim.initial_loss_scale, or use bf16",
+            alarm.seen + ("" if lasting[kind] else "; it has recovered since"),
+            alarm.remedy,
             decisive=bool(lasting[kind]),
         )
         for kind, alarm in last.items()
@@ -134,8 +134,34 @@ def _no_learning_rate(run: Run) -> Cause | None:
     )
 
 
-def _initial_weights(run: Run) -> Cause | None:
-    """Weights or word numbers that are not those of MLPerf's initial checkpoint."""
+def _not_initial(run: Run) -> Cause | None:
+    evidence = _below_initial(run)
+    if evidence is None or run.initial_weights == "checkpoint":
+        return None
+    return Cause(
+        "not_initial",
+        "MLPerf's initial checkpoint was not loaded",
+        evidence + ("; the log says random weights" if run.initial_weights == "random" else ""),
+        "give it: train --init-checkpoint DIR",
+        decisive=True,
+    )
+
+
+def _other_vocabulary(run: Run) -> Cause | None:
+    evidence = _below_initial(run)
+    if evidence is None or run.initial_weights != "checkpoint":
+        return None
+    return Cause(
+        "other_vocabulary",
+        "the data's words are not numbered as the checkpoint's",
+        f"{evidence}; the log says that a checkpoint was loaded",
+        "prepare the data with the vocabulary that belongs to the checkpoint",
+        decisive=True,
+    )
+
+
+def _below_initial(run: Run) -> str | None:
+    """What speaks against MLPerf's initial checkpoint as the start, if anything does."""
     if not run.is_reference or not run.evaluations:
         return None
     first = run.evaluations[0]
@@ -147,24 +173,10 @@ def _initial_weights(run: Run) -> Cause | None:
         if run.records[0]["loss"] > UNLOADED_LOSS_SHARE * guess:
             loss = run.records[0]["loss"]
             evidence += f"; the first loss is {loss:.2f}, that of a guess {guess:.2f}"
-    if run.initial_weights == "checkpoint":
-        return Cause(
-            "other_vocabulary",
-            "the data's words are not numbered as the checkpoint's",
-            f"{evidence}; the log says that a checkpoint was loaded",
-            "prepare the data with the vocabulary that belongs to the checkpoint",
-            decisive=True,
-        )
-    return Cause(
-        "not_initial",
-        "MLPerf's initial checkpoint was not loaded",
-        evidence + ("; the log says random weights" if run.initial_weights == "random" else ""),
-        "give it: train --init-checkpoint DIR",
-        decisive=True,
-    )
+    return evidence
 
 
-def _other_vocabulary(run: Run) -> Cause | None:
+def _other_held_out_set(run: Run) -> Cause | None:
     """An accuracy far below what the training loss speaks for.
 
     A model whose mean cross-entropy is L gives the right word exp(-L) or more on average (Jensen),

@@ -4,21 +4,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
-from mlperf_bert.data.records import read_record
 from mlperf_bert.errors import DataError
 from mlperf_bert.log_reader import RunLog, is_number, read_foreign_log
-from mlperf_bert.report.run_reader import read_metrics
+from mlperf_bert.outcome import Status, as_status, read_outcome
+from mlperf_bert.report.metrics_reader import read_metrics
 from mlperf_bert.untrusted import in_brief
 
 MLPERF_TARGET, MLPERF_LENGTH = 0.72, 512
-Ended = Literal["success", "aborted"]
-
-_REMEDY = "use the file as the run wrote it"
-_OUTCOME_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class Run:
     target_accuracy: float | None
     is_reference: bool
     initial_weights: str | None
-    ended: Ended | None
+    ended: Status | None
 
     @property
     def best_accuracy(self) -> float:
@@ -92,7 +88,7 @@ def _from_directory(directory: Path) -> Run:
     log_path = log_path.with_suffix(".txt")
     log = read_foreign_log(log_path, str(log_path)) if log_path.is_file() else None
     outcome_path = directory / "outcome.json"
-    ended = _outcome(outcome_path) if outcome_path.exists() else None
+    ended = read_outcome(outcome_path).status if outcome_path.exists() else None
     model = config.model
     return Run(
         name=str(directory),
@@ -141,25 +137,15 @@ def _is_reference_task(max_seq_length: int, target_accuracy: float | None) -> bo
     return (max_seq_length, target_accuracy) == (MLPERF_LENGTH, MLPERF_TARGET)
 
 
-def _outcome(path: Path) -> Ended:
-    record = read_record(path, missing="is missing", remedy=_REMEDY)
-    if record.integer("schema_version") != _OUTCOME_VERSION:
-        raise record.error("schema_version", f"is not {_OUTCOME_VERSION}")
-    return _as_ended(record.text("status"), str(path))
-
-
-def _ended(log: RunLog) -> Ended | None:
+def _ended(log: RunLog) -> Status | None:
     stops = log.named("run_stop")
-    return _as_ended(stops[-1].metadata.get("status"), log.name) if stops else None
-
-
-def _as_ended(status: object, where: str) -> Ended:
-    if status == "success":
-        return "success"
-    if status == "aborted":
-        return "aborted"
-    problem = f"says status {in_brief(status)}"
-    raise DataError(where, problem, "it is success or aborted")
+    if not stops:
+        return None
+    status = as_status(stops[-1].metadata.get("status"))
+    if status is None:
+        problem = f"says status {in_brief(stops[-1].metadata.get('status'))}"
+        raise DataError(log.name, problem, "it is success or aborted")
+    return status
 
 
 def _evaluations(log: RunLog) -> tuple[Evaluation, ...]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from mlperf_bert.data.file_checks import file_size
 from mlperf_bert.data.index import Manifest, ShardEntry
-from mlperf_bert.data.set_checks import SHARD_REMEDY, file_size
+from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.sandbox import Sandbox

@@ -7,13 +7,13 @@ missing or foreign file is found in seconds. Nothing is trusted: names and count
 from pathlib import Path
 
 from mlperf_bert.data.atomic import is_temporary
+from mlperf_bert.data.file_checks import check_size, file_size
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.set_checks import (
     SHARD_REMEDY,
     VOCABULARY_REMEDY,
     check_sidecar_digest,
-    file_size,
     repeated_texts,
     wrong_settings,
 )
@@ -93,13 +93,12 @@ def check_sizes(set_dir: Path, manifest: Manifest, sidecars: dict[str, Sidecar])
     for entry in manifest.shards:
         path = set_dir / "shards" / entry.file
         try:
-            size = file_size(path, SHARD_REMEDY)
+            if entry.file in sidecars:
+                check_size(path, sidecars[entry.file].shard_bytes, SHARD_REMEDY)
+            else:
+                file_size(path, SHARD_REMEDY)
         except DataError as error:
             problems.append(error)
-            continue
-        if entry.file in sidecars and size != sidecars[entry.file].shard_bytes:
-            problem = f"is {size} bytes where {sidecars[entry.file].shard_bytes} belong"
-            problems.append(DataError(str(path), problem, SHARD_REMEDY))
     total = len(manifest.shards)
     return Check("shard sizes", f"{total - len(problems)} of {total}", tuple(problems))
 

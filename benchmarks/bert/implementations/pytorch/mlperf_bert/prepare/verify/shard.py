@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.data.file_checks import check_digest
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
-from mlperf_bert.data.set_checks import SHARD_REMEDY, check_digest
+from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import read_sidecar
 from mlperf_bert.errors import DataError

@@ -6,39 +6,56 @@ the directory: so a checkpoint is complete or is not there, and no thread needs 
 directory must be one for all ranks.
 """
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mlperf_bert.checkpoint.keep import discard
-from mlperf_bert.checkpoint.manifest import FP8, LATEST, MANIFEST, MODEL, STATE, FileEntry, Manifest
+from mlperf_bert.checkpoint.manifest import (
+    FP8,
+    MANIFEST,
+    MODEL,
+    RANK_STATES,
+    STATE,
+    FileEntry,
+    Manifest,
+)
+from mlperf_bert.checkpoint.retention import discard
 from mlperf_bert.checkpoint.snapshot import Snapshot
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.data.atomic import write_file
 
 POLL_S = 0.1
+_SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
 
 
-def write_part(partial: Path, snapshot: Snapshot, rank: int) -> dict[str, FileEntry]:
-    """Write a rank's files; their entries in the manifest. Raises OSError."""
+def write_part(
+    partial: Path, snapshot: Snapshot, rank: int, wrote: Callable[[int], None]
+) -> dict[str, FileEntry]:
+    """Write a rank's files; their entries in the manifest. Raises OSError.
+
+    `wrote` is told of every piece that was written.
+    """
     (partial / "optimizer").mkdir(parents=True, exist_ok=True)
+    _check_room(partial, snapshot)
     entries = {}
     if snapshot.optimizer:
         name = f"optimizer/rank_{rank:05d}.safetensors"
         tensors, metadata = snapshot.optimizer, snapshot.optimizer_metadata
-        entries[name] = write_tensors(partial / name, tensors, metadata)
+        entries[name] = write_tensors(partial / name, tensors, metadata, wrote)
     if rank == 0:
-        (partial / "rng").mkdir(exist_ok=True)
-        entries[MODEL] = write_tensors(partial / MODEL, snapshot.weights)
-        if snapshot.fp8:
-            entries[FP8] = write_tensors(partial / FP8, snapshot.fp8)
-        for number, states in enumerate(snapshot.random_states):
-            name = f"rng/rank_{number:05d}.safetensors"
-            entries[name] = write_tensors(partial / name, states)
+        for name, tensors in (
+            (MODEL, snapshot.weights),
+            (FP8, snapshot.fp8),
+            (RANK_STATES, snapshot.rank_states),
+        ):
+            if tensors:
+                entries[name] = write_tensors(partial / name, tensors, wrote=wrote)
         entries[STATE] = _write_bytes(partial / STATE, snapshot.state.to_json())
     return entries
 
@@ -61,15 +78,22 @@ def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str
 
 
 def complete(partial: Path, final: Path, manifest: Manifest) -> None:
-    """All files are there: write the manifest, give the checkpoint its name, point LATEST at it."""
+    """All files are there: write the manifest and give the checkpoint its name. Raises OSError."""
     _write_bytes(partial / MANIFEST, manifest.to_json())
-    for folder in (partial / "optimizer", partial / "rng", partial):
+    for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
     if final.exists():  # a run that was resumed from it, and stopped at once
         discard(final)
     partial.rename(final)
     _flush_directory(final.parent)
-    write_file(final.with_name(LATEST), f"{final.name}\n".encode())
+
+
+def _check_room(partial: Path, snapshot: Snapshot) -> None:
+    """Raise OSError where there is no room: a disk filled to its end would fail other files too."""
+    kinds = (snapshot.weights, snapshot.fp8, snapshot.rank_states, snapshot.optimizer)
+    wanted = sum(each.nbytes for tensors in kinds for each in tensors.values())
+    if shutil.disk_usage(partial).free < wanted + _SPARE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _note(partial: Path, rank: int) -> Path:

@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_state
+from mlperf_bert.checkpoint.manifest import complete_checkpoints, step_of
+from mlperf_bert.checkpoint.state import read_state
 from mlperf_bert.errors import CheckpointError
 
 
@@ -14,6 +15,18 @@ def prune(directory: Path, keep_last: int) -> None:
     for path in found[keep_last:]:
         if path != best or _accuracy(path) < 0:
             discard(path)
+
+
+def put_aside(directory: Path, last_step: int) -> None:
+    """Rename those after a step, which a run passed over that went on from there.
+
+    They are damaged, and must not be counted among the newest.
+    """
+    for path in directory.glob("step_*"):
+        if step_of(path) > last_step:
+            aside = path.with_name(f"damaged_{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
 
 def sweep(directory: Path) -> None:

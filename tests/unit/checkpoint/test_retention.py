@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.checkpoint.keep import discard, prune, sweep
-from mlperf_bert.checkpoint.manifest import CheckpointState, complete_checkpoints
+from mlperf_bert.checkpoint.manifest import Manifest, complete_checkpoints
+from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
+from mlperf_bert.checkpoint.state import CheckpointState
 
 
 def make(directory: Path, step: int, accuracy: float | None) -> None:
@@ -16,7 +17,16 @@ def make(directory: Path, step: int, accuracy: float | None) -> None:
         step=step, samples=step, seed=1, mlm_accuracy=accuracy, vocabulary_sha256="ab"
     )
     (path / "state.json").write_bytes(state.to_json())
-    (path / "manifest.json").write_text("{}")
+    manifest = Manifest(
+        step=step,
+        samples=step,
+        vocabulary_sha256="ab",
+        version="1",
+        commit=None,
+        config={},
+        files={},
+    )
+    (path / "manifest.json").write_bytes(manifest.to_json())
 
 
 def steps(directory: Path) -> list[int]:
@@ -62,3 +72,15 @@ def test_a_removal_that_is_interrupted_leaves_none_behind(
     (tmp_path / ".step_00000020.abcd.partial").mkdir()
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        make(tmp_path, step, None)
+    put_aside(tmp_path, last_step=10)  # a run went on from 10, as the others are damaged
+    make(tmp_path, 15, None)
+    prune(tmp_path, keep_last=2)
+    assert steps(tmp_path) == [15, 10]
+    assert {path.name for path in tmp_path.glob("damaged_*")} == {
+        *("damaged_step_00000020", "damaged_step_00000030")
+    }
