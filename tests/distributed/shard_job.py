@@ -17,9 +17,9 @@ import torch.distributed as dist
 from small_runs import CPU, MICRO_BATCHES, Run, start
 from torch import Tensor
 
-from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.distributed.shard_group import ShardGroup
@@ -158,7 +158,9 @@ def save(run: Run, directory: Path) -> dict[str, Any]:
     if run.info.rank == 0:
         directory.mkdir()
     dist.barrier()
-    save_checkpoint(directory, run.optimizer, run.config, state, run.info, CPU)
+    writer = CheckpointWriter(directory, run.optimizer, run.config, run.info, CPU)
+    writer.begin(state)
+    writer.finish()
     return go_on(run)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from fuzz_checkpoint import (
     STEP,
     make_checkpoint,
@@ -18,16 +19,32 @@ from fuzz_checkpoint import (
 )
 from fuzz_hdf5 import SHARD, mutate_hdf5, parse_hdf5
 from fuzz_mutations import Mutation, mutate_bytes, mutate_json, mutate_lines, mutate_toml
+from fuzz_run_files import (
+    CONFIG,
+    LOG,
+    METRICS,
+    OUTCOME,
+    RUN,
+    make_log,
+    make_metrics,
+    make_outcome,
+    make_run,
+    parse_foreign_log,
+    parse_run,
+)
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables, config_to_toml, load_config
+from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import OWN_DIGEST, LengthIndex, Manifest
 from mlperf_bert.data.length_histogram import read_histogram
 from mlperf_bert.data.records import read_record, write_json
-from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.data.stage_record import StagedPart, StageRecord, check_stage, plan_settings
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.log_reader import TOKEN, read_log
+from mlperf_bert.outcome import read_outcome
 from mlperf_bert.package.run_facts import read_facts
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 from mlperf_bert.report.metrics_reader import read_metrics
@@ -83,6 +100,21 @@ def repair_manifest(directory: Path, _target: str) -> None:
     path.write_bytes(write_json({**values, OWN_DIGEST: digest}))
 
 
+def repair_sidecar(directory: Path, _target: str) -> None:
+    """Let the sidecar say the shard's size as it is now."""
+    path = sidecar_path(directory / SHARD)
+    size = (directory / SHARD).stat().st_size
+    path.write_bytes(write_json(json.loads(path.read_bytes()) | {"shard_bytes": size}))
+
+
+def parse_samples(directory: Path) -> object:
+    """All samples of a set, by the readable reference and by the compiled code of training."""
+    reader = SampleReader(directory, Manifest.load(directory))
+    everything = np.arange(reader.manifest.num_samples)
+    reader.read(everything)
+    return Gatherer(reader).batch(everything, mlm_denominator=1.0, nsp_denominator=1.0)
+
+
 def make_stage(directory: Path) -> None:
     """A manifest, and the record of a partial stage of it."""
     config = load_config(_write(directory / "tiny.toml", TINY_CONFIG))
@@ -123,34 +155,6 @@ def parse_tables(directory: Path) -> object:
     path = directory / "tables.json"
     record = read_record(path, missing="is missing", remedy="give another")
     return config_from_tables(record.values, str(path))
-
-
-def make_log(directory: Path) -> None:
-    """A whole log; of the 400 records of tensor names, some are kept."""
-    from submissions import write_log
-
-    path = directory / "result_0.txt"
-    write_log(path, "open", 7, 12.5)
-    lines = path.read_text("ascii").split("\n")
-    names = [line for line in lines if "weights_initialization" in line][3:]
-    path.write_text("\n".join(line for line in lines if line not in names))
-
-
-def make_metrics(directory: Path) -> None:
-    """Records as a run writes them, an evaluation in one of three."""
-    records = [
-        {
-            "step": step,
-            "samples": 16 * step,
-            "loss": 9.5 - step / 10,
-            "mlm_accuracy": 0.25 if step % 3 == 0 else None,
-            "learning_rate": 1e-3,
-            "skipped_steps": 0,
-            "grad_norm": 1.5,
-        }
-        for step in range(1, 8)
-    ]
-    _write(directory / "metrics.jsonl", "".join(f"{json.dumps(each)}\n" for each in records))
 
 
 def make_description(directory: Path) -> None:
@@ -205,6 +209,9 @@ PARSERS: Mapping[str, Parser] = {
         parse=LengthIndex.open,
         repair=repair_manifest,
     ),
+    "samples": Parser(
+        make=make_set, targets={SHARD: mutate_bytes}, parse=parse_samples, repair=repair_sidecar
+    ),
     "stage_record": Parser(
         make=make_stage,
         targets={"stage.json": mutate_json},
@@ -224,13 +231,32 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "mlperf_log": Parser(
         make=make_log,
-        targets={"result_0.txt": mutate_lines(TOKEN)},
-        parse=lambda directory: read_facts(read_log(directory / "result_0.txt", "result_0.txt")),
+        targets={LOG: mutate_lines(TOKEN)},
+        parse=lambda directory: read_facts(read_log(directory / LOG, LOG)),
+    ),
+    "foreign_log": Parser(
+        make=make_log, targets={LOG: mutate_lines(TOKEN)}, parse=parse_foreign_log
+    ),
+    "outcome": Parser(
+        make=make_outcome,
+        targets={OUTCOME: mutate_json},
+        parse=lambda directory: read_outcome(directory / OUTCOME),
+    ),
+    "run_directory": Parser(
+        make=make_run,
+        targets={
+            f"{RUN}/{CONFIG}": mutate_toml,
+            f"{RUN}/{METRICS}": mutate_lines(""),
+            f"{RUN}/{OUTCOME}": mutate_json,
+            LOG: mutate_lines(TOKEN),
+        },
+        optional=(f"{RUN}/{OUTCOME}", LOG),
+        parse=parse_run,
     ),
     "metrics": Parser(
         make=make_metrics,
-        targets={"metrics.jsonl": mutate_lines("")},
-        parse=lambda directory: read_metrics(directory / "metrics.jsonl"),
+        targets={METRICS: mutate_lines("")},
+        parse=lambda directory: read_metrics(directory / METRICS),
     ),
     "checkpoint": Parser(
         make=make_checkpoint,

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from fuzz_parsers import PARSERS
 from fuzz_regressions import REGRESSIONS
-from fuzz_run import INPUTS, RUNS_OF_ONE, limited_memory
+from fuzz_run import INPUTS, MOST_GROWTH_MIB, RUNS_OF_ONE, limited_memory
 from fuzz_world import World
 from hypothesis import given, settings
 
-FEW = 150
+FEW = 200
+FEWEST = 40  # of a parser that is slow
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +22,17 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
 @pytest.mark.parametrize("name", PARSERS)
 def test_only_our_own_errors_come_out(worlds: dict[str, World], name: str) -> None:
     world = worlds[name]
+    inputs = max(FEWEST, FEW * world.parser.inputs // 100_000)
     accepted = 0
 
-    @settings(RUNS_OF_ONE, max_examples=FEW, derandomize=True)
+    @settings(RUNS_OF_ONE, max_examples=inputs, derandomize=True)
     @given(INPUTS)
     def one(drawn: int | bytes) -> None:
         nonlocal accepted
         accepted += world.try_input(0, drawn)
 
     one()
-    assert 0 < accepted < FEW  # mutations neither too mild nor too wild to reach what is behind
+    assert 0 < accepted < inputs  # mutations neither too mild nor too wild to reach what is behind
 
 
 @pytest.mark.timeout(60)
@@ -50,6 +52,12 @@ def test_what_once_failed_is_refused(
 ) -> None:
     assert not worlds[name].accepts(target, contents)
     assert not worlds[name].accepts(target, contents, repaired=True)
+
+
+def test_the_limit_of_memory_is_one() -> None:
+    with limited_memory(), pytest.raises(MemoryError):
+        bytearray(MOST_GROWTH_MIB * 2**20)
+    assert len(bytearray(MOST_GROWTH_MIB * 2**20)) == MOST_GROWTH_MIB * 2**20  # lifted again
 
 
 def test_worlds_are_left_as_they_were(worlds: dict[str, World]) -> None:

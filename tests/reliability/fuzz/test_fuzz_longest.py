@@ -31,12 +31,6 @@ def fuzz(name: str, inputs: int, timeout_s: float) -> dict[str, float]:
     return result
 
 
-def test_memory_is_limited_and_measured() -> None:
-    result = fuzz("length_histogram", 200, timeout_s=280)
-    assert result["inputs"] == 200
-    assert 8 < result["growth_mib"] < MOST_GROWTH_MIB  # at least one file of the largest size
-
-
 @pytest.mark.longest
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", PARSERS)
@@ -44,4 +38,5 @@ def test_the_full_number_of_inputs(name: str) -> None:
     result = fuzz(name, PARSERS[name].inputs, timeout_s=3500)
     print(json.dumps(result))
     assert result["inputs"] == PARSERS[name].inputs
-    assert result["growth_mib"] < MOST_GROWTH_MIB
+    # At least one file of the largest size of the JSON readers, and what the limit allows.
+    assert 8 < result["growth_mib"] < MOST_GROWTH_MIB

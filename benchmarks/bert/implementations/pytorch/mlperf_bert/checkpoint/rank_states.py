@@ -7,10 +7,10 @@ torch's generators. FP8 units follow the maxima that a rank has seen in its own 
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.shard_group import renamed
 from mlperf_bert.optim.flat_optimizer import Copy
 
 _FP8 = "fp8."
@@ -30,7 +30,7 @@ def gather_rank_states(
         of_all = own
         if info.world_size > 1:
             of_all = own.new_empty((info.world_size, *tensor.shape))
-            dist.all_gather_into_tensor(of_all, own)
+            renamed("all_gather_into_tensor", "all_gather_single")(of_all, own)
         if info.rank == 0:
             gathered[name] = copy(f"of all ranks {name}", of_all)
     return gathered

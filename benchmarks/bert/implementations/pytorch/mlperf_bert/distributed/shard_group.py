@@ -75,7 +75,7 @@ class ShardGroup:
     def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
         """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
         if self._shards is not None:
-            all_gather = _renamed("all_gather_into_tensor", "all_gather_single")
+            all_gather = renamed("all_gather_into_tensor", "all_gather_single")
             work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
             self._gathering[number] = work
 
@@ -95,7 +95,7 @@ class ShardGroup:
             if self._replicas is not None:
                 self._reducing.append(_all_reduce(piece, self._replicas))
             return
-        reduce_scatter = _renamed("reduce_scatter_tensor", "reduce_scatter_single")
+        reduce_scatter = renamed("reduce_scatter_tensor", "reduce_scatter_single")
         work: Work = reduce_scatter(piece, whole, group=self._shards, async_op=True)
         if self._stream is None or self._replicas is None:
             self._reducing.append(work)
@@ -116,8 +116,8 @@ def _group_of(rank: int, groups: Sequence[range]) -> Any:
     return next(group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
 
 
-def _renamed(old: str, new: str) -> Callable[..., Any]:
-    """A collective that torch 2.13 gave another name."""
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """A collective of torch.distributed that torch 2.13 gave another name."""
     found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
     return found
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlperf_bert.data.index import Baseline
+from mlperf_bert.errors import one_line
 from mlperf_bert.report.causes import Cause, find_causes, unlike_published
 from mlperf_bert.report.run import Run
 from mlperf_bert.report.slowness import find_slowness
@@ -38,7 +39,8 @@ class Diagnosis:
         title = f"{self.run.name}: {self.verdict.kind}"
         lines = [title, f"  {self.verdict.why}"]
         lines += _in_words("likeliest causes", self.causes)
-        return lines + _in_words("what made it slow", self.slowness)
+        lines += _in_words("what made it slow", self.slowness)
+        return [one_line(line) for line in lines]
 
     def as_json(self) -> dict[str, Any]:
         """For programs; keys are only added."""

@@ -1,5 +1,6 @@
 """One run as its files tell it: its run directory, or an MLPerf log of anybody's."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,9 +87,10 @@ def _from_directory(directory: Path) -> Run:
     records = tuple(read_metrics(directory / "metrics.jsonl"))
     log_path = directory.parent / directory.name.replace("run_", "result_")
     log_path = log_path.with_suffix(".txt")
-    log = read_foreign_log(log_path, str(log_path)) if log_path.is_file() else None
+    # What is there and is no file is refused, links that lead nowhere too.
+    log = read_foreign_log(log_path, str(log_path)) if os.path.lexists(log_path) else None
     outcome_path = directory / "outcome.json"
-    ended = read_outcome(outcome_path).status if outcome_path.exists() else None
+    ended = read_outcome(outcome_path).status if os.path.lexists(outcome_path) else None
     model = config.model
     return Run(
         name=str(directory),

@@ -1,0 +1,81 @@
+"""What a run leaves behind as a world to fuzz: its logs, metrics, outcome and directory."""
+
+import json
+from pathlib import Path
+
+from mlperf_bert.log_reader import read_foreign_log
+from mlperf_bert.outcome import RunOutcome
+from mlperf_bert.report.doctor import diagnose
+from mlperf_bert.report.run import read_run
+from support import TINY_CONFIG
+
+LOG = "result_0.txt"
+METRICS = "metrics.jsonl"
+OUTCOME = "outcome.json"
+CONFIG = "config.toml"
+RUN = "run_0"
+
+
+def make_log(directory: Path) -> None:
+    """A whole log; of the 400 records of tensor names, some are kept."""
+    from submissions import write_log
+
+    path = directory / LOG
+    write_log(path, "open", 7, 12.5)
+    lines = path.read_text("ascii").split("\n")
+    names = [line for line in lines if "weights_initialization" in line][3:]
+    path.write_text("\n".join(line for line in lines if line not in names))
+
+
+def make_metrics(directory: Path) -> None:
+    """Records as a run writes them, an evaluation in one of three."""
+    records = [
+        {
+            "step": step,
+            "samples": 16 * step,
+            "loss": 9.5 - step / 10,
+            "mlm_accuracy": 0.25 if step % 3 == 0 else None,
+            "learning_rate": 1e-3,
+            "skipped_steps": 0,
+            "grad_norm": 1.5,
+            "samples_per_s": 100.0,
+            "step_ms": 160.0,
+            "wait_ms": 0.1,
+            "slowest_over_median": 1.1,
+        }
+        for step in range(1, 8)
+    ]
+    text = "".join(f"{json.dumps(each)}\n" for each in records)
+    (directory / METRICS).write_text(text, encoding="ascii")
+
+
+def make_outcome(directory: Path) -> None:
+    """Of a run that reached its target."""
+    outcome = RunOutcome(
+        status="success", steps=7, samples=112, seconds=3.5, mlm_accuracy=0.25, stopped_by=None
+    )
+    (directory / OUTCOME).write_bytes(outcome.to_json())
+
+
+def make_run(directory: Path) -> None:
+    """A run directory with all that `report` reads."""
+    run = directory / RUN
+    run.mkdir()
+    (run / CONFIG).write_text(TINY_CONFIG, encoding="utf-8")
+    make_metrics(run)
+    make_outcome(run)
+    make_log(directory)
+
+
+def parse_run(path: Path) -> object:
+    """As `report --doctor`, to the lines that it prints."""
+    diagnosis = diagnose(read_run(path))
+    assert all(line.isprintable() for line in diagnosis.lines())
+    json.dumps(diagnosis.as_json())
+    return diagnosis
+
+
+def parse_foreign_log(directory: Path) -> object:
+    """The records alone, then all that `report --doctor` makes of them."""
+    read_foreign_log(directory / LOG, LOG)
+    return parse_run(directory / LOG)
