@@ -12,9 +12,9 @@ from support import PACKAGE, run_process
 LEVELS = (
     {"exit_statuses", "messages"},
     {"errors", "compiled", "machine", "config_options", "untrusted"}
-    | {"heartbeat", "line_file", "status_file", "stop_request", "whereabouts"},
+    | {"heartbeat", "status_file", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
-    | {"health", "log_reader", "signal_watch"},
+    | {"health", "line_file", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"environment", "outcome"},
@@ -29,7 +29,8 @@ LEVELS = (
         "run_directory",
     }
     | {"eval_batches", "eval_schedule", "open_data", "stragglers"},
-    {"graphs", "resume"},
+    {"graphs", "resume_checks"},
+    {"resume"},
     {"build_step", "build_evaluation", "build_loader", "saving"},
     {"build_start"},
     {"build"},

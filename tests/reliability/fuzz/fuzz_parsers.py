@@ -108,10 +108,9 @@ def repair_sidecar(directory: Path, _target: str) -> None:
 
 
 def parse_samples(directory: Path) -> object:
-    """All samples of a set, by the readable reference and by the compiled code of training."""
+    """All samples of a set, by the compiled code that training reads with."""
     reader = SampleReader(directory, Manifest.load(directory))
     everything = np.arange(reader.manifest.num_samples)
-    reader.read(everything)
     return Gatherer(reader).batch(everything, mlm_denominator=1.0, nsp_denominator=1.0)
 
 

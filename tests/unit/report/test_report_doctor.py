@@ -117,6 +117,16 @@ def test_what_has_recovered_is_told_and_leaves_the_verdict(tmp_path: Path) -> No
     found = diagnosed(tmp_path, BATCH_16K, good)
     assert found.verdict.kind == "on track" and names(found) == ["not_finite"]
     assert found.causes[0].evidence == "step 10: the loss is no number; it has recovered since"
+    assert "optim.initial_loss_scale" in found.causes[0].remedy
+
+
+def test_what_a_log_says_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    late = [(step, 0.5) for step in range(2000, 2400, 100)]
+    path.write_text(log_line("opt_name", "\x1b[2J\nadamw") + log_of(late, 16_384))
+    lines = diagnose(read_run(path)).lines()
+    assert any(r"optimizer \x1b[2J\nadamw" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
 
 
 def test_random_weights_are_named_where_the_benchmark_wants_a_checkpoint(tmp_path: Path) -> None:

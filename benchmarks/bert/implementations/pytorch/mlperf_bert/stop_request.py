@@ -15,9 +15,6 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.exit_statuses import STOPPED
-
-EXIT_STATUS = STOPPED
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 CHECK_S = 1.0  # between two agreements, about
 MOST_STEPS = 1000  # between two agreements

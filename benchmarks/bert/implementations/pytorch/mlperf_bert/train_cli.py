@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_options import add_config
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.exit_statuses import STOPPED, TARGET_MISSED
+from mlperf_bert.status_file import write_status
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from mlperf_bert.distributed.reader_roles import MpiProcess
     from mlperf_bert.resume import Start
     from mlperf_bert.run_directory import RunDirectory
-
-EXIT_TARGET_MISSED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 where the target was reached, 3 where not, 75 where a signal ended the run."""
-    from mlperf_bert import stop_request
     from mlperf_bert.config_io import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -61,12 +60,11 @@ def run(args: argparse.Namespace) -> int:
         return _train_with_readers(args, config)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
-        status = stop_request.EXIT_STATUS
         return run_on_ranks(
             args.command_line,
             parallel.ranks_per_node,
-            stopped_status=status,
-            agreed_statuses=(EXIT_TARGET_MISSED,),
+            stopped_status=STOPPED,
+            agreed_statuses=(TARGET_MISSED,),
         )
     return _train_as_rank(args, config)
 
@@ -183,12 +181,10 @@ def _leave(
     args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
 ) -> int:
     """The exit status of this rank, or 0 where the run's is asked for in a file."""
-    from mlperf_bert import stop_request
-
-    missed = stop_request.EXIT_STATUS if stopped_by else EXIT_TARGET_MISSED
+    missed = STOPPED if stopped_by else TARGET_MISSED
     status = 0 if reached else missed
     if args.status_file is None:
         return status
-    if info.rank == 0:
-        args.status_file.write_text(f"{status}\n")
+    if info.rank == 0 and not write_status(args.status_file, status):
+        return status
     return 0

@@ -1,0 +1,21 @@
+"""Short runs in this process, which begin anew or go on."""
+
+from pathlib import Path
+
+from mlperf_bert.__main__ import main
+
+MISSED = 3
+DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+
+
+def run_train(
+    config: Path, data: Path, directory: Path, *settings: str, resume: str | Path | None = None
+) -> int:
+    sets = [word for setting in settings for word in ("--set", setting)]
+    extra = [] if resume is None else ["--resume", str(resume)]
+    places = ["--data", str(data), "--run-dir", str(directory)]
+    return main(["train", "--config", str(config), *places, *sets, *extra])
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "run_0/checkpoints/step_00000020/model.safetensors").read_bytes()
