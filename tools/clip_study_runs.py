@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.build_start import make_model
 from mlperf_bert.build_loader import make_planner
+from mlperf_bert.build_start import make_model
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_tables, load_config
 from mlperf_bert.config_sections import ClipSection

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mlperf_bert.build_start import make_model
 from mlperf_bert.build_loader import make_planner
+from mlperf_bert.build_start import make_model
 from mlperf_bert.build_step import build_step
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config

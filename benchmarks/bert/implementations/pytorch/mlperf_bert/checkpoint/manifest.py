@@ -4,19 +4,17 @@ No torch. Everything read is taken for hostile: names are of a fixed form, so th
 elsewhere, sizes are bounded, and a file is used only where its digest is the manifest's.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.errors import CheckpointError, DataError
-from mlperf_bert.untrusted import in_brief
+from mlperf_bert.untrusted import file_sha256, in_brief, read_regular_file
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -82,8 +80,7 @@ def resolve(directory: Path) -> Path:
     if (directory / MANIFEST).is_file():
         return directory
     try:
-        with (directory / LATEST).open("rb") as file:
-            name = file.read(100).decode("ascii").strip()
+        name = read_regular_file(directory / LATEST, 100).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         problem = f"holds no {MANIFEST} and no {LATEST}"
         raise CheckpointError(str(directory), problem, "give a checkpoint directory") from None
@@ -124,15 +121,15 @@ def read_config(directory: Path) -> RunConfig:
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
     """Raise CheckpointError unless each named file is there with its size and digest."""
     for name in names:
-        path = directory / name
-        entry = manifest.files.get(name)
-        try:
-            status = path.stat()
-        except OSError:
-            status = None
-        if entry is None or status is None or not S_ISREG(status.st_mode):
+        path, entry = directory / name, manifest.files.get(name)
+        if entry is None or not path.exists():
             raise CheckpointError(str(path), "is missing", ELSE)
-        if status.st_size != entry.size or _sha256(path) != entry.sha256:
+        try:
+            is_same = path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+            raise CheckpointError(str(path), problem, ELSE) from None
+        if not is_same:
             raise CheckpointError(str(path), "differs from its digest", ELSE)
 
 
@@ -145,12 +142,3 @@ def _file_entry(record: Record) -> FileEntry:
     if not _SHA256.fullmatch(sha256):
         raise record.error("sha256", f"is {in_brief(sha256)}, not a digest")
     return FileEntry(record.integer("size"), sha256)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise CheckpointError(str(path), problem, ELSE) from None

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
@@ -16,6 +15,7 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.errors import CheckpointError, DataError
+from mlperf_bert.outcome import Status, as_status
 from mlperf_bert.untrusted import in_brief
 
 _MOST_NUMBERS = 1000
@@ -35,7 +35,7 @@ class CheckpointState:
     vocabulary_sha256: str
     data_sha256: str = "unknown"  # of both sets
     world_size: int = 1
-    ended: Literal["success", "aborted"] | None = None  # how, where the run is over
+    ended: Status | None = None  # how, where the run is over
     seconds: float = 0.0  # of training, all parts of the run together
     skipped_in_a_row: int = 0  # steps up to this one
     best_mlm_accuracy: float | None = None  # of all weights that were evaluated
@@ -72,9 +72,9 @@ def verify(directory: Path) -> CheckpointState:
 
 
 def _parse(record: Record) -> CheckpointState:
-    ended = record.text("ended") if record.has("ended") else None
-    if ended not in (None, "success", "aborted"):
-        raise record.error("ended", f"is {in_brief(ended)}")
+    ended = as_status(record.text("ended")) if record.has("ended") else None
+    if ended is None and record.has("ended"):
+        raise record.error("ended", f"is {in_brief(record.text('ended'))}")
     health = record.record("health")
     if len(health.values) > _MOST_NUMBERS:
         raise record.error("health", f"has {len(health.values)} entries")
@@ -86,7 +86,7 @@ def _parse(record: Record) -> CheckpointState:
         vocabulary_sha256=record.text("vocabulary_sha256"),
         data_sha256=record.text("data_sha256"),
         world_size=record.integer("world_size", low=1, high=10**6),
-        ended=ended,  # type: ignore[arg-type]  # one of its values, checked above
+        ended=ended,
         seconds=record.number("seconds"),
         skipped_in_a_row=record.integer("skipped_in_a_row", high=10**6),
         best_mlm_accuracy=_accuracy(record, "best_mlm_accuracy"),
