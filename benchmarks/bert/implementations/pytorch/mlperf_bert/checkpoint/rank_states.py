@@ -43,10 +43,11 @@ def set_rank_states(
 
     Raises IndexError, RuntimeError or TypeError where they are no states of these.
     """
+    # Clones: torch reads from the beginning of a tensor's storage, whatever part of it is meant.
     if "cpu" in states:
-        torch.set_rng_state(states["cpu"][rank])
+        torch.set_rng_state(states["cpu"][rank].clone())
     if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"][rank], device)
+        torch.cuda.set_rng_state(states["cuda"][rank].clone(), device)
     for name, tensor in fp8_state.items():
         if f"{_FP8}{name}" in states:
             tensor.copy_(states[f"{_FP8}{name}"][rank])
