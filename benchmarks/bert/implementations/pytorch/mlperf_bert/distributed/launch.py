@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from mlperf_bert.distributed.fresh_store import fresh_store
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
 
@@ -120,9 +121,15 @@ def init_process_group(
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
+    where, store = rendezvous(info, environ), None
+    if where == "env://" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        meet = dist.rendezvous  # type: ignore[attr-defined]
+        theirs, _, _ = next(meet(where, info.rank, info.world_size, timeout=timeout))
+        store = fresh_store(theirs, info.rank, info.world_size, timeout)
     dist.init_process_group(
         backend=backend,
-        init_method=rendezvous(info, environ),
+        init_method=None if store else where,
+        store=store,
         rank=info.rank,
         world_size=info.world_size,
         timeout=timeout,
