@@ -158,6 +158,7 @@ def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == {
         "backend": "gloo",
         "init_method": "tcp://127.0.0.1:29500",
+        "store": None,
         "rank": 1,
         "world_size": 2,
         "timeout": wait,
