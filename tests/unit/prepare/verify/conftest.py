@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from verify_cases import copy_of, make_pair
 
 

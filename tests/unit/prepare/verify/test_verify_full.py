@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.prepare.verify.contents import COPY_BITS, masked_count_table
+from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
 from verify_cases import (
     VOCAB_SIZE,
     Arrays,
@@ -21,11 +26,6 @@ from verify_cases import (
     spoil,
     write_vocabulary,
 )
-
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import read_sidecar
-from mlperf_bert.prepare.verify.contents import COPY_BITS, masked_count_table
-from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
 
 MASK, SEP, CLS, PAD = 4, 3, 2, 0
 
