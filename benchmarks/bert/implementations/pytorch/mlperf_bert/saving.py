@@ -65,7 +65,6 @@ class Saving:
         self._started = time.perf_counter()
         self._last_saved = start.step
         self._best = -1.0
-        self._best_is_due = False
 
     def prepare(self) -> None:
         """Take what memory it needs, in the untimed init phase."""
@@ -110,13 +109,12 @@ class Saving:
         """Begin a checkpoint where one is due; `evaluated` is a result that came now."""
         self._tell()
         accuracy = _accuracy_of(evaluated, samples)
-        if accuracy is not None and accuracy > self._best:
-            self._best, self._best_is_due = accuracy, True
-        if not (self.is_due(step, step_s) or self._best_belongs_after(step, step_s)):
+        is_best = accuracy is not None and accuracy > self._best
+        if accuracy is not None:
+            self._best = max(self._best, accuracy)
+        if not (self.is_due(step, step_s) or (is_best and self._best_is_due(step, step_s))):
             return
-        if self._writer.begin(self._state(step, samples, accuracy)):
-            self._best_is_due = False
-        else:
+        if not self._writer.begin(self._state(step, samples, accuracy)):
             self._reporter.line(
                 f"no checkpoint after step {step}: the one before is still being written; "
                 "raise checkpoint.interval_steps, or write to a faster disk"
@@ -190,9 +188,10 @@ class Saving:
             return checkpoint.interval_steps
         return None if step_s is None else math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
 
-    def _best_belongs_after(self, step: int, step_s: float | None) -> bool:
+    def _best_is_due(self, step: int, step_s: float | None) -> bool:
+        """Whether a best evaluation after this step is saved."""
         interval, since = self._interval(step_s), step - self._last_saved
-        if interval is None or not self._best_is_due:
+        if interval is None:
             return False
         is_auto = self._config.checkpoint.interval_steps == "auto"
         return since >= (BEST_SHARE * interval if is_auto else 1)
