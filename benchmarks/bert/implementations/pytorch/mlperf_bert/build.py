@@ -41,7 +41,7 @@ from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.open_data import RunData, open_data
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.progress import Reporter
-from mlperf_bert.resume import Start, check_data
+from mlperf_bert.resume import NEW_RUN, Start, check_data
 from mlperf_bert.run_directory import RunDirectory
 from mlperf_bert.saving import Saving
 from mlperf_bert.seeds import choose_seed
@@ -85,10 +85,10 @@ def build(
     info: RankInfo,
     device: torch.device,
     init_checkpoint: Path | None,
-    start: Start,
-    whereabouts: Whereabouts,
     process: MpiProcess | None = None,
     cache_cleared: bool = False,
+    start: Start = NEW_RUN,
+    whereabouts: Whereabouts | None = None,
 ) -> Parts:
     """Build this rank's parts; the process group exists already. Raises on contradictions.
 
@@ -124,7 +124,7 @@ def _assemble(
     directory: RunDirectory,
     info: RankInfo,
     device: torch.device,
-    whereabouts: Whereabouts,
+    whereabouts: Whereabouts | None,
     log: MlperfLog,
     reporter: Reporter,
 ) -> Parts:
@@ -144,7 +144,7 @@ def _assemble(
         info=info,
         device=device,
         directory=directory,
-        whereabouts=whereabouts,
+        whereabouts=whereabouts or Whereabouts(),
         model=model,
         optimizer=optimizer,
         step=step,

@@ -48,6 +48,9 @@ class Start:
         return 0 if self.state is None else self.state.samples
 
 
+NEW_RUN = Start()
+
+
 def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start:
     """What `--resume` means here: "none", "auto", or a directory with a checkpoint.
 
@@ -55,10 +58,10 @@ def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start
     CheckpointError or ConfigError where the run cannot go on from what was asked for.
     """
     if resume == "none":
-        return Start()
+        return NEW_RUN
     if resume != "auto":
         return _from_elsewhere(Path(resume), config)
-    return _newest_of(directory, config) if directory.exists else Start()
+    return _newest_of(directory, config) if directory.exists else NEW_RUN
 
 
 def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:

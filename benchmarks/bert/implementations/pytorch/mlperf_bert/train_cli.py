@@ -110,10 +110,10 @@ def _train_as_rank(
             info,
             device,
             args.init_checkpoint,
-            start,
-            whereabouts,
             process,
             cache_cleared=args.cache_cleared,
+            start=start,
+            whereabouts=whereabouts,
         )
         with parts.reporter, closing(parts.metrics_file), closing(parts.log):
             parts.reporter.line(in_words(parts))
@@ -147,7 +147,7 @@ def _agree_on_start(
     """Where the run begins, as rank 0 finds it."""
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
-    from mlperf_bert.resume import Start, find_start
+    from mlperf_bert.resume import NEW_RUN, find_start
 
     # torchrun counts restarts of a node by its own ranks' failures.
     is_restart = max(from_all_ranks(info, restart_count())) > 0
@@ -157,7 +157,7 @@ def _agree_on_start(
     if resume == "auto" and args.run_dir is None:
         remedy = "give the directory of the run to go on with"
         raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
-    found = [Start()]
+    found = [NEW_RUN]
 
     def find() -> None:
         found[0] = find_start(resume, directory, config)
