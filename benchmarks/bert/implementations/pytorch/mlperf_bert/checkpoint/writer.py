@@ -131,7 +131,7 @@ class CheckpointWriter:
         if self._are_busy(self._statuses()):
             return False
         if self._info.rank == 0:
-            sweep(self._directory)  # parts of ranks that went on when another had failed
+            sweep(self._directory)
         self._writing, self._error = state.step, None
         self._abandoned.clear()
         snapshot = self._copy(state)
@@ -161,6 +161,8 @@ class CheckpointWriter:
             silence.heard(sum(each.written_bytes for each in statuses))
             time.sleep(POLL_S)
         if error is not None:
+            if self._info.rank == 0 and not statuses[0].gives_up:
+                sweep(self._directory)  # parts of ranks that went on when another had failed
             final = step_directory(self._directory, self._writing)
             raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
 
