@@ -156,7 +156,7 @@ def _evaluations(log: RunLog) -> tuple[Evaluation, ...]:
     for record in log.named("eval_accuracy"):
         samples = record.metadata.get("samples_count") or record.metadata.get("epoch_num")
         is_right = is_number(record.value) and 0 <= record.value <= 1
-        if type(samples) is not int or samples < 0 or not is_right:
+        if type(samples) is not int or not 0 <= samples < 2**63 or not is_right:
             problem = f"has an eval_accuracy of {in_brief(record.value)} at {in_brief(samples)}"
             raise DataError(log.name, problem, "its epoch_num must say the samples trained by then")
         if found and samples <= found[-1].samples:
