@@ -84,18 +84,20 @@ def test_a_rank_that_stops_ends_the_job(tiny: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.real
-def test_a_run_that_is_asked_to_end_goes_on_later(
-    two_ranks: Setup, expected: Undisturbed, tmp_path: Path
-) -> None:
+def test_a_run_that_is_asked_to_end_goes_on_later(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of a larger model: ranks agree once a second, and then there must be steps left."""
+    larger = ("model.num_layers=8", "model.intermediate_size=512")
+    two_ranks = Setup(*tiny, ranks=2, settings=(*SETTINGS, *DROPOUT, *larger))
+    expected = undisturbed(two_ranks, tmp_path / "undisturbed")
     run = Run(tmp_path / "run")
     stopped_at = 0
     for number in (signal.SIGTERM, signal.SIGINT):
         with two_ranks.start(run, "--resume", "auto") as job:
-            await_step(job, run, stopped_at + 10)
+            await_step(job, run, stopped_at + 5)
             job.process.send_signal(number)
             assert job.ended(SLACK_S) == STOPPED, job.printed()
         assert run.resumed_from() == stopped_at
-        assert stopped_at + 10 <= run.last_step() < STEPS
+        assert stopped_at + 5 <= run.last_step() < STEPS
         stopped_at = run.last_step()
         assert run.newest_step() == stopped_at
         expected.check_so_far(run)
