@@ -10,4 +10,6 @@ ruff check .
 mypy
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 hadolint Dockerfile
-OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile "$@"
+# Where even --timeout of pyproject.toml cannot end a test, its process shows all stacks and ends.
+OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --max-worker-restart 0 \
+    -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true "$@"
