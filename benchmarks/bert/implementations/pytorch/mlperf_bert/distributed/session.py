@@ -1,6 +1,8 @@
 """One process's time among the ranks: find out who it is, join the others, leave in order."""
 
 import gc
+import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -81,9 +83,7 @@ def in_session(
     `whereabouts`, which `run` keeps up to date, every error names this rank and what it was doing,
     and the process is ended where it does nothing new for as long.
     `info` is who this process is, where that is not what the launcher says (reader_roles.py).
-    `run` is a function so that all it built is gone when the group is left: a process group kept
-    alive by a wrapped model or a reference cycle loses its threads at interpreter exit, which
-    gloo answers with SIGABRT (seen in 3 of 6 evaluations on two ranks).
+    `run` is a function so that all it built is gone when the group is left (`_leave`).
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
@@ -107,5 +107,20 @@ def in_session(
             if status is not None or device.type == "cpu":
                 # After an error NCCL would wait for graphs and kernels that never end, and the
                 # error's message with it; the process leaves without (__main__.entry).
-                shutdown()
-                gc.collect()
+                _leave()
+
+
+def _leave() -> None:
+    """Leave the process group when nothing else holds it any more, even after an error.
+
+    DistributedDataParallel is part of a reference cycle and holds the group. Collected after the
+    group was left, it ends gloo's threads while it has Python's lock; one that still has a hook of
+    ours to let go wants that lock, and both wait for ever (torch 2.13: once in 40 tries). Left to
+    the end of the interpreter, the threads end in SIGABRT (3 of 6 evaluations on two ranks).
+    """
+    error = sys.exception()
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)  # they hold what `run` built
+        error = error.__context__
+    gc.collect()
+    shutdown()
