@@ -1,120 +1,65 @@
-"""The sub-command `prepare`: its arguments and what they call; heavy imports wait until it runs."""
+"""The sub-command `prepare`: which source is asked for, and that its options go with it.
+
+Every source is a module of its own. Heavy imports wait until one runs.
+"""
 
 import argparse
 from pathlib import Path
+from typing import Protocol
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.machine import usable_cpus
+from mlperf_bert.prepare import embedded_cli, source_options, text_cli
 
-TEXT_DEFAULTS = (
-    ("max_seq_length", 512, "tokens of an example at most"),
-    ("max_predictions", 76, "masked positions of an example at most"),
-    ("dupe_factor", 10, "passes over the text"),
-)
+
+class SourceModule(Protocol):
+    """What a module must have to be a source of `prepare`."""
+
+    def add_arguments(
+        self, parser: argparse.ArgumentParser, source: argparse._ActionsContainer
+    ) -> None:
+        """Add what chooses the source to `source`, and options of its own to `parser`.
+
+        An option that is not given must be None, False or [], so that `run` sees it.
+        """
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prepare; the exit status."""
+
+
+# The argument that chooses a source -> its module, and the options that go with it.
+_SOURCES: dict[str, tuple[SourceModule, tuple[str, ...]]] = {
+    "text": (
+        text_cli,
+        ("vocab", *source_options.NUMBERS, "workers", "pick_eval", "split_sentences"),
+    ),
+    "embedded": (embedded_cli, ("config", "set", "seed")),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `prepare`."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--text", nargs="+", type=Path, metavar="FILE", help="UTF-8 text files, one shard each"
-    )
-    source.add_argument(
-        "--embedded",
-        action="store_true",
-        help="make DIR/train and DIR/eval from the documentation of this Python",
-    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    parser.add_argument("--vocab", type=Path, metavar="FILE", help="with --text: the vocabulary")
-    for name, value, text in TEXT_DEFAULTS:
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(
-            option, type=int, metavar="N", help=f"with --text: {text} (default {value})"
-        )
-    parser.add_argument("--seed", type=int, default=12345, metavar="N", help="default 12345")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: the cores of this process)"
-    )
-    parser.add_argument(
-        "--pick-eval", type=int, metavar="N", help="keep N examples, evenly out of all (10000)"
-    )
-    parser.add_argument(
-        "--split-sentences",
-        action="store_true",
-        help="the text is paragraphs, documents apart by an empty line",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="with --embedded: the run's")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="with --embedded: change settings of the config",
-    )
+    source_options.add_arguments(parser)
+    for module in dict.fromkeys(module for module, _ in _SOURCES.values()):
+        module.add_arguments(parser, source)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `prepare`. Raises ConfigError or DataError for what the user can mend."""
-    return _run_embedded(args) if args.embedded else _run_text(args)
+    name = next(name for name in _SOURCES if _is_given(args, name))
+    module, takes = _SOURCES[name]
+    for option in sorted({option for _, options in _SOURCES.values() for option in options}):
+        if option not in takes and _is_given(args, option):
+            problem = f"does not go with {_spelled(name)}"
+            raise ConfigError(_spelled(option), problem, "leave it out")
+    return module.run(args)
 
 
-def _run_embedded(args: argparse.Namespace) -> int:
-    from mlperf_bert.config_io import load_config
-    from mlperf_bert.prepare.corpus import prepare_embedded
-
-    if args.config is None:
-        raise ConfigError("--config", "is missing", "--embedded takes its settings from it")
-    text_only = ("vocab", "workers", "pick_eval", *(name for name, _, _ in TEXT_DEFAULTS))
-    _refuse(args, text_only, "it goes with --text; use --set for the config's settings")
-    if args.split_sentences:
-        raise ConfigError("--split-sentences", "does not go with --embedded", "leave it out")
-    config = load_config(args.config, args.set)
-    was_made = prepare_embedded(
-        args.out,
-        vocab_size=config.model.vocab_size,
-        max_seq_length=config.data.max_seq_length,
-        max_predictions=config.data.max_predictions,
-        dupe_factor=config.data.dupe_factor,
-        seed=args.seed,
-    )
-    if not was_made:
-        print(f"{args.out}: already prepared with these settings")
-    return 0
+def _is_given(args: argparse.Namespace, name: str) -> bool:
+    value = getattr(args, name)
+    return not (value is None or value is False or value == [])
 
 
-def _run_text(args: argparse.Namespace) -> int:
-    from mlperf_bert.prepare.build import prepare_text
-
-    if args.vocab is None:
-        raise ConfigError("--vocab", "is missing", "give the model's vocab.txt")
-    _refuse(args, ("config", "set"), "it goes with --embedded; leave it out")
-    sizes: dict[str, int] = {
-        name: value if getattr(args, name) is None else getattr(args, name)
-        for name, value, _ in TEXT_DEFAULTS
-    }
-    manifest = prepare_text(
-        args.text,
-        args.vocab,
-        args.out,
-        max_seq_length=sizes["max_seq_length"],
-        max_predictions=sizes["max_predictions"],
-        dupe_factor=sizes["dupe_factor"],
-        seed=args.seed,
-        workers=len(usable_cpus()) if args.workers is None else args.workers,
-        pick_eval=args.pick_eval,
-        split_sentences=args.split_sentences,
-    )
-    num_tokens = sum(length * count for length, count in enumerate(manifest.length_histogram))
-    print(
-        f"{args.out}: {manifest.num_samples} examples in {len(manifest.shards)} shards, "
-        f"mean length {num_tokens / manifest.num_samples:.1f}"
-    )
-    return 0
-
-
-def _refuse(args: argparse.Namespace, names: tuple[str, ...], remedy: str) -> None:
-    for name in names:
-        if getattr(args, name) not in (None, []):
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(option, "does not go with these options", remedy)
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
