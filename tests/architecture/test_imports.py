@@ -14,7 +14,7 @@ LEVELS = (
     {"errors", "compiled", "machine", "config_options", "untrusted"}
     | {"heartbeat", "status_file", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
-    | {"health", "line_file", "log_reader", "signal_watch"},
+    | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"environment", "outcome"},
@@ -35,7 +35,7 @@ LEVELS = (
     {"build_start"},
     {"build"},
     {"train", "bench", "reader_process", "stage_data", "system_cli"},
-    {"train_cli"},
+    {"train_cli", "convert"},
     {"doctor"},
     {"__main__"},
 )
@@ -57,6 +57,7 @@ OFFLINE = {"prepare", "plan", "package", "report"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
     "config_sections",
     "config_options",
+    "crc32c",
     "health",
     "log_reader",
     "machine",
