@@ -1,7 +1,7 @@
 """Text files to a prepared set: one shard a text file, in parallel, resumable, then the index."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,21 +70,60 @@ def prepare_text(
         split_sentences=split_sentences,
         pick_eval=pick_eval,
     )
-    _check_settings(settings, workers, len(texts))
-    jobs = _jobs(texts, vocab_path, out_dir, settings)
-    sizes = {path: _text_bytes(path) for path in texts}
-    _store_vocabulary(out_dir, vocabulary)
-    _clear_up(out_dir, jobs)
+    check_settings(settings, workers, len(texts))
+    jobs = shard_jobs(texts, vocab_path, out_dir, settings)
     # Once, here: all workers would compile at the same time, and write the same cache.
     compile_examples(vocabulary)
-    with progress_of(len(jobs), sum(sizes.values()), quiet=quiet) as advance:
-        for done, _ in finished(make_shard, jobs, workers, died=WORKER_DIED):
+    return make_set(
+        jobs,
+        make_shard,
+        vocabulary,
+        workers=workers,
+        with_baseline=with_baseline or pick_eval is not None,
+        corpus=corpus,
+        quiet=quiet,
+    )
+
+
+def make_set(
+    jobs: list[ShardJob],
+    make: Callable[[ShardJob], object],
+    vocabulary: Vocabulary,
+    *,
+    workers: int,
+    with_baseline: bool,
+    corpus: dict[str, str] | None,
+    quiet: bool,
+    words: tuple[str, str] = ("prepared", "texts"),
+) -> Manifest:
+    """Make what is not finished of these shards of one set, then its index.
+
+    Args:
+        jobs: of `shard_jobs`; `make` does one of them, and nothing where it is finished.
+        make: runs in worker processes, so it must be a function of a module, or a partial of one.
+        vocabulary: that of the jobs.
+        workers: processes; 1 works in this process.
+        with_baseline: store the context-free baseline.
+        corpus: provenance to store in the manifest.
+        quiet: show no progress.
+        words: of the progress, as `progress_of` takes them.
+
+    Raises:
+        DataError: as `make` does; a shard that was finished with other settings.
+    """
+    out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
+    sizes = {job.text_path: _source_bytes(job.text_path) for job in jobs}
+    _store_vocabulary(out_dir, vocabulary)
+    _clear_up(out_dir, jobs)
+    with progress_of(len(jobs), sum(sizes.values()), quiet=quiet, words=words) as advance:
+        for done, _ in finished(make, jobs, workers, died=WORKER_DIED):
             advance(done.text_path.name, sizes[done.text_path])
     manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
-    return _write_set_index(out_dir, manifest, with_baseline or pick_eval is not None)
+    return _write_set_index(out_dir, manifest, with_baseline)
 
 
-def _check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
+def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
+    """Raise ConfigError for what is out of range, or does not go with so many files."""
     ranges = {
         "max_seq_length": (settings.max_seq_length, 8, 65_535),
         "max_predictions": (settings.max_predictions, 1, 255),
@@ -103,9 +142,10 @@ def _check_settings(settings: ShardSettings, workers: int, num_texts: int) -> No
         raise ConfigError("pick_eval", problem, "give exactly one")
 
 
-def _jobs(
+def shard_jobs(
     texts: Sequence[Path], vocab_path: Path, out_dir: Path, settings: ShardSettings
 ) -> list[ShardJob]:
+    """One job a file, ordered by stem. Raises DataError where two names would give one shard."""
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
@@ -121,15 +161,15 @@ def _jobs(
     ]
 
 
-def _text_bytes(path: Path) -> int:
+def _source_bytes(path: Path) -> int:
     try:
         size = path.stat().st_size
     except OSError as error:
         problem = error.strerror or "is missing"
-        raise DataError(str(path), problem, "give a readable text file") from None
+        raise DataError(str(path), problem, "give a readable file") from None
     if not path.is_file() or size == 0:
         problem = "is empty" if path.is_file() else "is not a file"
-        raise DataError(str(path), problem, "give a file with text")
+        raise DataError(str(path), problem, "give a file that holds something")
     return size
 
 
