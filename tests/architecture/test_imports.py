@@ -34,7 +34,7 @@ LEVELS = (
     {"build_step", "build_evaluation", "build_loader", "saving"},
     {"build_start"},
     {"build"},
-    {"train", "bench", "reader_process", "stage_data", "system_cli"},
+    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli", "convert"},
     {"train_cli", "convert"},
     {"doctor"},
     {"__main__"},
@@ -67,6 +67,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
+CONVERT_MAY_IMPORT = "prepare.vocabulary"
 REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
     "data/balance.py",
@@ -142,6 +143,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "plan" and module.startswith(PLAN_MAY_IMPORT):
         return True
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
+        return True
+    if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
         return True
     if importer == "report" and module.startswith(REPORT_MAY_IMPORT):
         return True
