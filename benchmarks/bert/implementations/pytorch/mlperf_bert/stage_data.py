@@ -133,7 +133,8 @@ def _stage(
                 copy_whole(shard, copy)
             copy_file(sidecar_path(shard.path), sidecar_path(copy))
             advance(target.name, size)
-    copy_file(source / "vocab.txt", target / "vocab.txt")
+    vocabulary = reader.manifest.vocabulary_file
+    copy_file(source / vocabulary, target / vocabulary)
     for file in reader.manifest.index_files:
         copy_file(source / "index" / file.file, target / "index" / file.file)
     copy_file(source / "index" / "dataset.json", target / "index" / "dataset.json")

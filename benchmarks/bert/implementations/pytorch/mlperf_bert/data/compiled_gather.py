@@ -104,6 +104,7 @@ def fill(
     rows: NDArray[np.int64],
     spans: NDArray[np.int64],
     vocab_size: int,
+    has_pairs: bool,
     input_ids: NDArray[np.int64],
     position_ids: NDArray[np.int64],
     token_type_ids: NDArray[np.int64],
@@ -114,8 +115,9 @@ def fill(
 ) -> int:
     """Lay samples end to end; the arrays from `input_ids` on are written, shaped as in a batch.
 
-    `spans` are those that `measure` found good: the offsets are not read again, because a file
-    that changes in between must not move a write out of the batch.
+    Where samples are no pairs, segment B begins at their end. `spans` are those that `measure`
+    found good: the offsets are not read again, because a file that changes in between must not
+    move a write out of the batch.
 
     Returns:
         0, or the bits of those of CHECKED that hold a value out of range.
@@ -140,7 +142,7 @@ def fill(
         wrong |= (largest >= vocab_size) << 1
         starts_of_b = carray(_pointer(shard.segment_b_start), (shard.num_samples,), np.uint16)
         segment_b_start = np.int64(starts_of_b[row])
-        wrong |= (segment_b_start >= length) << 2
+        wrong |= (segment_b_start >= length if has_pairs else segment_b_start != length) << 2
         for position in range(length):
             position_ids[token + position] = position
             token_type_ids[token + position] = position >= segment_b_start

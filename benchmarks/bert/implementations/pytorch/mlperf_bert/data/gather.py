@@ -51,8 +51,9 @@ class Gatherer:
         batch.sample_ids.numpy()[:] = ids
         batch.mlm_denominator.fill_(mlm_denominator)
         batch.nsp_denominator.fill_(nsp_denominator)
-        vocab_size = self.reader.manifest.vocab_size
-        wrong = _fill(self._table, numbers, rows, spans, vocab_size, batch)
+        manifest = self.reader.manifest
+        has_pairs = manifest.segments == "pair"
+        wrong = _fill(self._table, numbers, rows, spans, manifest.vocab_size, has_pairs, batch)
         if wrong:
             first = (wrong & -wrong).bit_length() - 1
             raise self.reader.range_error(ids, CHECKED[first])
@@ -101,6 +102,7 @@ def _fill(
     rows: IntArray,
     spans: IntArray,
     vocab_size: int,
+    has_pairs: bool,
     batch: UnpaddedBatch,
 ) -> int:
     return fill(
@@ -109,6 +111,7 @@ def _fill(
         rows,
         spans,
         vocab_size,
+        has_pairs,
         batch.input_ids.numpy(),
         batch.position_ids.numpy(),
         batch.token_type_ids.numpy(),
@@ -124,7 +127,7 @@ def _compile() -> None:
     spans = np.zeros((0, 4), dtype=np.int64)
     try:
         measure(table, nothing, nothing, 1, 1, spans)
-        _fill(table, nothing, nothing, spans, 1, empty_batch((), ()))
+        _fill(table, nothing, nothing, spans, 1, True, empty_batch((), ()))
     except (OSError, EOFError, pickle.UnpicklingError) as error:
         where = cache_directory(fill) or "numba's cache"
         remedy = "delete its .nbi and .nbc files, or make room"

@@ -11,15 +11,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.file_checks import map_file
-from mlperf_bert.data.records import Record, read_record, write_json
-from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
+from mlperf_bert.data.records import Record, read_record, without_defaults, write_json
+from mlperf_bert.data.sidecar import SEGMENTS, Segments, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import MAX_JSON_BYTES, read_regular_file
 
@@ -28,6 +28,12 @@ REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again
 MISSING_REMEDY = "make the set with `mlperf_bert prepare`, or give its directory"
 
 OWN_DIGEST = "manifest_sha256"  # of the manifest's JSON without this key
+
+# What holds the vocabulary of a set: word pieces, or a tokenizer as `tokenizers` saves it.
+VocabularyFile = Literal["vocab.txt", "tokenizer.json"]
+VOCABULARY_FILES: tuple[VocabularyFile, ...] = ("vocab.txt", "tokenizer.json")
+# Keys of the manifest that are left out where they have these values.
+_DEFAULTS = {"segments": SEGMENTS[0], "vocabulary_file": VOCABULARY_FILES[0]}
 
 # File name -> dtype of the three arrays.
 INDEX_ARRAYS = (("lengths.u16", "<u2"), ("masked_counts.u8", "|u1"), ("order_by_length.u32", "<u4"))
@@ -98,6 +104,8 @@ class Manifest:
     index_files: tuple[IndexFile, ...] = ()
     baseline: Baseline | None = None
     corpus: dict[str, str] | None = None
+    segments: Segments = "pair"
+    vocabulary_file: VocabularyFile = "vocab.txt"
 
     @classmethod
     def load(cls, set_dir: Path) -> Self:
@@ -123,6 +131,8 @@ class Manifest:
             index_files=tuple(_parse_index_file(item) for item in record.records("index_files")),
             baseline=_parse_baseline(record),
             corpus=_parse_corpus(record),
+            segments=record.choice("segments", SEGMENTS),
+            vocabulary_file=record.choice("vocabulary_file", VOCABULARY_FILES),
         )
         _check_manifest(record, manifest)
         return manifest
@@ -130,6 +140,7 @@ class Manifest:
     def to_json(self) -> bytes:
         """The file's contents."""
         values = {"format_version": INDEX_FORMAT_VERSION, **asdict(self)}
+        values = without_defaults(values, _DEFAULTS)
         return write_json({**values, OWN_DIGEST: _digest_of(values)})
 
 

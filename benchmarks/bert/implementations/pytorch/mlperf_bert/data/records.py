@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import (
@@ -13,6 +13,8 @@ from mlperf_bert.untrusted import (
     parse_json_object,
     read_regular_file,
 )
+
+Word = TypeVar("Word", bound=str)
 
 _MOST_NAME_BYTES = 255  # of Linux file systems
 
@@ -53,6 +55,14 @@ class Record:
         if type(value) is not str or not value:
             raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
         return value
+
+    def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
+        """One of some words; the first of them where the key is not there."""
+        value = self.values.get(key, choices[0])
+        for choice in choices:
+            if type(value) is str and value == choice:
+                return choice
+        raise self.error(key, f"is {in_brief(value)}, not {' or '.join(choices)}")
 
     def file_name(self, key: str) -> str:
         """A bare file name, so that no record can point outside its directory."""
@@ -134,6 +144,17 @@ def _fits_a_directory(name: str) -> bool:
         return len(os.fsencode(name)) <= _MOST_NAME_BYTES
     except UnicodeEncodeError:
         return False
+
+
+def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without keys that have their default: what was added later leaves old files alone.
+
+    A file written before a key was there, and one written since that means the same, are equal
+    byte by byte, and so are their digests.
+    """
+    return {
+        key: value for key, value in values.items() if key not in defaults or defaults[key] != value
+    }
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:

@@ -34,8 +34,8 @@ def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
 
 
 def check_vocabulary_digest(set_dir: Path, manifest: Manifest) -> None:
-    """Raise DataError where `vocab.txt` is not the vocabulary that the set was made with."""
-    check_digest(set_dir / "vocab.txt", manifest.vocabulary_sha256, VOCABULARY_REMEDY)
+    """Raise DataError where a set's vocabulary file is not the one that it was made with."""
+    check_digest(set_dir / manifest.vocabulary_file, manifest.vocabulary_sha256, VOCABULARY_REMEDY)
 
 
 def check_index_file(set_dir: Path, file: IndexFile) -> None:

@@ -40,7 +40,7 @@ class Samples:
 
     input_ids: IntArray  # [T]
     lengths: IntArray  # [n]
-    segment_b_start: IntArray  # [n]: first position of segment B within the sample
+    segment_b_start: IntArray  # [n]: of segment B within the sample; its length: there is none
     masked_positions: IntArray  # [P]: positions within their sample
     masked_ids: IntArray  # [P]
     masked_counts: IntArray  # [n]
@@ -162,14 +162,14 @@ class SampleReader:
         """
         samples = self._collect(ids)
         # An out-of-range number would become an illegal memory access on a GPU, far from here.
-        for name, is_wrong in _out_of_range(samples, self.manifest.vocab_size).items():
+        for name, is_wrong in _out_of_range(samples, self.manifest).items():
             if is_wrong.any():
                 raise self.range_error(ids, name)
         return samples
 
     def range_error(self, ids: IntArray, name: str) -> DataError:
         """The error of samples, int64 [n], one of which has an `name` that is out of range."""
-        is_wrong = _out_of_range(self._collect(ids), self.manifest.vocab_size)[name]
+        is_wrong = _out_of_range(self._collect(ids), self.manifest)[name]
         numbers, rows = self.locate(ids)
         first = int(is_wrong.argmax())
         problem, remedy = f"is out of range in sample {rows[first]}", REMEDY
@@ -203,13 +203,16 @@ class SampleReader:
         )
 
 
-def _out_of_range(samples: Samples, vocab_size: int) -> dict[str, NDArray[np.bool_]]:
+def _out_of_range(samples: Samples, manifest: Manifest) -> dict[str, NDArray[np.bool_]]:
     """Array name -> which samples, bool [n], hold a value there that none may have."""
     lengths, counts = samples.lengths, samples.masked_counts
+    vocab_size, starts_of_b = manifest.vocab_size, samples.segment_b_start
     return {
         "input_ids": _largest(samples.input_ids, lengths) >= vocab_size,
         "masked_lm_ids": _largest(samples.masked_ids, counts) >= vocab_size,
-        "segment_b_start": samples.segment_b_start >= lengths,
+        "segment_b_start": (
+            starts_of_b >= lengths if manifest.segments == "pair" else starts_of_b != lengths
+        ),
         "masked_lm_positions": _largest(samples.masked_positions, counts) >= lengths,
         "next_sentence_label": samples.next_sentence_label > 1,
     }

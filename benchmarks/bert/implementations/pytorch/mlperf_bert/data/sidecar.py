@@ -2,14 +2,19 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mlperf_bert.data.records import Record, read_record, write_json
+from mlperf_bert.data.records import Record, read_record, without_defaults, write_json
 from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import in_brief
 
 SHARD_FORMAT_VERSION = 1
+
+# What an example is: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] and nothing to say of a next sentence.
+Segments = Literal["pair", "single"]
+SEGMENTS: tuple[Segments, ...] = ("pair", "single")  # the first where a file does not say
 REMEDY = "prepare this shard again with `mlperf_bert prepare`"
 
 # Dataset name -> dtypes it may have, little endian. Token ids are 16 bits wide where they fit.
@@ -49,6 +54,7 @@ class ShardSettings:
     dupe_factor: int
     split_sentences: bool
     pick_eval: int | None
+    segments: Segments = "pair"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +72,7 @@ class Sidecar:
     def to_json(self) -> bytes:
         """The file's contents."""
         values = {"format_version": SHARD_FORMAT_VERSION, **asdict(self)}
+        values["settings"] = without_defaults(values["settings"], {"segments": SEGMENTS[0]})
         return write_json(values)
 
 
@@ -104,6 +111,7 @@ def _parse_settings(record: Record) -> ShardSettings:
         dupe_factor=record.integer("dupe_factor", low=1),
         split_sentences=record.flag("split_sentences"),
         pick_eval=record.optional_integer("pick_eval", low=1),
+        segments=record.choice("segments", SEGMENTS),
     )
 
 
