@@ -1,0 +1,128 @@
+"""Writes the fixtures of tests/data/tensorflow with the real TensorFlow: `... OUT_DIRECTORY`.
+
+Run by tests/unit/convert/test_tensorflow_fixtures.py in an environment of its own; by hand:
+`pip install tensorflow-cpu==2.21.0`, then `PYTHONPATH=tests python THIS_FILE tests/data/tensorflow`.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_cases as cases
+
+V1_FORMAT = tf.compat.v1.train.SaverDef.V1
+V2_FORMAT = tf.compat.v1.train.SaverDef.V2
+
+
+def write_all(out: Path) -> None:
+    """Write every fixture below a directory."""
+    write_records(out / cases.RECORDS.name, "")
+    write_records(out / cases.RECORDS_GZ.name, "GZIP")
+    for path, version in ((cases.V2, V2_FORMAT), (cases.V1, V1_FORMAT)):
+        with tf.Graph().as_default():
+            for name, value in cases.bert_values().items():
+                tf.compat.v1.get_variable(name, initializer=value)
+            save(out / path.relative_to(cases.FIXTURES), version, sharded=False)
+    for path, version in ((cases.V2_SHARDS, V2_FORMAT), (cases.V1_SHARDS, V1_FORMAT)):
+        with tf.Graph().as_default():
+            make_odd_variables(cases.odd_values(version == V1_FORMAT))
+            save(out / path.relative_to(cases.FIXTURES), version, sharded=True)
+    write_objects(out / cases.OBJECTS.relative_to(cases.FIXTURES))
+
+
+def write_records(path: Path, compression: str) -> None:
+    """The project's own examples as the reference writes them: padded, one `Example` each."""
+    arrays = np.load(cases.EXAMPLES)
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for number in range(len(arrays["segment_b_start"])):
+            writer.write(example(arrays, number).SerializeToString(deterministic=True))
+
+
+def example(arrays: np.lib.npyio.NpzFile, number: int) -> tf.train.Example:
+    """Example `number`, with the reference's features."""
+    ids = _row(arrays, "input_ids", "offsets", number)
+    positions = _row(arrays, "masked_lm_positions", "masked_lm_offsets", number)
+    labels = _row(arrays, "masked_lm_ids", "masked_lm_offsets", number)
+    start_of_b = int(arrays["segment_b_start"][number])
+    segments = [int(place >= start_of_b) for place in range(len(ids))]
+    features = {
+        "input_ids": _integers(_padded(ids, cases.MAX_SEQ_LENGTH)),
+        "input_mask": _integers(_padded([1] * len(ids), cases.MAX_SEQ_LENGTH)),
+        "segment_ids": _integers(_padded(segments, cases.MAX_SEQ_LENGTH)),
+        "masked_lm_positions": _integers(_padded(positions, cases.MAX_PREDICTIONS)),
+        "masked_lm_ids": _integers(_padded(labels, cases.MAX_PREDICTIONS)),
+        "masked_lm_weights": tf.train.Feature(
+            float_list=tf.train.FloatList(value=_padded([1] * len(labels), cases.MAX_PREDICTIONS))
+        ),
+        "next_sentence_labels": _integers([int(arrays["next_sentence_label"][number])]),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+def _row(arrays: np.lib.npyio.NpzFile, name: str, offsets: str, number: int) -> list[int]:
+    start, end = arrays[offsets][number : number + 2]
+    return [int(value) for value in arrays[name][start:end]]
+
+
+def _padded(values: list[int], size: int) -> list[int]:
+    return values + [0] * (size - len(values))
+
+
+def _integers(values: list[int]) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+
+def make_odd_variables(values: dict[str, np.ndarray]) -> None:
+    """Unusual variables on two devices, of which each saves a shard, and some in parts."""
+    get = tf.compat.v1.get_variable
+    with tf.device("/cpu:0"):
+        for name, value in values.items():
+            dtype = tf.bfloat16 if name == "brain" else tf.as_dtype(value.dtype)
+            get(name, initializer=tf.cast(tf.constant(value), dtype))
+    with tf.device("/cpu:1"):
+        for name, value in cases.partitioned_values().items():
+            partitioner = tf.compat.v1.fixed_size_partitioner(*cases.PARTITIONED[name])
+            get(name, value.shape, initializer=_part_of(value), partitioner=partitioner)
+
+
+def _part_of(value: np.ndarray) -> Callable[..., np.ndarray]:
+    """An initializer that gives each part of a variable its own part of `value`."""
+
+    def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> np.ndarray:
+        starts = partition_info.var_offset
+        ranges = zip(starts, shape, strict=True)
+        return value[tuple(slice(start, start + size) for start, size in ranges)]
+
+    return initialize
+
+
+def save(path: Path, version: int, *, sharded: bool) -> None:
+    """Save the variables of the current graph."""
+    path.parent.mkdir(parents=True)
+    variables = tf.compat.v1.global_variables()
+    saver = tf.compat.v1.train.Saver(variables, sharded=sharded, write_version=version)
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+    with tf.compat.v1.Session(config=config) as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        saver.save(session, str(path), write_meta_graph=False, write_state=False)
+
+
+def write_objects(path: Path) -> None:
+    """A checkpoint of TensorFlow 2's own kind: names are paths through objects."""
+    path.parent.mkdir(parents=True)
+    root = tf.Module()
+    root.kernel = tf.Variable(cases.drawn("kernel", (4, 3)), name="kernel")
+    root.words = tf.Variable(["text", "is", "skipped"], name="words")
+    tf.train.Checkpoint(model=root).write(str(path))
+
+
+if __name__ == "__main__":
+    write_all(Path(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""What the TensorFlow fixtures hold: names and values, shared by their maker and by the tests.
+
+Numpy only, and nothing of the package: the maker runs in an environment that has just TensorFlow.
+Names are those of the first BERT release (https://github.com/google-research/bert).
+"""
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+FIXTURES = Path(__file__).parent / "data" / "tensorflow"
+GOLDEN = Path(__file__).parent / "golden" / "data"
+
+# A BERT that the fixtures hold: (words, positions, hidden, intermediate, layers).
+VOCAB_SIZE, POSITIONS, HIDDEN, INTERMEDIATE, LAYERS, HEADS = 45, 16, 8, 16, 2, 2
+STEP = 28252
+
+EXAMPLES = GOLDEN / "own_seq64_dupe3_seed12345.npz"
+MAX_SEQ_LENGTH, MAX_PREDICTIONS = 64, 10
+RECORDS = FIXTURES / "own_seq64_dupe3_seed12345.tfrecord"
+RECORDS_GZ = FIXTURES / "own_seq64_dupe3_seed12345.tfrecord.gz"
+
+# As Google's code counts: prefix of a checkpoint's files.
+V2 = FIXTURES / "bert_v2" / f"model.ckpt-{STEP}"
+V1 = FIXTURES / "bert_v1" / f"model.ckpt-{STEP}"
+V2_SHARDS = FIXTURES / "sharded_v2" / "model.ckpt"
+V1_SHARDS = FIXTURES / "sharded_v1" / "model.ckpt"
+OBJECTS = FIXTURES / "objects_v2" / "ckpt-1"
+
+
+def layer_shapes(number: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer of the encoder."""
+    prefix = f"bert/encoder/layer_{number}"
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in ("attention/self/query", "attention/self/key", "attention/self/value"):
+        shapes[f"{prefix}/{part}/kernel"] = (HIDDEN, HIDDEN)
+        shapes[f"{prefix}/{part}/bias"] = (HIDDEN,)
+    shapes[f"{prefix}/attention/output/dense/kernel"] = (HIDDEN, HIDDEN)
+    shapes[f"{prefix}/attention/output/dense/bias"] = (HIDDEN,)
+    shapes[f"{prefix}/intermediate/dense/kernel"] = (HIDDEN, INTERMEDIATE)
+    shapes[f"{prefix}/intermediate/dense/bias"] = (INTERMEDIATE,)
+    shapes[f"{prefix}/output/dense/kernel"] = (INTERMEDIATE, HIDDEN)
+    shapes[f"{prefix}/output/dense/bias"] = (HIDDEN,)
+    for part in ("attention/output", "output"):
+        shapes[f"{prefix}/{part}/LayerNorm/gamma"] = (HIDDEN,)
+        shapes[f"{prefix}/{part}/LayerNorm/beta"] = (HIDDEN,)
+    return shapes
+
+
+def weight_shapes() -> dict[str, tuple[int, ...]]:
+    """All weights of the BERT, with both heads."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "bert/embeddings/word_embeddings": (VOCAB_SIZE, HIDDEN),
+        "bert/embeddings/token_type_embeddings": (2, HIDDEN),
+        "bert/embeddings/position_embeddings": (POSITIONS, HIDDEN),
+        "bert/embeddings/LayerNorm/gamma": (HIDDEN,),
+        "bert/embeddings/LayerNorm/beta": (HIDDEN,),
+    }
+    for number in range(LAYERS):
+        shapes |= layer_shapes(number)
+    return shapes | {
+        "bert/pooler/dense/kernel": (HIDDEN, HIDDEN),
+        "bert/pooler/dense/bias": (HIDDEN,),
+        "cls/predictions/transform/dense/kernel": (HIDDEN, HIDDEN),
+        "cls/predictions/transform/dense/bias": (HIDDEN,),
+        "cls/predictions/transform/LayerNorm/gamma": (HIDDEN,),
+        "cls/predictions/transform/LayerNorm/beta": (HIDDEN,),
+        "cls/predictions/output_bias": (VOCAB_SIZE,),
+        "cls/seq_relationship/output_weights": (2, HIDDEN),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+
+
+def bert_values() -> dict[str, np.ndarray]:
+    """Weights, the optimizer's slots (the second moments all equal), and the step."""
+    values: dict[str, np.ndarray] = {"global_step": np.array(STEP, np.int64)}
+    for name, shape in weight_shapes().items():
+        values[name] = drawn(name, shape)
+        values[f"{name}/adam_m"] = drawn(f"{name}/adam_m", shape)
+        values[f"{name}/adam_v"] = np.full(shape, 0.25, np.float32)
+    return values
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Multiples of 2**-16 between -0.5 and 0.5 that look random: float32 [shape]."""
+    size = int(np.prod(shape, dtype=np.int64))
+    mixed = (np.arange(size) + zlib.crc32(name.encode())) * 2654435761 % 2**32 >> 16
+    return (mixed / 2**16 - 0.5).astype(np.float32).reshape(shape)
+
+
+def odd_values(v1: bool = False) -> dict[str, np.ndarray]:
+    """A scalar, an empty one, and other dtypes (bfloat16, which V1 files cannot hold, as float32)."""
+    values = {
+        "scalar": drawn("scalar", ()),
+        "empty": np.zeros((0, 3), np.float32),
+        "scope/cube": drawn("cube", (3, 2, 2)),
+        "half": drawn("half", (5,)).astype(np.float16),
+        "double": drawn("double", (5, 1)).astype(np.float64),
+        "int": np.array([-(2**31), -1, 0, 1, 2**31 - 1], np.int32),
+        "long": np.array([[-(2**63), -1, 0], [1, 300, 2**63 - 1]], np.int64),
+    }
+    if not v1:  # what bfloat16 holds exactly: eight bits of a fraction
+        values["brain"] = np.round(drawn("brain", (6,)) * 128).astype(np.float32) / 128
+    return values
+
+
+PARTITIONED = {"rows": (3, 0), "columns": (2, 1)}  # parts, axis
+
+
+def partitioned_values() -> dict[str, np.ndarray]:
+    """Variables that are kept in parts: along the first axis, and along the second."""
+    return {"rows": drawn("rows", (10, 3)), "columns": drawn("columns", (4, 9))}
