@@ -34,7 +34,7 @@ LEVELS = (
     {"build_step", "build_evaluation", "build_loader", "saving"},
     {"build_start"},
     {"build"},
-    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli", "convert"},
+    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"},
     {"train_cli", "convert"},
     {"doctor"},
     {"__main__"},
