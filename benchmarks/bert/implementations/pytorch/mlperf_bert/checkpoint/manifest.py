@@ -6,7 +6,7 @@ elsewhere, sizes are bounded, and a file is used only where its digest is the ma
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ STATE = "state.json"
 MODEL = "model.safetensors"
 FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
+VOCABULARIES = ("vocab.txt", "tokenizer.json")  # at most one, where it was at hand
 LATEST = "LATEST"
 ELSE = "use another checkpoint"
 
+_NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARIES))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -40,7 +42,10 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`, written last; `config` is as it stands there, see `read_config`."""
+    """`manifest.json`, written last; `config` is as it stands there, see `read_config`.
+
+    `origin` says where converted weights came from (convert/convert.py); training leaves it empty.
+    """
 
     step: int
     samples: int
@@ -49,10 +54,13 @@ class Manifest:
     commit: str | None
     config: Mapping[str, Any]
     files: Mapping[str, FileEntry]
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The file's contents."""
         values = asdict(self) | {"config": dict(self.config)}
+        if not self.origin:
+            del values["origin"]
         values["files"] = {name: asdict(entry) for name, entry in self.files.items()}
         return write_json({"format_version": FORMAT_VERSION, **values})
 
@@ -97,7 +105,7 @@ def read_manifest(directory: Path) -> Manifest:
         record.check_version(FORMAT_VERSION)
         files = record.record("files")
         for name in files.values:
-            if name not in (MODEL, STATE, FP8, RANK_STATES) and not _SHARD_NAME.fullmatch(name):
+            if name not in _NAMES and not _SHARD_NAME.fullmatch(name):
                 raise files.error(in_brief(name), "is no file of a checkpoint")
         return Manifest(
             step=record.integer("step"),
@@ -107,6 +115,7 @@ def read_manifest(directory: Path) -> Manifest:
             commit=record.text("commit") if record.has("commit") else None,
             config=record.record("config").values,
             files={name: _file_entry(files.record(name)) for name in files.values},
+            origin=_origin(record),
         )
     except DataError as error:
         raise CheckpointError(*error.args) from None
@@ -131,6 +140,13 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
             raise CheckpointError(str(path), problem, ELSE) from None
         if not is_same:
             raise CheckpointError(str(path), "differs from its digest", ELSE)
+
+
+def _origin(record: Record) -> dict[str, str]:
+    if not record.has("origin"):
+        return {}
+    origin = record.record("origin")
+    return {name: origin.text(name) for name in origin.values}
 
 
 def _is_whole(path: Path) -> bool:

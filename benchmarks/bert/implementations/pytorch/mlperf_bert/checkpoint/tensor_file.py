@@ -7,8 +7,9 @@ header padded with blanks to a multiple of 8, then the tensors without gaps.
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import FileEntry
+
+Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape
 
 _PIECE_BYTES = 4 * 2**20
 _DTYPES = {
@@ -40,12 +43,26 @@ def write_tensors(
     `tensors` are contiguous, on the CPU and of one of the dtypes above; `wrote` is told of each
     piece. Raises OSError.
     """
+    kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return write_one_by_one(path, kinds, tensors.__getitem__, metadata, wrote)
+
+
+def write_one_by_one(
+    path: Path,
+    kinds: Mapping[str, Kind],
+    make: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None = None,
+    wrote: Callable[[int], None] = lambda num_bytes: None,
+) -> FileEntry:
+    """As `write_tensors`, with one tensor at a time in memory: `make` gives the one of a name.
+
+    `kinds` are dtype and shape of each.
+    """
     # The format wants the tensors aligned: those with the widest elements first.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    header = _header(ordered, metadata)
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1][0].itemsize, item[0]))
     digest, size = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
-        for contents in (header, *(_bytes_of(tensor) for _, tensor in ordered)):
+        for contents in _contents(ordered, make, metadata):
             for start in range(0, len(contents), _PIECE_BYTES):
                 piece = contents[start : start + _PIECE_BYTES]
                 written = 0
@@ -58,15 +75,26 @@ def write_tensors(
     return FileEntry(size, digest.hexdigest())
 
 
-def _header(ordered: list[tuple[str, Tensor]], metadata: Mapping[str, str] | None) -> memoryview:
+def _contents(
+    ordered: list[tuple[str, Kind]],
+    make: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None,
+) -> Iterator[memoryview]:
+    yield _header(ordered, metadata)
+    for name, kind in ordered:
+        tensor = make(name)
+        assert (tensor.dtype, tuple(tensor.shape)) == kind
+        yield _bytes_of(tensor)
+
+
+def _header(ordered: list[tuple[str, Kind]], metadata: Mapping[str, str] | None) -> memoryview:
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    for name, tensor in ordered:
-        stop = start + tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape)
+    for name, (dtype, shape) in ordered:
+        stop = start + math.prod(shape) * dtype.itemsize
         entries[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": shape,
+            "dtype": _DTYPES[dtype],
+            "shape": list(shape),
             "data_offsets": [start, stop],
         }
         start = stop

@@ -8,6 +8,7 @@ from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import in_brief, read_regular_file
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_REMEDY = "give the model's vocab.txt, one token a line"
 _MAX_BYTES = 64 * 2**20  # the largest in use, of several languages, have 5 MB
 
 
@@ -55,26 +56,31 @@ def load_vocabulary(path: Path) -> Vocabulary:
     Raises DataError when the file is missing, not UTF-8, has an empty or repeated token, lacks one
     of the five special tokens or has no other.
     """
-    remedy = "give the model's vocab.txt, one token a line"
     try:
         contents = read_regular_file(path, _MAX_BYTES)
-        text = contents.decode("utf-8")
     except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+        raise DataError(str(path), error.strerror or "cannot be read", _REMEDY) from None
+    return parse_vocabulary(contents, str(path))
+
+
+def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
+    """Of a file's contents, as `load_vocabulary`; `where` opens every error message."""
+    try:
+        text = contents.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(str(path), f"is not UTF-8 at byte {error.start}", remedy) from None
+        raise DataError(where, f"is not UTF-8 at byte {error.start}", _REMEDY) from None
     tokens = tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
     ids: dict[str, int] = {}
     for number, token in enumerate(tokens):
         if not token:
-            raise DataError(f"{path}: line {number + 1}", "is empty", remedy)
+            raise DataError(f"{where}: line {number + 1}", "is empty", _REMEDY)
         if token in ids:
             problem = f"repeats {in_brief(token)} of line {ids[token] + 1}"
-            raise DataError(f"{path}: line {number + 1}", problem, remedy)
+            raise DataError(f"{where}: line {number + 1}", problem, _REMEDY)
         ids[token] = number
     for token in SPECIAL_TOKENS:
         if token not in ids:
-            raise DataError(str(path), f"has no token {token}", remedy)
+            raise DataError(where, f"has no token {token}", _REMEDY)
     if len(tokens) == len(SPECIAL_TOKENS):
-        raise DataError(str(path), "has only the special tokens", remedy)
+        raise DataError(where, "has only the special tokens", _REMEDY)
     return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)
