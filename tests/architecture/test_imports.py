@@ -78,6 +78,7 @@ NUMPY_ONLY = {
     "data/even_slots.py",
     "data/exchange_routes.py",
     "data/index.py",
+    "data/mask_counts.py",
     "data/packing.py",
     "data/permutation.py",
     "data/sampler.py",

@@ -1,6 +1,8 @@
 """A config's data becomes step plans, and the loader that brings a rank its batches."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.balance import Balance, CostModel
@@ -13,6 +15,8 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.mask_counts import CountsByLength, masked_count_table
+from mlperf_bert.data.masking import STATIC, DynamicMasks, Masks
 from mlperf_bert.data.mpi_pair import Pair
 from mlperf_bert.data.mpi_source import MpiSource
 from mlperf_bert.data.read_ahead import ReadAhead
@@ -30,6 +34,12 @@ def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanne
     """The step planner of the whole job."""
     data, parallel = config.data, config.parallel
     linear, quadratic = config.cost_coefficients
+    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
+    if data.masking == "dynamic":
+        table = masked_count_table(
+            index.manifest.max_seq_length, data.max_predictions, data.masking_rate
+        )
+        masked_counts = CountsByLength(index.lengths, table)
     return StepPlanner(
         make_sampler(
             data.sampler,
@@ -40,7 +50,7 @@ def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanne
             quantiles=data.quantiles,
         ),
         index.lengths,
-        index.masked_counts,
+        masked_counts,
         world_size=parallel.world_size,
         grad_accum_steps=parallel.grad_accum_steps,
         loss_normalization=config.optim.loss_normalization,
@@ -70,13 +80,34 @@ def build_loader(
     `process` is this rank among trainers and readers, where there are readers. Every rank must call
     it at the same time.
     """
-    others = _source_with_others(config, reader, seed, info, process)
+    masks = on_every_rank(info, lambda: _make_masks(config, reader, seed, device))
+    others = _source_with_others(config, reader, seed, info, process, masks)
     shapes = _capacities(config, planner)
     loader = on_every_rank(
         info,
-        lambda: _make_loader(config, planner, reader, info, device, others, shapes, first_step),
+        lambda: _make_loader(
+            config, planner, reader, info, device, others, masks, shapes, first_step
+        ),
     )
     return loader, shapes
+
+
+def _make_masks(config: RunConfig, reader: SampleReader, seed: int, device: torch.device) -> Masks:
+    if config.data.masking == "static":
+        return STATIC
+    return DynamicMasks(
+        reader.set_dir,
+        reader.manifest,
+        rate=config.data.masking_rate,
+        max_predictions=config.data.max_predictions,
+        seed=derive_seed(seed, "masks"),
+        pin_memory=_is_pinned(config, device),
+    )
+
+
+def _is_pinned(config: RunConfig, device: torch.device) -> bool:
+    """Whether batches go to the device from page-locked memory; DALI's has its own."""
+    return device.type == "cuda" and config.data.loader != "dali"
 
 
 def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
@@ -98,16 +129,18 @@ def _make_loader(
     info: RankInfo,
     device: torch.device,
     others: BatchSource | None,
+    masks: Masks,
     shapes: tuple[StaticShape, ...],
     first_step: int,
 ) -> Loader:
-    is_dali = config.data.loader == "dali"
     source, read_ahead = others, None
     if source is None:
-        gatherer = Gatherer(reader, pin_memory=device.type == "cuda" and not is_dali)
-        source = DirectSource(gatherer, info.rank)
+        # Where masks are drawn, the batch that they are drawn into is the one that is sent.
+        is_sent = config.data.masking == "static"
+        gatherer = Gatherer(reader, pin_memory=is_sent and _is_pinned(config, device))
+        source = DirectSource(gatherer, info.rank, masks)
         read_ahead = ReadAhead(gatherer, info.rank)
-    if is_dali:
+    if config.data.loader == "dali":
         source = DaliSource(source, device)
     forwards = config.parallel.grad_accum_steps
     staging = CapacityStaging(shapes, forwards, device) if shapes else None
@@ -122,6 +155,7 @@ def _source_with_others(
     seed: int,
     info: RankInfo,
     process: MpiProcess | None,
+    masks: Masks,
 ) -> BatchSource | None:
     """What brings the batches where this rank does not read them all by itself.
 
@@ -129,11 +163,11 @@ def _source_with_others(
     """
     check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:
-        source = MpiSource(Pair(process.world, process.role.partner), info.rank)
+        source = MpiSource(Pair(process.world, process.role.partner), info.rank, masks)
         on_every_rank(info, lambda: source.set_up(seed))
         return source
     group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
     if group is None:
         return None
     token = token_dtype(config.model.vocab_size)
-    return ExchangeSource(reader, info.rank, group, config.data.deal, token)
+    return ExchangeSource(reader, info.rank, group, config.data.deal, token, masks)

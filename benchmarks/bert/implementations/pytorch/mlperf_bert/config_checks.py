@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from mlperf_bert.config_sections import STORED_MASKING_RATE
 from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
     "data.corpus": "prepared",
     "data.max_seq_length": 512,
     "data.max_predictions": 76,
+    "data.masking": "static",
+    "model.objective": "mlm_nsp",
     "optim.name": "lamb",
     "clip.max_norm": 1.0,
     "eval.interval_samples": "mlperf",
@@ -35,6 +38,8 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
 BIASED_SAMPLERS = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))
 # Of the clip policies, those whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
+# 0.15 to 0.3 are usual; above 0.4 the shortest sequences have fewer tokens than are to be masked.
+LEAST_MASKING_RATE, MOST_MASKING_RATE = 0.05, 0.4
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are as even
 
 
@@ -90,6 +95,7 @@ def check_ranges(config: "RunConfig") -> None:
         if not 0 <= value < 1:
             raise ConfigError(field, f"is {value}", "set it to at least 0 and below 1")
     _check_run(config)
+    _check_masking(config)
     _check_eval(config)
     at_least_zero = {
         "optim.learning_rate": config.optim.learning_rate,
@@ -115,6 +121,24 @@ def _check_run(config: "RunConfig") -> None:
     if not 1 < run.straggler_factor < float("inf"):
         problem = f"is {run.straggler_factor}"
         raise ConfigError("run.straggler_factor", problem, "set it to a finite number above 1")
+
+
+def _check_masking(config: "RunConfig") -> None:
+    data = config.data
+    if not LEAST_MASKING_RATE <= data.masking_rate <= MOST_MASKING_RATE:
+        problem = f"is {data.masking_rate}"
+        remedy = f"set it within {LEAST_MASKING_RATE} .. {MOST_MASKING_RATE}"
+        raise ConfigError("data.masking_rate", problem, remedy)
+    if data.masking == "static":
+        if data.masking_rate != STORED_MASKING_RATE:
+            problem = f"is {data.masking_rate} with data.masking 'static'"
+            remedy = f"use 'dynamic': prepared sets are masked at {STORED_MASKING_RATE}"
+            raise ConfigError("data.masking_rate", problem, remedy)
+        return
+    needed = round(data.masking_rate * data.max_seq_length)
+    if needed > data.max_predictions:
+        problem = f"is {data.max_predictions}, data.masking_rate asks for {needed}"
+        raise ConfigError("data.max_predictions", problem, "raise it to that, or lower the rate")
 
 
 def _steps(value: int | str) -> int:

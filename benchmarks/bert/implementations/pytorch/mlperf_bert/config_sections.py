@@ -9,6 +9,8 @@ from typing import Literal
 AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 HeadName = Literal["full", "chunked"]
+Objective = Literal["mlm_nsp", "mlm"]
+Masking = Literal["static", "dynamic"]
 SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
 BalancePolicy = Literal[
     "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
@@ -24,6 +26,8 @@ AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
+
+STORED_MASKING_RATE = 0.15  # of every prepared set: BERT's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +57,8 @@ class ModelSection:
     In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
     `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
     `kernels` says who computes what is around the products (`model/blocks.py`); `head = "chunked"`
-    trains the masked-LM head in a bounded number of rows at a time.
+    trains the masked-LM head in a bounded number of rows at a time. `objective = "mlm"` leaves out
+    next-sentence prediction, and with it the pooler (docs/encoder_recipe.md).
     """
 
     vocab_size: int = 30522
@@ -71,6 +76,7 @@ class ModelSection:
     precision: Precision = "fp32"
     kernels: KernelsName = "auto"
     head: HeadName = "full"
+    objective: Objective = "mlm_nsp"
 
     @property
     def head_size(self) -> int:
@@ -93,7 +99,10 @@ class ModelSection:
 class DataSection:
     """Which examples, in which order, and who computes what (docs/data.md).
 
-    `dupe_factor` matters to the embedded corpus only. `balance_model` says what a policy makes
+    `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks every sequence
+    anew each time it is trained on, `masking_rate` of its tokens; what was masked by `prepare` is
+    then put back first, and stays masked in the held-out set (docs/encoder_recipe.md).
+    `balance_model` says what a policy makes
     even: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost` measures
     both coefficients. `exchange_window_steps` is how many steps the readers of `mpi_readers`
     exchange at a time.
@@ -102,6 +111,8 @@ class DataSection:
     corpus: Literal["prepared", "embedded"] = "prepared"
     max_seq_length: int = 512
     max_predictions: int = 76
+    masking: Masking = "static"
+    masking_rate: float = STORED_MASKING_RATE
     dupe_factor: int = 10
     sampler: SamplerName = "uniform"
     quantiles: int | Literal["auto"] = "auto"

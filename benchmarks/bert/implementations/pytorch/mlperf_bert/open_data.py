@@ -87,6 +87,12 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
             f"is {config.model.vocab_size}, the data in {set_dir} has {manifest.vocab_size}",
             "set it to the data's, or give other data",
         )
+    if manifest.segments == "single" and config.model.objective == "mlm_nsp":
+        raise ConfigError(
+            "model.objective",
+            f"is 'mlm_nsp', the examples in {set_dir} are no sentence pairs",
+            "set it to 'mlm', or prepare pairs",
+        )
     for field, limit, used in (
         ("data.max_seq_length", config.data.max_seq_length, manifest.max_seq_length),
         ("data.max_predictions", config.data.max_predictions, manifest.max_predictions),

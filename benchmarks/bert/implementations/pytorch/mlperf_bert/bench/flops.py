@@ -46,8 +46,12 @@ def model_flops(
         encoder=model.num_layers * layer * sum(lengths),
         attended=model.num_layers * sum(length**2 for length in lengths),
         num_masked=sum(masked_counts),
-        num_pairs=len(lengths),
+        num_pairs=_num_pooled(model, len(lengths)),
     )
+
+
+def _num_pooled(model: ModelSection, num_sequences: int) -> int:
+    return num_sequences if model.objective == "mlm_nsp" else 0
 
 
 def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
@@ -57,7 +61,7 @@ def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
     read. Padding inside an attention policy (`grouped`, `packed`, `reference`) is not counted.
     """
     num_tokens, num_masked = sum(batch.lengths), batch.labels.shape[0]
-    num_pairs = batch.next_sentence_label.shape[0]
+    num_pairs = _num_pooled(model, batch.next_sentence_label.shape[0])
     num_rows = num_masked + num_pairs
     whole = model.num_layers - 1
     keys_and_values = 2 * model.hidden_size**2

@@ -28,6 +28,7 @@ from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
+NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 ITS_CONFIG = "use the config it was made with"
 
 
@@ -97,7 +98,8 @@ def load_weights(
 ) -> CheckpointState:
     """Fill `model` with the weights of a checkpoint directory, or of one that holds `LATEST`.
 
-    FP8 scales too, where it has them and the checkpoint does.
+    FP8 scales too, where it has them and the checkpoint does. A model without next-sentence
+    prediction leaves out what a checkpoint has for it.
 
     Raises CheckpointError where files are missing or damaged, or made for another model or
     vocabulary.
@@ -107,6 +109,10 @@ def load_weights(
     verify_files(directory, manifest, (MODEL, STATE))
     _check_vocabulary(directory, vocabulary_sha256)
     tensors = _read_tensors(directory / MODEL)
+    if model.config.objective == "mlm":
+        tensors = {
+            name: each for name, each in tensors.items() if not name.startswith(NEXT_SENTENCE)
+        }
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names_and_shapes(directory, tensors, shapes)
     model.load_state_dict(tensors)

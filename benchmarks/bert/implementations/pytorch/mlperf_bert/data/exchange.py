@@ -15,6 +15,7 @@ import torch.distributed as dist
 from mlperf_bert.config_sections import Deal
 from mlperf_bert.data.balance import deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.masking import STATIC, Masks
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, Packet, join, pack, unpack
@@ -39,6 +40,7 @@ class ExchangeSource:
         group: dist.ProcessGroup,
         direction: Deal,
         token: str,
+        masks: Masks = STATIC,
     ) -> None:
         """Exchange over `group`, of CPU tensors; `token` is `token_packets.token_dtype`'s."""
         self._reader = reader
@@ -46,6 +48,7 @@ class ExchangeSource:
         self._group = group
         self._direction = direction
         self._token = token
+        self._masks = masks
         self._is_over = False
         self._received_bytes = 0
 
@@ -69,7 +72,7 @@ class ExchangeSource:
                 mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
                 nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
             )
-            batches.append(batch)
+            batches.append(self._masks.of(batch, plan.step))
         return tuple(batches)
 
     def close(self) -> None:

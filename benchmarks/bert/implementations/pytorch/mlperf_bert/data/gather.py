@@ -3,16 +3,13 @@
 Equal to `make_batch(reader.read(ids), ids)`, the readable reference, errors included.
 """
 
-import pickle
-
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import cache_directory
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.compiled_gather import CHECKED, SHARD_ROW, SPANS_ARE_GOOD, fill, measure
+from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.data.shards import IntArray, SampleReader, ShardArrays, span_error
-from mlperf_bert.errors import ConfigError
 
 
 class Gatherer:
@@ -125,10 +122,6 @@ def _fill(
 def _compile() -> None:
     table, nothing = np.zeros(1, SHARD_ROW), np.zeros(0, dtype=np.int64)
     spans = np.zeros((0, 4), dtype=np.int64)
-    try:
+    with usable_cache(fill):
         measure(table, nothing, nothing, 1, 1, spans)
         _fill(table, nothing, nothing, spans, 1, True, empty_batch((), ()))
-    except (OSError, EOFError, pickle.UnpicklingError) as error:
-        where = cache_directory(fill) or "numba's cache"
-        remedy = "delete its .nbi and .nbc files, or make room"
-        raise ConfigError(where, f"cannot be used ({error})", remedy) from None

@@ -18,6 +18,7 @@ import torch
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity_staging import CapacityStaging
 from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.masking import STATIC, Masks
 from mlperf_bert.data.read_ahead import ADVISED_STEPS, ReadAhead
 from mlperf_bert.data.shards import size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
@@ -55,9 +56,10 @@ class BatchSource(Protocol):
 class DirectSource:
     """Reads the samples that the plan gives to this rank."""
 
-    def __init__(self, gatherer: Gatherer, rank: int) -> None:
+    def __init__(self, gatherer: Gatherer, rank: int, masks: Masks = STATIC) -> None:
         self._gatherer = gatherer
         self._rank = rank
+        self._masks = masks
 
     @property
     def received_bytes(self) -> int:
@@ -71,10 +73,13 @@ class DirectSource:
         balance and capacities would be wrong.
         """
         batches = tuple(
-            self._gatherer.batch(
-                plan.ids_of(self._rank, forward),
-                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
-                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+            self._masks.of(
+                self._gatherer.batch(
+                    plan.ids_of(self._rank, forward),
+                    mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                    nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+                ),
+                plan.step,
             )
             for forward in range(plan.counts.shape[1])
         )

@@ -3,6 +3,7 @@
 import time
 
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.masking import STATIC, Masks
 from mlperf_bert.data.mpi_pair import POLL_S, Pair, Tag, from_json
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.data.token_packets import Bytes, Packet, unpack
@@ -18,9 +19,10 @@ class MpiSource:
     that one thread at a time calls MPI.
     """
 
-    def __init__(self, pair: Pair, rank: int) -> None:
+    def __init__(self, pair: Pair, rank: int, masks: Masks = STATIC) -> None:
         self._pair = pair
         self._rank = rank
+        self._masks = masks
         self._has_started = False
         self._is_over = False
         self._received_bytes = 0
@@ -44,11 +46,14 @@ class MpiSource:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
         return tuple(
-            make_batch(
-                self._packet().samples(),
-                plan.ids_of(self._rank, forward),
-                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
-                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+            self._masks.of(
+                make_batch(
+                    self._packet().samples(),
+                    plan.ids_of(self._rank, forward),
+                    mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                    nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+                ),
+                plan.step,
             )
             for forward in range(plan.counts.shape[1])
         )

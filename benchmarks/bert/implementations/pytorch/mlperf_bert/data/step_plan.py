@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.config_sections import BalanceModel, LossNormalization
 from mlperf_bert.data.balance import AS_DRAWN, TOKENS, Balance, CostModel, Float64Array
+from mlperf_bert.data.mask_counts import CountsByLength
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import Sampler
 
@@ -51,7 +52,7 @@ class StepPlanner:
         self,
         sampler: Sampler,
         lengths: NDArray[np.uint16],
-        masked_counts: NDArray[np.uint8],
+        masked_counts: NDArray[np.uint8] | CountsByLength,
         *,
         world_size: int,
         grad_accum_steps: int = 1,

@@ -35,7 +35,7 @@ COMPUTED_IN = MappingProxyType(
 
 
 class BertBody(nn.Module):
-    """Embeddings, encoder and pooler."""
+    """Embeddings, encoder and, for next-sentence prediction, pooler."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, device: torch.device
@@ -44,7 +44,7 @@ class BertBody(nn.Module):
         self.max_length = config.max_position_embeddings
         self.embeddings = Embeddings(config, blocks, device)
         self.encoder = Encoder(config, attend, blocks, device)
-        self.pooler = Pooler(config, device)
+        self.pooler = Pooler(config, device) if config.objective == "mlm_nsp" else None
 
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
@@ -62,8 +62,9 @@ class BertBody(nn.Module):
 class BertForPretraining(nn.Module):
     """BERT (arXiv 1810.04805), post-norm, with masked-LM and next-sentence heads.
 
-    state_dict() keys are Hugging Face's BertForPreTraining's; the tied decoder appears once, as
-    the word embedding. Equal to it with vocab_size = config.padded_vocab_size.
+    state_dict() keys are Hugging Face's BertForPreTraining's, or BertForMaskedLM's where
+    model.objective is "mlm"; the tied decoder appears once, as the word embedding. Equal to it
+    with vocab_size = config.padded_vocab_size.
 
     Args:
         config: shape, dropout and attention policy. `precision` only chooses the policy here: the
@@ -149,12 +150,13 @@ class BertForPretraining(nn.Module):
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)
         # Nothing else of the last layer is used, so nothing else of it is computed.
-        read = last_rows(batch, self.bert.longest(batch))
+        pooler = self.bert.pooler
+        num_first = 0 if pooler is None else batch.next_sentence_label.shape[0]
+        read = last_rows(batch, self.bert.longest(batch), num_first)
         hidden = self.bert(batch, self.dropout_keys(batch), read.queries)
-        num_first = batch.next_sentence_label.shape[0]
         first, masked = hidden.index_select(0, read.place).tensor_split((num_first,))
         decoder = self.bert.embeddings.word_embeddings.weight
-        pooled = self.bert.pooler(first)
+        pooled = None if pooler is None else pooler(first)
         if result == "loss_sums":
             return self.cls.loss_sums(masked, pooled, decoder, batch)
         logits: PretrainingLogits = self.cls(masked, pooled, decoder)

@@ -20,17 +20,20 @@ from mlperf_bert.model.cross_entropy import cross_entropy_sum
 
 
 class PretrainingLogits(NamedTuple):
-    """Scores of both tasks: `mlm` [P, V], `nsp` [B, 2] (0: B follows A, 1: random)."""
+    """Scores of both tasks: `mlm` [P, V], `nsp` [B, 2] (0: B follows A, 1: random).
+
+    `nsp` is None where model.objective leaves it out.
+    """
 
     mlm: Tensor
-    nsp: Tensor
+    nsp: Tensor | None
 
 
 class LossSums(NamedTuple):
     """Sums of cross-entropies in nats, scalars of float32 (float64 where the logits are)."""
 
     mlm: Tensor  # over P masked positions
-    nsp: Tensor  # over B sequences
+    nsp: Tensor | None  # over B sequences
 
 
 class Pooler(nn.Module):
@@ -74,7 +77,7 @@ class MaskedLmHead(nn.Module):
 
 
 class PretrainingHeads(nn.Module):
-    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1).
+    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1), or its masked LM alone.
 
     Raises ConfigError where model.head is "chunked" in fp16.
     """
@@ -89,17 +92,25 @@ class PretrainingHeads(nn.Module):
                 "use 'full', or set model.precision to 'bf16'",
             )
         self.predictions = MaskedLmHead(config, device)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2, device=device)
+        # No weights without a gradient: a reducer would wait for them, and decay shrink them.
+        self.seq_relationship: nn.Linear | None = None
+        if config.objective == "mlm_nsp":
+            self.seq_relationship = nn.Linear(config.hidden_size, 2, device=device)
         self.head: HeadName = config.head
 
-    def forward(self, masked: Tensor, pooled: Tensor, word_embeddings: Tensor) -> PretrainingLogits:
-        """Masked positions [P, D], pooled first tokens [B, D], decoder matrix [V, D] -> logits."""
+    def forward(
+        self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor
+    ) -> PretrainingLogits:
+        """Masked positions [P, D], pooled first tokens [B, D], decoder matrix [V, D] -> logits.
+
+        Without next-sentence prediction nothing is pooled.
+        """
         return PretrainingLogits(
-            mlm=self.predictions(masked, word_embeddings), nsp=self.seq_relationship(pooled)
+            mlm=self.predictions(masked, word_embeddings), nsp=self._pair_scores(pooled)
         )
 
     def loss_sums(
-        self, masked: Tensor, pooled: Tensor, word_embeddings: Tensor, batch: UnpaddedBatch
+        self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor, batch: UnpaddedBatch
     ) -> LossSums:
         """`loss_sums` of the logits of the same arguments.
 
@@ -112,21 +123,32 @@ class PretrainingHeads(nn.Module):
             mlm=chunked_cross_entropy_sum(
                 transformed, word_embeddings, self.predictions.bias, batch.labels
             ),
-            nsp=cross_entropy_sum(self.seq_relationship(pooled), batch.next_sentence_label),
+            nsp=_pair_loss(self._pair_scores(pooled), batch),
         )
+
+    def _pair_scores(self, pooled: Tensor | None) -> Tensor | None:
+        if self.seq_relationship is None or pooled is None:
+            return None
+        scores: Tensor = self.seq_relationship(pooled)
+        return scores
 
 
 def loss_sums(logits: PretrainingLogits, batch: UnpaddedBatch) -> LossSums:
     """Summed cross-entropy of both tasks; zero, with a gradient, where P is zero."""
     return LossSums(
         mlm=cross_entropy_sum(logits.mlm, batch.labels),
-        nsp=cross_entropy_sum(logits.nsp, batch.next_sentence_label),
+        nsp=_pair_loss(logits.nsp, batch),
     )
+
+
+def _pair_loss(scores: Tensor | None, batch: UnpaddedBatch) -> Tensor | None:
+    return None if scores is None else cross_entropy_sum(scores, batch.next_sentence_label)
 
 
 def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:
     """Scalar loss: each sum over its own denominator, the one of the whole update."""
-    return sums.mlm / batch.mlm_denominator + sums.nsp / batch.nsp_denominator
+    loss = sums.mlm / batch.mlm_denominator
+    return loss if sums.nsp is None else loss + sums.nsp / batch.nsp_denominator
 
 
 def correct_predictions(logits: PretrainingLogits, batch: UnpaddedBatch) -> Tensor:

@@ -1,6 +1,6 @@
 """Which rows of the last layer are read: first tokens and masked positions.
 
-Shape letters: B sequences, C sequences with a next-sentence slot, T tokens, P masked positions,
+Shape letters: B sequences, C sequences whose first token is read, T tokens, P masked positions,
 R = C + P rows.
 """
 
@@ -21,7 +21,7 @@ class LastRows:
     place: Tensor  # int64 [C + P]: of the first tokens, then of the masked positions
 
 
-def last_rows(batch: UnpaddedBatch, max_length: int) -> LastRows:
+def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> LastRows:
     """The R rows of a batch, in the order of its tokens.
 
     Shapes follow from the batch's shapes alone and nothing is read from the device, so it can be
@@ -31,8 +31,9 @@ def last_rows(batch: UnpaddedBatch, max_length: int) -> LastRows:
     Args:
         batch: padded to a capacity or not.
         max_length: tokens of the longest sequence that may come.
+        num_first: C, the first of the batch's sequences; none where nothing is pooled.
     """
-    num_tokens, num_first = batch.input_ids.shape[0], batch.next_sentence_label.shape[0]
+    num_tokens = batch.input_ids.shape[0]
     bounds = batch.cu_seqlens.long()
     first = bounds[:num_first].clamp(max=num_tokens - 1)
     # Stable: where a first token is masked too, the sequence's first row is that of its slot.

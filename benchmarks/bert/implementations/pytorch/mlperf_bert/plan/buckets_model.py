@@ -69,16 +69,19 @@ def _backward(
 ) -> Iterator[_Part]:
     """Heads, layers from the last to the first, embeddings: model/bert.py read backwards."""
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
-    yield _linear("cls.seq_relationship", hidden, 2, rows=1)
+    has_pairs = model.objective == "mlm_nsp"
+    if has_pairs:
+        yield _linear("cls.seq_relationship", hidden, 2, rows=1)
     bias: Shapes = {"cls.predictions.bias": (vocabulary,)}  # the matrix is not ready yet
     yield _Part(bias, num_masked * hidden * vocabulary)
     yield _layer_norm("cls.predictions.transform", hidden)
     yield _linear("cls.predictions.transform.dense", hidden, hidden, num_masked)
-    yield _linear("bert.pooler.dense", hidden, hidden, rows=1)
+    if has_pairs:
+        yield _linear("bert.pooler.dense", hidden, hidden, rows=1)
     last = model.num_layers - 1
     for number in reversed(range(model.num_layers)):
         # The last layer computes masked positions and first tokens only.
-        rows = num_masked + 1 if number == last else num_tokens
+        rows = num_masked + has_pairs if number == last else num_tokens
         yield from _layer(f"bert.encoder.layer.{number}", model, qkv, num_tokens, rows)
     yield _layer_norm("bert.embeddings", hidden)
     yield _Part(

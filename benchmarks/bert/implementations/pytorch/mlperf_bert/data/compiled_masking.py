@@ -1,0 +1,131 @@
+"""Which tokens of a sequence are masked, and what stands in their place: drawn by compiled code.
+
+Every draw is a function of (seed, round, sample id, number of the draw), by Philox 4x32
+(model/philox.py is its readable form), so nothing depends on ranks, workers or what was drawn
+before. It is one file because of numba's cache, see compiled.py; the readable reference of the rule
+is tests/plain_masking.py.
+
+Shape letters: B sequences, T tokens, P masked positions.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.compiled import compiled
+
+# Of unsigned 64 bits, because numba makes floats of signed and unsigned ones together.
+WORD = np.uint64(0xFFFFFFFF)
+WORD_BITS = np.uint64(32)
+MULTIPLIER_A, MULTIPLIER_C = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+KEY_STEP_0, KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+ROUNDS = 7
+# Of the 2**32 values of a word: [MASK], the token itself, and otherwise a random one.
+BELOW_IS_MASK = np.uint64(8 * 2**32 // 10)
+BELOW_IS_KEPT = np.uint64(9 * 2**32 // 10)
+
+ALL_DRAWN = -1
+
+
+@compiled
+def draw_masks(
+    tokens: NDArray[Any],
+    offsets: NDArray[Any],
+    sample_ids: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    special: NDArray[np.int64],
+    mask_id: int,
+    vocab_size: int,
+    number: int,
+    seed: int,
+    positions: NDArray[Any],
+    labels: NDArray[Any],
+) -> int:
+    """Mask sequences in place, their original tokens to `labels`.
+
+    Any choice of positions is equally likely; each is by itself [MASK] (80 %), left as it is
+    (10 %) or any token of the vocabulary that is not special (10 %).
+
+    Args:
+        tokens: integers [T], written.
+        offsets: integers [B + 1]: sequence i is tokens offsets[i] .. offsets[i + 1].
+        sample_ids: [B].
+        counts: [B], how many to mask of each; P together.
+        special: their ids, ascending, each once: never masked, never put in.
+        mask_id: what most are replaced by.
+        vocab_size: ids are below it.
+        number: of the round: the same seed, sample and round give the same masks.
+        seed: of the run, 64 bits.
+        positions: [P], written: within their sequence, ascending.
+        labels: [P], written.
+
+    Returns:
+        ALL_DRAWN, or the first sequence that has fewer tokens to mask than `counts` asks for.
+    """
+    longest = 0
+    for i in range(len(sample_ids)):
+        longest = max(longest, np.int64(offsets[i + 1]) - np.int64(offsets[i]))
+    candidates = np.empty(longest, np.int64)
+    originals = np.full(longest, -1, np.int64)
+    masked = 0
+    for i in range(len(sample_ids)):
+        sequence = tokens[offsets[i] : offsets[i + 1]]
+        available = 0
+        for position in range(len(sequence)):
+            candidates[available] = position
+            available += not _is_special(np.int64(sequence[position]), special)
+        if available < counts[i]:
+            return i
+        for draw in range(counts[i]):
+            where, how, what = _words(draw, sample_ids[i], number, seed)
+            # The first places of a shuffle, which are all that is needed of it.
+            place = draw + np.int64((where * np.uint64(available - draw)) >> WORD_BITS)
+            position = candidates[place]
+            candidates[place] = candidates[draw]
+            originals[position] = sequence[position]
+            if how < BELOW_IS_MASK:
+                sequence[position] = mask_id
+            elif how >= BELOW_IS_KEPT:
+                sequence[position] = _token(what, special, vocab_size)
+        # Walking all positions sorts the masked ones.
+        for position in range(len(sequence)):
+            if originals[position] >= 0:
+                positions[masked] = position
+                labels[masked] = originals[position]
+                originals[position] = -1
+                masked += 1
+    return ALL_DRAWN
+
+
+@compiled
+def _is_special(token: int, special: NDArray[np.int64]) -> bool:
+    found = False
+    for i in range(len(special)):
+        found |= token == special[i]
+    return found
+
+
+@compiled
+def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
+    """One of the tokens that are not special, all alike."""
+    token = np.int64((word * np.uint64(vocab_size - len(special))) >> WORD_BITS)
+    for i in range(len(special)):
+        token += token >= special[i]
+    return int(token)
+
+
+@compiled
+def _words(
+    draw: int, sample: int, number: int, seed: int
+) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Three random words, 32 bits each, of a draw."""
+    a, b = np.uint64(draw), np.uint64(sample) & WORD
+    c, d = np.uint64(number) & WORD, np.uint64(sample) >> WORD_BITS
+    key_0, key_1 = np.uint64(seed) & WORD, np.uint64(seed) >> WORD_BITS
+    for _ in range(ROUNDS):
+        product_a, product_c = a * MULTIPLIER_A, c * MULTIPLIER_C
+        a, b = (product_c >> WORD_BITS) ^ b ^ key_0, product_c & WORD
+        c, d = (product_a >> WORD_BITS) ^ d ^ key_1, product_a & WORD
+        key_0, key_1 = (key_0 + KEY_STEP_0) & WORD, (key_1 + KEY_STEP_1) & WORD
+    return a, b, c

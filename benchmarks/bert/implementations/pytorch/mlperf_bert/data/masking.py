@@ -1,0 +1,118 @@
+"""Masks of the batches that are trained on: those that `prepare` stored, or drawn anew each time.
+
+RoBERTa calls these dynamic masks (arXiv 1907.11692, section 4.1). They are drawn when a batch has
+reached its rank, so how samples travel there does not matter. Keys: (seed, step, sample id).
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
+from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.mask_counts import masked_count_table
+from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.errors import DataError
+
+_DRAWN = ("masked_token_index", "labels")  # everything else of a batch is as it was
+
+
+class Masks(Protocol):
+    """What a batch is masked with."""
+
+    def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
+        """A batch as it was read, on the host, as it is to be trained on at a step from 1."""
+
+
+class StaticMasks:
+    """The masks that are stored with the samples: the same in every epoch."""
+
+    def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
+        """The batch itself."""
+        return batch
+
+
+STATIC = StaticMasks()
+
+
+class DynamicMasks:
+    """Other masks each time a sample is trained on.
+
+    A step that an epoch ends in may have a sample twice: there alone its masks are the same.
+    Construction compiles, and reads nothing. Raises ConfigError where numba's cache cannot be used.
+    """
+
+    def __init__(
+        self,
+        set_dir: Path,
+        manifest: Manifest,
+        *,
+        rate: float,
+        max_predictions: int,
+        seed: int,
+        pin_memory: bool = False,
+    ) -> None:
+        """Mask samples of a set, `rate` of a sample's tokens but `max_predictions` at most."""
+        self._set_dir = set_dir
+        self._counts = masked_count_table(manifest.max_seq_length, max_predictions, rate)
+        self._special = special_ids(manifest)
+        self._mask_id = manifest.mask_id
+        self._vocab_size = manifest.vocab_size
+        self._seed = seed
+        self._pin_memory = pin_memory
+        with usable_cache(draw_masks):
+            self._draw(empty_batch((), ()), np.zeros(0, dtype=np.int64), 0)
+
+    def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
+        """A batch with the masks that it was stored with put back, and others drawn.
+
+        Raises DataError for a sample that has fewer words than are to be masked.
+        """
+        counts = self._counts[list(batch.lengths)].astype(np.int64)
+        drawn = empty_batch(batch.lengths, tuple(counts.tolist()), pin_memory=self._pin_memory)
+        for field in fields(batch):
+            tensor = getattr(batch, field.name)
+            if isinstance(tensor, Tensor) and field.name not in _DRAWN:
+                getattr(drawn, field.name).copy_(tensor)
+        drawn.input_ids[batch.masked_token_index] = batch.labels
+        wrong = self._draw(drawn, counts, step)
+        if wrong != ALL_DRAWN:
+            number, count = int(batch.sample_ids[wrong]), int(counts[wrong])
+            problem = f"sample {number} has fewer than the {count} tokens that are to be masked"
+            remedy = "run `mlperf_bert verify --full` on it, or lower data.masking_rate"
+            raise DataError(str(self._set_dir), problem, remedy)
+        return drawn
+
+    def _draw(self, batch: UnpaddedBatch, counts: Int64Array, step: int) -> int:
+        offsets, index = batch.cu_seqlens.numpy(), batch.masked_token_index.numpy()
+        if not len(counts):
+            offsets[:] = 0  # made up, to compile
+        wrong = draw_masks(
+            batch.input_ids.numpy(),
+            offsets,
+            batch.sample_ids.numpy(),
+            counts,
+            self._special,
+            self._mask_id,
+            self._vocab_size,
+            step,
+            self._seed,
+            index,
+            batch.labels.numpy(),
+        )
+        index += np.repeat(offsets[:-1], counts)
+        return int(wrong)
+
+
+def special_ids(manifest: Manifest) -> Int64Array:
+    """Ids that stand for no text, int64, ascending, each once: never masked, nor put in for a word.
+
+    [UNK] stands for text that the vocabulary lacks, so it is a token as others are, as in BERT.
+    """
+    ids = (manifest.pad_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
+    return np.unique(np.array(ids, dtype=np.int64))
