@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,21 +61,39 @@ class Sandbox:
         Raises DataError, with this remedy, where the file cannot be read, is no regular file, or
         makes its reader fail, crash, exceed a limit or say too much.
         """
+        answer = bytearray()
+        for piece in self.read_pieces(path, remedy):
+            answer += piece
+        return answer
+
+    def read_pieces(self, path: Path, remedy: str) -> Iterator[bytearray]:
+        """The same in pieces, as they come. An error may follow after some, also as `read_bytes`.
+
+        A child that sends faster than this is asked waits, and its time goes on.
+        """
         file_size(path, remedy)
+        num_bytes, held = 0, bytearray()
         try:
-            answer = self._ask(os.fsencode(os.path.abspath(path)))
+            with closing(self._ask(os.fsencode(os.path.abspath(path)))) as blocks:
+                for block in blocks:
+                    num_bytes += len(block)
+                    if num_bytes > self.limits.answer_bytes + _ERROR_BYTES:
+                        raise DataError(str(path), self._in_words(TOO_MUCH, held), remedy)
+                    held += block
+                    # What is last may be the words of an error, and a status.
+                    if len(held) > _BLOCK_BYTES:
+                        yield held[:-_ERROR_BYTES]
+                        del held[:-_ERROR_BYTES]
         except OSError as error:
             problem = f"was not read: its reader process does not answer ({error})"
             raise DataError(str(path), problem, remedy) from None
-        status = TOO_MUCH
-        if len(answer) <= self.limits.answer_bytes + _ERROR_BYTES:
-            if len(answer) < STATUS.size:
-                raise DataError(str(path), "was not read: its reader process is gone", remedy)
-            (status,) = STATUS.unpack(answer[-STATUS.size :])
-            del answer[-STATUS.size :]
+        if len(held) < STATUS.size:
+            raise DataError(str(path), "was not read: its reader process is gone", remedy)
+        (status,) = STATUS.unpack(held[-STATUS.size :])
+        del held[-STATUS.size :]
         if status != READ:
-            raise DataError(str(path), self._in_words(status, answer), remedy)
-        return answer
+            raise DataError(str(path), self._in_words(status, held), remedy)
+        yield held
 
     def read_record(self, path: Path, remedy: str) -> Record:
         """The same where the answer is one JSON object. Raises DataError as `read_bytes`."""
@@ -86,18 +104,13 @@ class Sandbox:
             raise DataError(str(path), problem, remedy) from None
         return Record(str(path), values, remedy)
 
-    def _ask(self, name: bytes) -> bytearray:
-        answer = bytearray()
+    def _ask(self, name: bytes) -> Generator[bytes, None, None]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.limits.wall_seconds + _GRACE_S)
             connection.connect(self.address)
             connection.sendall(LENGTH.pack(len(name)) + name)
-            while len(answer) <= self.limits.answer_bytes + _ERROR_BYTES:
-                block = connection.recv(_BLOCK_BYTES)
-                if not block:
-                    break
-                answer += block
-        return answer
+            while block := connection.recv(_BLOCK_BYTES):
+                yield block
 
     def _in_words(self, status: int, answer: bytearray) -> str:
         limits = self.limits

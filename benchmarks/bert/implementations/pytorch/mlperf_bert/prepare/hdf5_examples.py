@@ -1,0 +1,115 @@
+"""Rows of an HDF5 file of examples, as bytes. Runs in a child of the sandbox, nowhere else.
+
+Fixed length: 2-D arrays, padded with zeros. Variable length: a dataset of rows, each of its own
+length. next_sentence_labels may be 1-D. What a file of others may hold besides is left alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
+
+NEEDED = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
+UNREAD = ("masked_lm_weights",)  # positions tell the same: zero is [CLS], which is never masked
+MOST_WIDTH = 65_535
+_AT_A_TIME = 2**18  # values of a feature, where the file's own chunks are not larger
+_CACHE_BYTES = 32 * 2**20  # a dataset: no chunk is unpacked once for every piece
+_INT32 = np.iinfo(np.int32)
+
+
+def read_rows(path: str) -> Iterator[bytes | memoryview]:
+    """Yield pieces of rows, as foreign_features.py says.
+
+    Raises ValueError for what are no examples, OSError for what is no HDF5 file.
+    """
+    with h5py.File(path, "r", locking=False, rdcc_nbytes=_CACHE_BYTES) as file:
+        datasets = {
+            name: _dataset(file, name) for name in FEATURES if name in file and name not in UNREAD
+        }
+        num_rows = _check(datasets)
+        step = _rows_at_a_time(datasets)
+        for first in range(0, num_rows, step):
+            yield from _piece(datasets, first, min(num_rows, first + step))
+
+
+def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    # A link of another kind, or data that lie elsewhere, could lead into any file of this machine.
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"{name} is a link")
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset):
+        raise ValueError(f"{name} is no dataset")
+    creation = dataset.id.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL or creation.get_external_count():
+        raise ValueError(f"{name} lies in other files")
+    kind = h5py.check_vlen_dtype(dataset.dtype) or dataset.dtype
+    if np.dtype(kind).kind not in "iu":
+        raise ValueError(f"{name} holds no integers")
+    shape: tuple[int, ...] = dataset.shape or ()
+    if len(shape) not in ((1,) if kind is not dataset.dtype else (1, 2)):
+        raise ValueError(f"{name} has {len(shape)} dimensions")
+    if len(shape) == 2 and not 1 <= shape[1] <= MOST_WIDTH:
+        raise ValueError(f"{name} has rows of {shape[1]} values, not of 1 .. {MOST_WIDTH}")
+    return dataset
+
+
+def _check(datasets: dict[str, h5py.Dataset]) -> int:
+    """The number of rows. Raises ValueError where these datasets make no examples."""
+    for name in (*NEEDED, "next_sentence_labels"):
+        if name not in datasets:
+            raise ValueError(f"it has no dataset {name}")
+    if not _is_ragged(datasets["input_ids"]) and "input_mask" not in datasets:
+        raise ValueError("it has rows of one length and no dataset input_mask")
+    rows = {name: int(dataset.shape[0]) for name, dataset in datasets.items()}
+    for name, count in rows.items():
+        if count != rows["input_ids"]:
+            raise ValueError(f"{name} has {count} rows, input_ids has {rows['input_ids']}")
+    if rows["input_ids"] == 0:
+        raise ValueError("it has no rows")
+    return rows["input_ids"]
+
+
+def _is_ragged(dataset: h5py.Dataset) -> bool:
+    return h5py.check_vlen_dtype(dataset.dtype) is not None
+
+
+def _rows_at_a_time(datasets: dict[str, h5py.Dataset]) -> int:
+    """As many as one chunk of the file has, within bounds."""
+    width = max(dataset.shape[1] if dataset.ndim == 2 else 1 for dataset in datasets.values())
+    chunk = max(dataset.chunks[0] if dataset.chunks else 1 for dataset in datasets.values())
+    usual = max(1, _AT_A_TIME // (512 if width == 1 else width))
+    return int(min(max(usual, chunk), MOST_ROWS, max(1, MOST_VALUES // width)))
+
+
+def _piece(datasets: dict[str, h5py.Dataset], first: int, end: int) -> Iterator[bytes | memoryview]:
+    counts = np.full((end - first, len(FEATURES)), ABSENT, np.int32)
+    values = []
+    for number, name in enumerate(FEATURES):
+        if name in datasets:
+            counts[:, number], found = _values(datasets[name], first, end)
+            values.append(_as_int32(name, found))
+    yield NUM_ROWS.pack(end - first)
+    yield counts.data.cast("B")
+    for array in values:
+        yield array.data.cast("B") if array.size else b""
+
+
+def _values(dataset: h5py.Dataset, first: int, end: int) -> tuple[Any, NDArray[Any]]:
+    """How many values each row has, and all of them end to end."""
+    rows = dataset[first:end]
+    if not _is_ragged(dataset):
+        return rows.size // len(rows), rows.reshape(-1)
+    counts = [len(row) for row in rows]
+    if sum(counts) > MOST_VALUES:
+        raise ValueError(f"it has rows of {sum(counts) // len(counts)} values in the mean")
+    return counts, np.concatenate(rows)
+
+
+def _as_int32(name: str, values: NDArray[Any]) -> NDArray[np.int32]:
+    if values.size and (values.min() < _INT32.min or values.max() > _INT32.max):
+        raise ValueError(f"{name} holds a number that 32 bits cannot hold")
+    return np.ascontiguousarray(values, dtype=np.int32)

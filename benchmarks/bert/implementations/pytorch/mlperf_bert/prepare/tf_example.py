@@ -1,0 +1,283 @@
+"""tf.train.Example messages (protocol buffers), compiled: the features of examples as rows.
+
+Of the message Example only this is read: field 1, Features; in it field 1, an entry of a map: key
+(field 1) and Feature (field 2); in a Feature a list of floats (field 2) or of integers (field 3),
+packed or not. Whatever else is well-formed is skipped. Protocol buffers let a later field of the
+same number replace or extend one before; no writer does so, and here it is refused.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.compiled import compiled
+from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, LENGTHS, WEIGHTS
+from mlperf_bert.prepare.foreign_rows import Rows
+
+READ = FEATURES[:LENGTHS]
+_NAME_BYTES = 32  # more than any of the names
+
+RIGHT = 0
+PROBLEMS = (
+    "nothing",
+    "is no tf.train.Example",
+    "has a feature twice, or a feature of two lists",
+    "has a number below zero or above 2**31 - 1",
+    "has floats where integers belong",
+    "has a weight other than 0 and 1",
+)
+MALFORMED, TWICE, BAD_NUMBER, FLOATS, BAD_WEIGHT = range(1, 6)
+
+# Tags: field number * 8 + wire type.
+_LEN = 2
+_FIELD_1, _FIELD_2, _FIELD_3 = 8 | _LEN, 16 | _LEN, 24 | _LEN  # of bytes with their length before
+_ONE_INTEGER, _ONE_FLOAT = 8, 8 | 5
+_FLOAT_BYTES, _DOUBLE_BYTES = 4, 8
+_VARINT_BYTES = 10
+_ONE_BITS = 0x3F800000  # 1.0
+
+
+class Names(NamedTuple):
+    """The features that are read."""
+
+    letters: NDArray[np.uint8]  # [K, _NAME_BYTES]
+    lengths: NDArray[np.int64]  # [K]
+
+
+class Span(NamedTuple):
+    """Bytes `start` .. `end` of a message; `start` is negative where there is none."""
+
+    start: int
+    end: int
+
+
+def feature_names() -> Names:
+    """Names of READ."""
+    letters = np.zeros((len(READ), _NAME_BYTES), np.uint8)
+    for number, name in enumerate(READ):
+        letters[number, : len(name)] = np.frombuffer(name.encode("ascii"), np.uint8)
+    return Names(letters, np.array([len(name) for name in READ]))
+
+
+def room_for_rows(num_records: int, num_bytes: int) -> Rows:
+    """Rows that hold whatever so many records can say: a value takes a byte at least."""
+    shape = (num_records, len(FEATURES))
+    return Rows(
+        np.empty(num_bytes, np.int32),
+        np.zeros(shape, np.int64),
+        np.full(shape, ABSENT, np.int64),
+    )
+
+
+@compiled
+def parse_examples(
+    contents: NDArray[np.uint8], ends: NDArray[np.int64], names: Names, rows: Rows
+) -> tuple[int, int]:
+    """Fill `rows`, which is `room_for_rows` of them, from n messages that lie end to end.
+
+    `ends` [n + 1] begins with 0. Returns RIGHT and 0, or the problem of the first wrong message
+    and its number.
+    """
+    used = 0
+    for record in range(len(ends) - 1):
+        message = Span(ends[record], ends[record + 1])
+        features, problem = _only_field(contents, message, _FIELD_1)
+        if problem != RIGHT:
+            return problem, record
+        if features.start < 0:
+            continue
+        used, problem = _parse_features(contents, features, names, rows, record, used)
+        if problem != RIGHT:
+            return problem, record
+    return RIGHT, 0
+
+
+@compiled
+def _parse_features(
+    contents: NDArray[np.uint8], features: Span, names: Names, rows: Rows, record: int, used: int
+) -> tuple[int, int]:
+    """Read the entries of the map; `used` values were there before. Returns `used`, problem."""
+    at = features.start
+    while at < features.end:
+        tag, value, at = _field(contents, at, features.end)
+        if at < 0:
+            return used, MALFORMED
+        if tag != _FIELD_1:
+            continue
+        key, problem = _only_field(contents, value, _FIELD_1)
+        if problem != RIGHT:
+            return used, problem
+        feature, problem = _only_field(contents, value, _FIELD_2)
+        if problem != RIGHT:
+            return used, problem
+        number = _number_of(contents, key, names)
+        if number < 0:
+            continue
+        if rows.counts[record, number] != ABSENT:
+            return used, TWICE
+        rows.starts[record, number] = used
+        used, problem = _parse_feature(contents, feature, rows.values, used, number == WEIGHTS)
+        rows.counts[record, number] = used - rows.starts[record, number]
+        if problem != RIGHT:
+            return used, problem
+    return used, RIGHT
+
+
+@compiled
+def _parse_feature(
+    contents: NDArray[np.uint8],
+    feature: Span,
+    values: NDArray[np.int32],
+    used: int,
+    is_weight: bool,
+) -> tuple[int, int]:
+    """Read the list of a Feature; nothing where there is none. Returns `used`, problem."""
+    if feature.start < 0:
+        return used, RIGHT
+    floats, problem = _only_field(contents, feature, _FIELD_2)
+    if problem != RIGHT:
+        return used, problem
+    integers, problem = _only_field(contents, feature, _FIELD_3)
+    if problem != RIGHT:
+        return used, problem
+    if floats.start >= 0 and integers.start >= 0:
+        return used, TWICE
+    if floats.start >= 0:
+        if not is_weight:
+            return used, FLOATS
+        return _parse_floats(contents, floats, values, used)
+    if integers.start >= 0:
+        return _parse_integers(contents, integers, values, used)
+    return used, RIGHT
+
+
+@compiled
+def _parse_integers(
+    contents: NDArray[np.uint8], integers: Span, values: NDArray[np.int32], used: int
+) -> tuple[int, int]:
+    """Append the values of an Int64List. Returns `used`, problem."""
+    at = integers.start
+    while at < integers.end:
+        if contents[at] == _ONE_INTEGER:
+            inner = Span(at + 1, _after_varint(contents, at + 1, integers.end))
+            at = inner.end
+        else:
+            tag, inner, at = _field(contents, at, integers.end)
+            if at >= 0 and tag != _FIELD_1:
+                continue
+        if at < 0:
+            return used, MALFORMED
+        place = inner.start
+        while place < inner.end:
+            value, after = _varint(contents, place, inner.end)
+            if after < 0:
+                is_whole = _after_varint(contents, place, inner.end) >= 0
+                return used, BAD_NUMBER if is_whole else MALFORMED
+            values[used] = value
+            used += 1
+            place = after
+    return used, RIGHT
+
+
+@compiled
+def _parse_floats(
+    contents: NDArray[np.uint8], floats: Span, values: NDArray[np.int32], used: int
+) -> tuple[int, int]:
+    """Append the values of a FloatList, all of which are 0 or 1. Returns `used`, problem."""
+    at = floats.start
+    while at < floats.end:
+        if contents[at] == _ONE_FLOAT:
+            inner = Span(at + 1, at + 1 + _FLOAT_BYTES)
+            at = inner.end if inner.end <= floats.end else -1
+        else:
+            tag, inner, at = _field(contents, at, floats.end)
+            if at >= 0 and tag != _FIELD_1:
+                continue
+        if at < 0 or (inner.end - inner.start) % _FLOAT_BYTES:
+            return used, MALFORMED
+        for place in range(inner.start, inner.end, _FLOAT_BYTES):
+            bits = 0
+            for i in range(_FLOAT_BYTES):
+                bits |= int(contents[place + i]) << 8 * i
+            if bits not in (0, _ONE_BITS):
+                return used, BAD_WEIGHT
+            values[used] = bits == _ONE_BITS
+            used += 1
+    return used, RIGHT
+
+
+@compiled
+def _only_field(contents: NDArray[np.uint8], message: Span, wanted: int) -> tuple[Span, int]:
+    """The value of the field with this tag in a message, and the problem; it must be there once."""
+    found = Span(-1, -1)
+    at = message.start
+    while 0 <= at < message.end:
+        tag, value, at = _field(contents, at, message.end)
+        if at < 0:
+            return found, MALFORMED
+        if tag == wanted:
+            if found.start >= 0:
+                return found, TWICE
+            found = value
+    return found, RIGHT
+
+
+@compiled
+def _field(contents: NDArray[np.uint8], at: int, end: int) -> tuple[int, Span, int]:
+    """Tag and value of the field at `at`, and the place after it; -1 where it is malformed.
+
+    A value is a span for fields that begin with their length; others are passed over.
+    """
+    nothing = Span(-1, -1)
+    tag, at = _varint(contents, at, end)
+    if at < 0 or tag < 8:
+        return 0, nothing, -1
+    wire_type = tag & 7
+    if wire_type == _LEN:
+        length, at = _varint(contents, at, end)
+        if at < 0 or length > end - at:
+            return tag, nothing, -1
+        return tag, Span(at, at + length), at + length
+    if wire_type == 0:
+        return tag, nothing, _after_varint(contents, at, end)
+    if wire_type in (1, 5):
+        after = at + (_DOUBLE_BYTES if wire_type == 1 else _FLOAT_BYTES)
+        return tag, nothing, after if after <= end else -1
+    return tag, nothing, -1  # groups, which nobody writes any more
+
+
+@compiled
+def _varint(contents: NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
+    """An integer of 0 .. 2**31 - 1, and the place after it; -1 where none is there."""
+    value = 0
+    for i in range(min(5, end - at)):
+        byte = int(contents[at + i])
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, at + i + 1 if value < 2**31 else -1
+    return 0, -1
+
+
+@compiled
+def _after_varint(contents: NDArray[np.uint8], at: int, end: int) -> int:
+    """The place after an integer of any size; -1 where it does not end."""
+    for i in range(min(_VARINT_BYTES, end - at)):
+        if contents[at + i] < 128:
+            return at + i + 1
+    return -1
+
+
+@compiled
+def _number_of(contents: NDArray[np.uint8], key: Span, names: Names) -> int:
+    """The number of the feature with this name; -1 where it is not read."""
+    length = key.end - key.start if key.start >= 0 else 0
+    for number in range(len(names.lengths)):
+        if names.lengths[number] != length:
+            continue
+        same = True
+        for i in range(length):
+            same &= contents[key.start + i] == names.letters[number, i]
+        if same:
+            return number
+    return -1
