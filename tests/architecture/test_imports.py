@@ -67,7 +67,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
-CONVERT_MAY_IMPORT = "prepare.vocabulary"
+CONVERT_MAY_IMPORT = ("prepare.vocabulary", "prepare.wordpiece")
 REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
     "data/balance.py",
