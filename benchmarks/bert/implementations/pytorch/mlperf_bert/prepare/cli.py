@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare import embedded_cli, source_options, text_cli
+from mlperf_bert.prepare import corpus_cli, embedded_cli, source_options, text_cli
 
 
 class SourceModule(Protocol):
@@ -31,6 +31,10 @@ _SOURCES: dict[str, tuple[SourceModule, tuple[str, ...]]] = {
     "text": (
         text_cli,
         ("vocab", *source_options.NUMBERS, "workers", "pick_eval", "split_sentences"),
+    ),
+    "corpus": (
+        corpus_cli,
+        ("vocab", *source_options.NUMBERS, "workers", *corpus_cli.OPTIONS),
     ),
     "embedded": (embedded_cli, ("config", "set", "seed")),
 }

@@ -7,7 +7,7 @@ same text gave another vocabulary in every process, and with it other examples a
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from mlperf_bert.errors import ConfigError
@@ -20,12 +20,23 @@ MIN_PAIR_COUNT = 2
 
 
 def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
+    """Exactly `vocab_size` tokens of the words of some lines, as `vocabulary_of_words`."""
+    return vocabulary_of_words(
+        count_words(Counter(raw for line in lines for raw in line.split())), vocab_size
+    )
+
+
+def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
 
-    Text too small for that many pieces is filled up with `[unused0]`, `[unused1]`, ...
-    Raises ConfigError when the special tokens and characters alone are more.
+    Args:
+        counts: of `count_words`.
+        vocab_size: text too small for that many pieces is filled up with `[unused0]`, `[unused1]`,
+            and so on.
+
+    Raises:
+        ConfigError: the special tokens and characters alone are more.
     """
-    counts = _count_words(lines)
     words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
     alphabet = sorted({piece for pieces in words for piece in pieces})
     tokens = dict.fromkeys([*SPECIAL_TOKENS, *alphabet])
@@ -40,9 +51,12 @@ def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
     return [*tokens, *unused]
 
 
-def _count_words(lines: Iterable[str]) -> dict[str, int]:
-    """Words and their counts, sorted by word so that nothing depends on the lines' order."""
-    raw_counts = Counter(raw for line in lines for raw in line.split())
+def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
+    """Words and their counts, sorted by word so that nothing depends on the lines' order.
+
+    Args:
+        raw_counts: of what white space separates, as it stands in the text.
+    """
     counts: Counter[str] = Counter()
     for raw, count in raw_counts.items():
         for word in basic_words(raw):

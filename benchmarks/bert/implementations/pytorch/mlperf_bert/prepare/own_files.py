@@ -1,0 +1,161 @@
+"""The files of a user's own text: which are read, and their lines, unpacked in bounded memory."""
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.untrusted import in_brief, open_regular_file
+
+Form = Literal["text", "json_lines"]
+Packing = Literal["plain", "gzip", "zstd"]
+
+FORMS: dict[str, Form] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+}
+PACKINGS: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
+READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}"
+
+# Text shrinks to a third or a sixth. What expands a hundredfold is made to fill the disk.
+MOST_EXPANSION = 100
+ALWAYS_ALLOWED_BYTES = 64 * 2**20
+_ZSTD_WINDOW_BYTES = 2**27  # of memory; what `zstd --long` writes needs as much
+_BUFFER_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """One file of the text; `name` is its path below the directory that was given."""
+
+    path: Path
+    name: str
+    form: Form
+    packing: Packing
+    size_bytes: int
+    modified_ns: int
+
+
+def find_files(source: Path) -> list[TextFile]:
+    """The text files of a directory, at any depth, by name; or the one file that is named.
+
+    Hidden ones and those of other kinds are left out; a file that is named itself is read as plain
+    text where its kind is not known. Raises DataError where there is none.
+    """
+    if not source.is_dir():
+        return [_text_file(source, source.name, "text")]
+    found = []
+    for directory, subdirectories, names in os.walk(source):
+        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
+        for name in names:
+            path = Path(directory) / name
+            if not name.startswith(".") and _kind(path)[0] is not None:
+                found.append(_text_file(path, path.relative_to(source).as_posix(), None))
+    if not found:
+        raise DataError(str(source), "has no text files", f"these are read: {READ}")
+    return sorted(found, key=lambda file: file.name)
+
+
+@contextmanager
+def opened(path: Path, packing: Packing) -> Iterator[BinaryIO]:
+    """The file's contents, unpacked as they are read.
+
+    Raises DataError where it cannot be read, is damaged, or expands more than text does.
+    """
+    try:
+        with open_regular_file(path) as file:
+            limit = ALWAYS_ALLOWED_BYTES + MOST_EXPANSION * os.fstat(file.fileno()).st_size
+            # Closed with the file under it: of the readers above it, none has anything to write.
+            yield io.BufferedReader(_Limited(_unpacked(file, packing), limit), _BUFFER_BYTES)
+    except _ExpandsTooMuchError:
+        problem = f"expands to more than {MOST_EXPANSION} times its size"
+        raise DataError(str(path), problem, "unpack it yourself if it is text") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        problem = f"is no whole gzip file ({error})"
+        raise DataError(str(path), problem, "fetch or pack it again") from None
+    except OSError as error:
+        problem = error.strerror or "cannot be read"
+        raise DataError(str(path), problem, "give readable text files") from None
+
+
+def _kind(path: Path) -> tuple[Form | None, Packing]:
+    packing = PACKINGS.get(path.suffix.lower(), "plain")
+    inner = Path(path.stem) if packing != "plain" else path
+    return FORMS.get(inner.suffix.lower()), packing
+
+
+def _text_file(path: Path, name: str, otherwise: Form | None) -> TextFile:
+    form, packing = _kind(path)
+    form = form or otherwise
+    assert form is not None
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "is no name of a file"
+        raise DataError(str(path), problem, "give a text file or a directory of them") from None
+    if "\n" in name or not name.isprintable():
+        raise DataError(in_brief(name), "is no printable name", "rename the file")
+    return TextFile(path, name, form, packing, status.st_size, status.st_mtime_ns)
+
+
+def _unpacked(file: io.FileIO, packing: Packing) -> Any:
+    if packing == "gzip":
+        return gzip.GzipFile(fileobj=io.BufferedReader(file, _BUFFER_BYTES), mode="rb")
+    return _zstd_reader(file) if packing == "zstd" else file
+
+
+def _zstd_reader(file: io.FileIO) -> "_Zstd":
+    try:
+        import zstandard
+    except ImportError:
+        remedy = "`pip install zstandard`, or unpack the files"
+        raise ConfigError("--corpus", "has .zst files, which need a package", remedy) from None
+    unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    reader = unpack.stream_reader(file, read_size=_BUFFER_BYTES, read_across_frames=True)
+    return _Zstd(reader, zstandard.ZstdError)
+
+
+class _Zstd:
+    """A zstd stream whose damages are OSErrors, as everything else that is wrong with a file."""
+
+    def __init__(self, reader: Any, error: type[Exception]) -> None:
+        self._reader = reader
+        self._error = error
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._reader.readinto(buffer))
+        except self._error as error:
+            raise OSError(0, f"is no whole zstd file ({error})") from None
+
+
+class _ExpandsTooMuchError(Exception):
+    """Raised past the most bytes that a file may expand to."""
+
+
+class _Limited(io.RawIOBase):
+    def __init__(self, reader: Any, limit: int) -> None:
+        self._reader = reader
+        self._left = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._reader.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise _ExpandsTooMuchError
+        return count

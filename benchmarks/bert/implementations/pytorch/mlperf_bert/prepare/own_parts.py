@@ -1,0 +1,247 @@
+"""A user's text files to cleaned parts of one sentence a line: planned, and one job at a time.
+
+What a job reads depends on names and sizes of the files alone, never on how many work, so that the
+same files give the same parts. A document is held out by the digest of its text (of its first
+section, where it is cut): adding documents moves no other one across.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlperf_bert.data.atomic import write_file
+from mlperf_bert.data.records import Record, read_record, write_json
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.clean_text import REASONS, clean_document
+from mlperf_bert.prepare.own_documents import (
+    DocumentRule,
+    Piece,
+    Section,
+    next_document,
+    sections,
+)
+from mlperf_bert.prepare.own_files import TextFile
+
+CLEANING_VERSION = 1  # of all rules by which text becomes parts
+RECORD_VERSION = 1
+REMEDY = "name a new directory or delete this one"
+# Making examples of a part of 16 MiB (S 512, ten passes) takes less than 1 GB.
+MOST_PART_BYTES = 16 * 2**20
+LEAST_PART_BYTES = 2**18
+WANTED_PARTS = 8  # of a small text, for as many workers
+EXPANSION = 4  # of packed text, about
+
+LARGEST_SHARE = 1 / 16
+HELD_OUT_BYTES = 8 * 2**20  # no more than this is held out, unless a share is asked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What decides the parts, besides the files: see own_documents and clean_text."""
+
+    documents: DocumentRule
+    text_field: str
+    held_out_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class CleanJob:
+    """Pieces of files to the parts number `number`."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    text_dir: Path
+    rules: Rules
+    fingerprint: str
+
+    @property
+    def record_path(self) -> Path:
+        """What says that the job is done."""
+        return self.text_dir / f"job-{self.number:05d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file of cleaned text below the text directory."""
+
+    file: str
+    documents: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleaned:
+    """What a job, or all together, made."""
+
+    train: tuple[Part, ...]
+    held_out: tuple[Part, ...]
+    left_out: dict[str, int]  # documents, by the reason
+
+
+def text_bytes(files: Sequence[TextFile]) -> int:
+    """Bytes of all text, estimated where it is packed."""
+    return sum(file.size_bytes * (1 if file.packing == "plain" else EXPANSION) for file in files)
+
+
+def default_share(files: Sequence[TextFile]) -> float:
+    """A power of two: as text is added, it stays, or halves and keeps the half of the documents."""
+    share = LARGEST_SHARE
+    while share * text_bytes(files) > HELD_OUT_BYTES:
+        share /= 2
+    return share
+
+
+def fingerprint(files: Sequence[TextFile], rules: Rules) -> str:
+    """The digest of what decides the parts; files by name, size and time of last change."""
+    listed = [(file.name, file.size_bytes, file.modified_ns) for file in files]
+    values = {"version": CLEANING_VERSION, "rules": asdict(rules), "files": listed}
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def plan_jobs(files: Sequence[TextFile], text_dir: Path, rules: Rules) -> list[CleanJob]:
+    """The jobs: small files together, large plain ones cut between documents."""
+    wanted = min(MOST_PART_BYTES, max(LEAST_PART_BYTES, text_bytes(files) // WANTED_PARTS))
+    grouped: list[list[Piece]] = []
+    in_group = wanted
+    for file in files:
+        for piece, num_bytes in _pieces(file, rules, wanted):
+            if in_group + num_bytes > wanted:
+                grouped.append([])
+                in_group = 0
+            grouped[-1].append(piece)
+            in_group += num_bytes
+    digest = fingerprint(files, rules)
+    return [
+        CleanJob(number, tuple(pieces), text_dir, rules, digest)
+        for number, pieces in enumerate(grouped)
+    ]
+
+
+def clean(job: CleanJob) -> Cleaned:
+    """Do a job, or read what it made before. Raises DataError for what cannot be read."""
+    if job.record_path.exists():
+        return _read(job)
+    train = _PartWriter(job.text_dir, f"train-{job.number:05d}")
+    held_out = _PartWriter(job.text_dir, f"held_out-{job.number:05d}")
+    left_out: Counter[str] = Counter()
+    to, opens = train, True
+    for section in _sections(job):
+        opens = opens or section.opens  # also where the section that did was left out
+        cleaned = clean_document(section.paragraphs)
+        if isinstance(cleaned, str):
+            left_out[cleaned] += 1
+            continue
+        text = "".join(sentence + "\n" for sentence in cleaned)
+        if opens:
+            to = held_out if digest_of(text) < job.rules.held_out_share * 2**64 else train
+        to.add(text)
+        opens = False
+    made = Cleaned(train=train.finish(), held_out=held_out.finish(), left_out=dict(left_out))
+    values = {"format_version": RECORD_VERSION, "fingerprint": job.fingerprint, **asdict(made)}
+    write_file(job.record_path, write_json(values))
+    return made
+
+
+def digest_of(document: str) -> int:
+    """A document's place in the order by which documents are held out, 0 .. 2**64 - 1."""
+    digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
+    return int.from_bytes(digest, "big")
+
+
+def documents_of(path: Path) -> Iterator[str]:
+    """The documents of a part, each with its sentences' line ends."""
+    lines: list[str] = []
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            if line != "\n":
+                lines.append(line)
+            elif lines:
+                yield "".join(lines)
+                lines = []
+    if lines:
+        yield "".join(lines)
+
+
+def _sections(job: CleanJob) -> Iterator[Section]:
+    for piece in job.pieces:
+        yield from sections(piece, job.rules.documents, job.rules.text_field)
+
+
+def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[tuple[Piece, int]]:
+    if file.packing != "plain":
+        yield Piece(file.path, file.form, file.packing, 0, None), file.size_bytes * EXPANSION
+        return
+    starts = [0]
+    if rules.documents != "file" or file.form != "text":
+        for position in range(wanted, file.size_bytes, wanted):
+            if position > starts[-1]:
+                start = next_document(file.path, file.form, rules.documents, position)
+                if start is None:
+                    break
+                starts.append(start)
+    for start, stop in zip(starts, [*starts[1:], None], strict=True):
+        num_bytes = (file.size_bytes if stop is None else stop) - start
+        yield Piece(file.path, file.form, "plain", start, stop), num_bytes
+
+
+class _PartWriter:
+    """Writes documents to files of about MOST_PART_BYTES."""
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        self._directory = directory
+        self._stem = stem
+        self._contents = bytearray()
+        self._documents = 0
+        self._parts: list[Part] = []
+
+    def add(self, document: str) -> None:
+        """Add a document's sentences."""
+        if len(self._contents) >= MOST_PART_BYTES:
+            self._flush()
+        if self._contents:
+            self._contents += b"\n"
+        self._contents += document.encode()
+        self._documents += 1
+
+    def finish(self) -> tuple[Part, ...]:
+        """Write what is left; all parts."""
+        if self._contents:
+            self._flush()
+        return tuple(self._parts)
+
+    def _flush(self) -> None:
+        name = f"{self._stem}-{len(self._parts):03d}.txt"
+        contents = bytes(self._contents)
+        write_file(self._directory / name, contents)
+        digest = hashlib.sha256(contents).hexdigest()
+        self._parts.append(Part(name, self._documents, len(contents), digest))
+        self._contents, self._documents = bytearray(), 0
+
+
+def _read(job: CleanJob) -> Cleaned:
+    record = read_record(job.record_path, missing="is missing", remedy=REMEDY)
+    record.check_version(RECORD_VERSION)
+    if record.text("fingerprint") != job.fingerprint:
+        raise DataError(str(job.record_path), "was made from other text", REMEDY)
+    left_out = record.record("left_out")
+    return Cleaned(
+        train=_parts(record, "train"),
+        held_out=_parts(record, "held_out"),
+        left_out={name: left_out.integer(name) for name in REASONS if left_out.has(name)},
+    )
+
+
+def _parts(record: Record, key: str) -> tuple[Part, ...]:
+    return tuple(
+        Part(
+            entry.file_name("file"),
+            entry.integer("documents", low=1),
+            entry.integer("num_bytes", low=1),
+            entry.text("sha256"),
+        )
+        for entry in record.records(key)
+    )

@@ -1,0 +1,257 @@
+"""A user's own text to a training and a held-out set, with a vocabulary: the steps in order.
+
+    files -> cleaned parts, split by document -> held-out text without near-duplicates
+          -> vocabulary of the training parts -> the two prepared sets -> corpus.json
+
+Every step's results are files, each written whole or not at all, so that a stopped run goes on
+where it was; DIR/text holds those of the first steps.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlperf_bert.data.atomic import make_directory, write_file
+from mlperf_bert.data.file_progress import progress_of
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.records import read_record, write_json
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.build import WORKER_DIED, prepare_text
+from mlperf_bert.prepare.own_documents import DocumentRule
+from mlperf_bert.prepare.own_files import TextFile, find_files
+from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
+from mlperf_bert.prepare.own_parts import (
+    REMEDY,
+    Cleaned,
+    Part,
+    Rules,
+    clean,
+    default_share,
+    fingerprint,
+    plan_jobs,
+    text_bytes,
+)
+from mlperf_bert.prepare.own_vocabulary import own_vocabulary
+from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+
+RECIPE = "own-1"
+RECORD_VERSION = 1
+EVAL_DUPE_FACTOR = 2  # as of the embedded corpus: fewer passes give an unsteady accuracy
+LEAST_DOCUMENTS = 2  # of a part: the reference pairs a document with another one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnText:
+    """What to make of which text.
+
+    `vocab_path` is a given vocabulary; without it one of `vocab_size` tokens is made.
+    `held_out_share` of the documents are held out; None: `default_share`.
+    """
+
+    source: Path
+    documents: DocumentRule
+    text_field: str
+    held_out_share: float | None
+    vocab_path: Path | None
+    vocab_size: int
+    max_seq_length: int
+    max_predictions: int
+    dupe_factor: int
+    seed: int
+
+
+def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: bool = False) -> bool:
+    """Make, or finish making, `out_dir`/train, /eval, /vocab.txt and /corpus.json.
+
+    Returns whether anything had to be made. Raises ConfigError and DataError for what the user can
+    mend, and where `out_dir` was made of other text or with other settings.
+    """
+    files = find_files(wanted.source)
+    rules = _rules(wanted, files)
+    settings = _settings(wanted, files, rules)
+    if _is_ready(out_dir, settings):
+        return False
+    text_dir = out_dir / "text"
+    make_directory(text_dir)
+    cleaned = _clean_all(files, text_dir, rules, workers, quiet)
+    train = _training_parts(cleaned.train, text_dir, wanted)
+    held_out = choose_held_out(
+        [text_dir / part.file for part in cleaned.held_out],
+        train,
+        workers,
+        died=WORKER_DIED,
+        quiet=quiet,
+    )
+    eval_path = _eval_text(held_out, text_dir, wanted)
+    vocab_path = _vocabulary(wanted, out_dir, train, workers)
+    corpus = _provenance(files, cleaned, held_out)
+    sets = {"train": (train, wanted.dupe_factor), "eval": ([eval_path], EVAL_DUPE_FACTOR)}
+    manifests = {
+        name: prepare_text(
+            texts,
+            vocab_path,
+            out_dir / name,
+            max_seq_length=wanted.max_seq_length,
+            max_predictions=wanted.max_predictions,
+            dupe_factor=passes,
+            seed=wanted.seed,
+            workers=workers,
+            pick_eval=None,
+            split_sentences=False,
+            with_baseline=name == "eval",
+            corpus=corpus,
+            quiet=quiet,
+        )
+        for name, (texts, passes) in sets.items()
+    }
+    _finish(out_dir, settings, rules, cleaned, held_out, manifests)
+    return True
+
+
+def _rules(wanted: OwnText, files: Sequence[TextFile]) -> Rules:
+    share = default_share(files) if wanted.held_out_share is None else wanted.held_out_share
+    if not 0 < share <= 0.5:
+        raise ConfigError("--held-out", f"is {share}", "set it above 0, to 0.5 at most")
+    return Rules(documents=wanted.documents, text_field=wanted.text_field, held_out_share=share)
+
+
+def _settings(wanted: OwnText, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
+    """What must be the same for a directory to be the one that is asked for."""
+    given = None if wanted.vocab_path is None else load_vocabulary(wanted.vocab_path).sha256
+    return {
+        "text": fingerprint(files, rules),
+        "vocabulary": given or f"own, {wanted.vocab_size} tokens",
+        "max_seq_length": str(wanted.max_seq_length),
+        "max_predictions": str(wanted.max_predictions),
+        "dupe_factor": str(wanted.dupe_factor),
+        "seed": str(wanted.seed),
+    }
+
+
+def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
+    """Whether `corpus.json` is there; raises DataError where it says anything else."""
+    path = out_dir / "corpus.json"
+    if not path.exists():
+        return False
+    record = read_record(path, missing="is missing", remedy=REMEDY)
+    record.check_version(RECORD_VERSION)
+    before = record.record("settings")
+    for name, value in settings.items():
+        found = before.text(name)
+        if found != value:
+            was = f"{name} = {found}, now it is {value}"
+            problem = "was made with " + ("other text, or rules for it" if name == "text" else was)
+            raise DataError(str(out_dir), problem, REMEDY)
+    return True
+
+
+def _clean_all(
+    files: Sequence[TextFile], text_dir: Path, rules: Rules, workers: int, quiet: bool
+) -> Cleaned:
+    jobs = plan_jobs(files, text_dir, rules)
+    made: dict[int, Cleaned] = {}
+    words = ("cleaned", "pieces")
+    num_bytes = text_bytes(files) // len(jobs)
+    with progress_of(len(jobs), num_bytes * len(jobs), quiet=quiet, words=words) as advance:
+        for job, cleaned in finished(clean, jobs, workers, died=WORKER_DIED):
+            made[job.number] = cleaned
+            advance(job.pieces[0].path.name, num_bytes)
+    left_out: Counter[str] = Counter()
+    for cleaned in made.values():
+        left_out.update(cleaned.left_out)
+    ordered = [made[job.number] for job in jobs]
+    return Cleaned(
+        train=tuple(part for cleaned in ordered for part in cleaned.train),
+        held_out=tuple(part for cleaned in ordered for part in cleaned.held_out),
+        left_out=dict(left_out),
+    )
+
+
+def _training_parts(parts: Sequence[Part], text_dir: Path, wanted: OwnText) -> list[Path]:
+    """Parts with documents enough; those of the others, together, are one more."""
+    large = [part for part in parts if part.documents >= LEAST_DOCUMENTS]
+    small = [part for part in parts if part.documents < LEAST_DOCUMENTS]
+    if small and len(small) < LEAST_DOCUMENTS and large:
+        small.append(large.pop())
+    if sum(part.documents for part in [*large, *small]) < LEAST_DOCUMENTS:
+        raise _too_few(wanted, "training", sum(part.documents for part in parts))
+    paths = [text_dir / part.file for part in large]
+    if small:
+        path = text_dir / "train-others.txt"
+        write_file(path, b"\n".join((text_dir / part.file).read_bytes() for part in small))
+        paths.append(path)
+    return paths
+
+
+def _eval_text(held_out: HeldOut, text_dir: Path, wanted: OwnText) -> Path:
+    if len(held_out.documents) < LEAST_DOCUMENTS:
+        raise _too_few(wanted, "evaluation", len(held_out.documents))
+    path = text_dir / "eval.txt"
+    write_file(path, "\n".join(held_out.documents).encode())
+    return path
+
+
+def _too_few(wanted: OwnText, what: str, number: int) -> DataError:
+    problem = f"has {number} documents for {what}, {LEAST_DOCUMENTS} are needed"
+    ends = {"empty-line": "an empty line", "line": "a line end", "file": "a file's end"}
+    remedy = f"a document ends at {ends[wanted.documents]}: see --documents, or give more text"
+    if what == "evaluation":
+        remedy += ", or a larger --held-out"
+    return DataError(str(wanted.source), problem, remedy)
+
+
+def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
+    if wanted.vocab_path is not None:
+        return wanted.vocab_path
+    path = out_dir / "vocab.txt"
+    if not path.exists():
+        tokens = own_vocabulary(train, wanted.vocab_size, workers, WORKER_DIED)
+        write_file(path, ("\n".join(tokens) + "\n").encode())
+    elif len(load_vocabulary(path)) != wanted.vocab_size:
+        problem = f"has {len(load_vocabulary(path))} tokens, now it is {wanted.vocab_size}"
+        raise DataError(str(path), problem, REMEDY)
+    return path
+
+
+def _provenance(files: Sequence[TextFile], cleaned: Cleaned, held_out: HeldOut) -> dict[str, str]:
+    digests = [part.sha256 for part in (*cleaned.train, *cleaned.held_out)]
+    return {
+        "recipe": RECIPE,
+        "text_sha256": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+        "files": str(len(files)),
+        "documents": str(sum(part.documents for part in cleaned.train)),
+        "held_out_documents": str(len(held_out.documents)),
+    }
+
+
+def _finish(
+    out_dir: Path,
+    settings: dict[str, str],
+    rules: Rules,
+    cleaned: Cleaned,
+    held_out: HeldOut,
+    manifests: dict[str, Manifest],
+) -> None:
+    vocabulary = out_dir / "vocab.txt"
+    if not vocabulary.exists():
+        write_file(vocabulary, (out_dir / "train" / "vocab.txt").read_bytes())
+    documents = {
+        "train": sum(part.documents for part in cleaned.train),
+        "eval": len(held_out.documents),
+        "held out, but repeated by training text": held_out.near_duplicates,
+        "held out, but not needed": held_out.not_needed,
+        **{f"left out, {reason}": count for reason, count in sorted(cleaned.left_out.items())},
+    }
+    values = {
+        "format_version": RECORD_VERSION,
+        "settings": settings,
+        "rules": asdict(rules),
+        "documents": documents,
+        "examples": {name: manifest.num_samples for name, manifest in manifests.items()},
+        "corpus": manifests["train"].corpus,
+    }
+    write_file(out_dir / "corpus.json", write_json(values))
+    print("documents: " + "; ".join(f"{name} {count:,}" for name, count in documents.items()))
