@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare import corpus_cli, embedded_cli, source_options, text_cli
+from mlperf_bert.prepare import corpus_cli, embedded_cli, import_cli, source_options, text_cli
 
 
 class SourceModule(Protocol):
@@ -36,6 +36,8 @@ _SOURCES: dict[str, tuple[SourceModule, tuple[str, ...]]] = {
         corpus_cli,
         ("vocab", *source_options.NUMBERS, "workers", *corpus_cli.OPTIONS),
     ),
+    "tfrecord": (import_cli, import_cli.OPTIONS),
+    "hdf5": (import_cli, import_cli.OPTIONS),
     "embedded": (embedded_cli, ("config", "set", "seed")),
 }
 

@@ -99,10 +99,20 @@ def compile_examples(vocabulary: Vocabulary) -> None:
         document_offsets=np.arange(3),
     )
     maker = ExampleMaker(vocabulary, max_seq_length=8, max_predictions=1, seed=0)
-    try:
+    with usable_cache(add_pass):
         maker.make(documents, dupe_factor=1)
+
+
+@contextmanager
+def usable_cache(function: object) -> Iterator[None]:
+    """Around the first call of a compiled function.
+
+    Raises ConfigError where numba's cache of its machine code is damaged or cannot be written.
+    """
+    try:
+        yield
     except (OSError, EOFError, pickle.UnpicklingError) as error:
-        where = cache_directory(add_pass) or "numba's cache"
+        where = cache_directory(function) or "numba's cache"
         remedy = "delete its .nbi and .nbc files, or make room"
         raise ConfigError(where, f"cannot be used ({error})", remedy) from None
 

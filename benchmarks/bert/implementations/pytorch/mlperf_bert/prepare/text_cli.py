@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsCont
         "--pick-eval",
         type=int,
         metavar="N",
-        help="with --text: keep N examples, evenly out of all (10000)",
+        help="with --text, --tfrecord, --hdf5: keep N examples, evenly out of all (10000)",
     )
     parser.add_argument(
         "--split-sentences",
