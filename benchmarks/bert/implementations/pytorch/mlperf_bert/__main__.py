@@ -4,19 +4,18 @@ Heavy imports happen inside the command that needs them.
 """
 
 import argparse
-import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from mlperf_bert import system_cli, train_cli
+from mlperf_bert import evaluate_cli, system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config_options import add_config
+from mlperf_bert.convert import convert_cli, export_cli
 from mlperf_bert.doctor import cli as doctor_cli
 from mlperf_bert.errors import UserError
 from mlperf_bert.exit_statuses import FAULT, INTERRUPTED
@@ -27,11 +26,6 @@ from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 from mlperf_bert.report import cli as report_cli
-
-if TYPE_CHECKING:
-    import torch
-
-    from mlperf_bert.distributed.launch import RankInfo
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
@@ -79,13 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "train", train_cli, "train until the target accuracy")
 
-    evaluate = commands.add_parser("evaluate", help="accuracy of a checkpoint")
-    evaluate.add_argument("--checkpoint", type=Path, required=True)
-    evaluate.add_argument("--data", type=Path, required=True, help="prepared set, or its parent")
-    evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    evaluate.set_defaults(run=_evaluate)
-
+    _add(commands, "evaluate", evaluate_cli, "accuracy of a checkpoint")
+    _add(commands, "convert", convert_cli, "weights of other programs to a checkpoint")
+    _add(commands, "export", export_cli, "a checkpoint to what other programs load")
     _add(commands, "prepare", prepare_cli, "text to shards, sidecars and index")
     _add(commands, "verify", verify_cli, "whether prepared data is whole and right")
 
@@ -114,46 +104,6 @@ def _add(commands: Any, name: str, module: ModuleType, text: str) -> None:
     command.set_defaults(run=module.run)
 
 
-def _evaluate(args: argparse.Namespace) -> int:
-    from mlperf_bert.build_evaluation import make_evaluator
-    from mlperf_bert.build_start import make_model
-    from mlperf_bert.checkpoint.load import load_weights
-    from mlperf_bert.checkpoint.manifest import read_config
-    from mlperf_bert.data.shards import SampleReader
-    from mlperf_bert.distributed.session import in_session
-    from mlperf_bert.open_data import open_index
-    from mlperf_bert.step import weights_dtype
-
-    config = read_config(args.checkpoint)
-    # The policy changes no result, and the one it was trained with may not run here.
-    config = replace(config, model=replace(config.model, attention="auto"))
-    held_out = args.data / "eval"
-    eval_dir = held_out if held_out.is_dir() else args.data
-
-    def run(info: "RankInfo", device: "torch.device") -> int:
-        index = open_index(eval_dir, config)
-        reader = SampleReader(eval_dir, index.manifest)
-        model = make_model(config, 0, device)
-        state = load_weights(model, args.checkpoint, index.manifest.vocabulary_sha256)
-        model.to(weights_dtype(config.model.precision))
-        accuracy = make_evaluator(config, index, reader, info, device)(model)
-        result = {
-            "schema_version": 1,
-            "step": state.step,
-            "samples": state.samples,
-            "mlm_accuracy": accuracy.mlm_accuracy,
-            "mask_only_accuracy": accuracy.mask_only_accuracy,
-            "correct": accuracy.correct,
-            "masked_tokens": accuracy.masked_tokens,
-        }
-        if info.rank == 0:
-            print(json.dumps(result) if args.json else _in_words(result))
-        return 0
-
-    parallel = config.parallel
-    return in_session(run, args.device, parallel.share_gpu, binding=parallel.binding)
-
-
 def _stage_data(args: argparse.Namespace) -> int:
     from mlperf_bert.config_io import load_config
     from mlperf_bert.stage_data import stage_data
@@ -161,14 +111,6 @@ def _stage_data(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.set)
     stage_data(config, args.data, args.out, node=args.node, whole=args.whole)
     return 0
-
-
-def _in_words(result: dict[str, int | float]) -> str:
-    return (
-        f"accuracy {result['mlm_accuracy']:.6f} ({result['correct']:,} of "
-        f"{result['masked_tokens']:,} masked tokens), on [MASK] inputs "
-        f"{result['mask_only_accuracy']:.6f}, after {result['samples']:,} samples"
-    )
 
 
 if __name__ == "__main__":

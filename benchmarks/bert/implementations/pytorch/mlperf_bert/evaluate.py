@@ -1,7 +1,7 @@
 """Masked-LM accuracy over the whole held-out set, sharded over the ranks."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -75,6 +75,8 @@ class Evaluator:
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
         self._clock = _ShareClock(device)
+        # Told how many of this rank's batches are done, where no graph is replayed.
+        self.on_batch: Callable[[int, int], None] = lambda done, of: None
 
     @property
     def own_share(self) -> tuple[float, int]:
@@ -161,8 +163,9 @@ class Evaluator:
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
         """Counts of some batches, int64 [4], in the order of `Accuracy`."""
         counts = torch.zeros(4, dtype=torch.int64, device=self._device)
-        for batch in batches:
+        for done, batch in enumerate(batches, start=1):
             counts += self._count_one(model, batch)
+            self.on_batch(done, len(batches))
         return counts
 
     def _count_one(self, model: nn.Module, batch: UnpaddedBatch) -> Tensor:

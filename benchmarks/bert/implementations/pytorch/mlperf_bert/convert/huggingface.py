@@ -1,0 +1,160 @@
+"""Opens a BERT in Hugging Face's form: safetensors, one file or several, and config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.convert.huggingface_names import (
+    BUFFERS,
+    COPIES,
+    FIXED,
+    NUMBERS,
+    SIZES,
+    our_names,
+)
+from mlperf_bert.convert.safetensors_file import StoredTensor, read_safetensors
+from mlperf_bert.convert.weights import Source, Weight
+from mlperf_bert.data.records import Record, read_record
+from mlperf_bert.errors import CheckpointError, DataError
+from mlperf_bert.untrusted import in_brief
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_AS_SAFETENSORS = (
+    "pickle can run code: where you trust it, write it anew with transformers, "
+    "BertForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
+)
+_MOST_FILES = 1000
+_REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
+
+
+def open_huggingface(source: Path) -> Source:
+    """Weights and settings of a directory, or of a safetensors file with config.json beside it.
+
+    Nothing is read but headers and JSON of at most 8 MiB a file. Raises CheckpointError.
+    """
+    folder = source if source.is_dir() else source.parent
+    try:
+        config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
+        settings = _settings(config)
+        stored = _stored_tensors(source)
+        remarks = _remarks(folder)
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
+    weights, copies, ignored = _sorted_out(stored)
+    return Source(
+        path=source,
+        form=_form(config, weights),
+        weights=weights,
+        copies=copies,
+        ignored=ignored,
+        settings=settings,
+        stated_in=config.where,
+        folder=folder,
+        remarks=remarks,
+    )
+
+
+def _stored_tensors(source: Path) -> dict[str, StoredTensor]:
+    """By their names in the files."""
+    if not source.is_dir():
+        if source.suffix != ".safetensors":
+            raise CheckpointError(str(source), "is no safetensors file or directory", _REMEDY)
+        return read_safetensors(source)
+    if (source / SINGLE).exists() or not (source / INDEX).exists():
+        _check_not_pickled(source)
+        return read_safetensors(source / SINGLE)
+    record = read_record(source / INDEX, missing="is missing", remedy=_REMEDY)
+    names = record.record("weight_map")
+    files = {name: names.file_name(name) for name in names.values}
+    if len(set(files.values())) > _MOST_FILES:
+        raise names.error("files", f"are more than {_MOST_FILES:,}")
+    found = {}
+    for file in sorted(set(files.values())):
+        if not file.endswith(".safetensors"):
+            raise names.error(in_brief(file), "is no safetensors file")
+        for name, tensor in read_safetensors(source / file).items():
+            if files.get(name) != file:
+                raise names.error(in_brief(name), f"is in {file}, which the index does not say")
+            found[name] = tensor
+    for name in files.keys() - found.keys():
+        raise names.error(in_brief(name), f"is not in {files[name]}")
+    return found
+
+
+def _check_not_pickled(folder: Path) -> None:
+    for name in _PICKLED:
+        if (folder / name).exists() and not (folder / SINGLE).exists():
+            raise CheckpointError(str(folder / name), "is a pickle", _AS_SAFETENSORS)
+
+
+def _sorted_out(
+    stored: Mapping[str, StoredTensor],
+) -> tuple[dict[str, Weight], dict[str, str], dict[str, str]]:
+    """Weights by our names, copies of others, and what is passed over."""
+    weights: dict[str, Weight] = {}
+    ignored = {}
+    for name, ours in our_names(stored).items():
+        where = f"{stored[name].path}: {in_brief(name)}"
+        if ours in BUFFERS:
+            ignored[name] = "numbers that every model has"
+        elif ours not in COPIES and not ours.startswith(("bert.", "cls.")):
+            ignored[name] = "no part of pre-training"
+        elif ours in weights:
+            raise CheckpointError(where, f"is {ours} a second time", _REMEDY)
+        else:
+            weights[ours] = Weight(stored[name], where=where)
+    copies = {}
+    for copy, original in COPIES.items():
+        if copy in weights and original in weights:
+            copies[copy] = original
+        elif copy in weights:
+            weights[original] = weights.pop(copy)
+    return weights, copies, ignored
+
+
+def _settings(config: Record) -> dict[str, Any]:
+    """Of our section [model]. Raises DataError where it is a model that we do not compute."""
+    for name, value in FIXED.items():
+        stated = config.values.get(name, value)
+        if type(stated) is not type(value) or stated != value:
+            problem = f"is {in_brief(stated)}, this program computes {value!r} only"
+            raise config.error(name, problem)
+    for name in ("quantization_config", "pruned_heads"):
+        if config.values.get(name):
+            raise config.error(name, "changes the weights")
+    settings: dict[str, Any] = {"vocab_size": config.integer("vocab_size", low=1, high=2**31)}
+    for theirs, ours in SIZES.items():
+        settings[ours] = config.integer(theirs, low=1, high=2**31)
+    if config.has("type_vocab_size"):
+        settings["type_vocab_size"] = config.integer("type_vocab_size", low=1, high=2**31)
+    for theirs, ours in NUMBERS.items():
+        if config.has(theirs):
+            settings[ours] = config.number(theirs)
+            if not 0 <= settings[ours] < 1:
+                raise config.error(theirs, f"is {settings[ours]}, not within 0 .. 1")
+    return settings
+
+
+def _remarks(folder: Path) -> tuple[str, ...]:
+    if not (folder / TOKENIZER_CONFIG).exists():
+        return ()
+    record = read_record(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
+    if record.values.get("do_lower_case", True) is not False:
+        return ()
+    return ("its tokenizer keeps capitals and accents, `prepare --vocab` drops them",)
+
+
+def _form(config: Record, weights: Mapping[str, Weight]) -> str:
+    """The class that it was saved from, or what its heads say."""
+    named = config.values.get("architectures")
+    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
+        return in_brief(named[0]).strip("'\"")
+    if "cls.seq_relationship.weight" in weights:
+        return "BertForPreTraining"
+    has_head = any(name.startswith("cls.predictions.") for name in weights)
+    return "BertForMaskedLM" if has_head else "BertModel"
