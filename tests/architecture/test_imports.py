@@ -35,7 +35,7 @@ LEVELS = (
     {"build_start"},
     {"build"},
     {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"},
-    {"train_cli", "convert"},
+    {"train_cli", "convert", "fill", "fill_cli"},
     {"doctor"},
     {"__main__"},
 )
@@ -68,6 +68,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
 CONVERT_MAY_IMPORT = ("prepare.vocabulary", "prepare.wordpiece")
+FILL_MAY_IMPORT = ("prepare.vocabulary", "prepare.wordpiece")
 REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
     "data/balance.py",
@@ -146,6 +147,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
+        return True
+    if importer in {"fill", "fill_cli"} and module.startswith(FILL_MAY_IMPORT):
         return True
     if importer == "report" and module.startswith(REPORT_MAY_IMPORT):
         return True
