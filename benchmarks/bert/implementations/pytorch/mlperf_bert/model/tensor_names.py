@@ -4,17 +4,21 @@ The first BERT release (https://github.com/google-research/bert) named its varia
 checkpoint and its rule files keep those names. Ours are Hugging Face's.
 """
 
+from types import MappingProxyType
+
 # An embedding is one table, and the next-sentence projection has a name of its own.
-_WHOLE_NAMES = {
-    "bert.embeddings.word_embeddings.weight": "bert/embeddings/word_embeddings",
-    "bert.embeddings.position_embeddings.weight": "bert/embeddings/position_embeddings",
-    "bert.embeddings.token_type_embeddings.weight": "bert/embeddings/token_type_embeddings",
-    "cls.predictions.bias": "cls/predictions/output_bias",
-    "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
-    "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
-}
+WHOLE_NAMES = MappingProxyType(
+    {
+        "bert.embeddings.word_embeddings.weight": "bert/embeddings/word_embeddings",
+        "bert.embeddings.position_embeddings.weight": "bert/embeddings/position_embeddings",
+        "bert.embeddings.token_type_embeddings.weight": "bert/embeddings/token_type_embeddings",
+        "cls.predictions.bias": "cls/predictions/output_bias",
+        "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
+        "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
+    }
+)
 # (end of our name, end of theirs) of everything else; the first that fits is taken.
-_ENDINGS = (
+ENDINGS = (
     ("LayerNorm.weight", "LayerNorm/gamma"),
     ("LayerNorm.bias", "LayerNorm/beta"),
     (".weight", "/kernel"),
@@ -31,9 +35,9 @@ def tensorflow_name(parameter_name: str) -> str:
 
     Raises ValueError for what is no parameter's name.
     """
-    if parameter_name in _WHOLE_NAMES:
-        return _WHOLE_NAMES[parameter_name]
-    for ours, theirs in _ENDINGS:
+    if parameter_name in WHOLE_NAMES:
+        return WHOLE_NAMES[parameter_name]
+    for ours, theirs in ENDINGS:
         if parameter_name.endswith(ours):
             stem = parameter_name.removesuffix(ours).replace("encoder.layer.", "encoder.layer_")
             return stem.replace(".", "/") + theirs

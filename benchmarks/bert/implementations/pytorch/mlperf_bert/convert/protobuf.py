@@ -1,0 +1,114 @@
+"""Reads messages of protocol buffers: numbers of fields and their values, nothing of any schema.
+
+Source: the encoding's specification (https://protobuf.dev/programming-guides/encoding/). A value
+of a field that a schema has once is the last one; fields that are not known are left alone.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LONGEST_VARINT = 10  # bytes: 64 bits, seven in each
+_ALL_64 = 2**64 - 1
+_MOST_NUMBER = 2**29 - 1  # of a field
+
+Value = int | memoryview
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, Value]]:
+    """Number and value of each field, as they come: integers without a sign, or bytes in place.
+
+    Raises ValueError where the message is not well-formed.
+    """
+    place = 0
+    while place < len(message):
+        tag, place = varint(message, place)
+        number, kind = tag >> 3, tag & 7
+        if not 0 < number <= _MOST_NUMBER:
+            raise ValueError("has a field of a wrong number")
+        value: Value
+        if kind == _VARINT:
+            value, place = varint(message, place)
+        else:
+            size, place = _size(message, place, kind)
+            if size > len(message) - place:
+                raise ValueError("has a field that is cut short")
+            value = message[place : place + size]
+            place += size
+            if kind != _BYTES:
+                value = int.from_bytes(value, "little")
+        yield number, value
+
+
+def varint(message: memoryview, place: int) -> tuple[int, int]:
+    """An integer of seven bits a byte, the low ones first, and the place after it.
+
+    Raises ValueError where there is none, or one of more than 64 bits.
+    """
+    value = 0
+    for count, byte in enumerate(message[place : place + _LONGEST_VARINT]):
+        value |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            if value > _ALL_64:
+                break
+            return value, place + count + 1
+    raise ValueError("has an integer that is cut short or too long")
+
+
+def varints(packed: memoryview) -> NDArray[np.uint64]:
+    """All integers of a packed field. Raises ValueError, as `varint` does."""
+    octets = np.frombuffer(packed, np.uint8)
+    ends = np.flatnonzero(octets < 0x80)
+    if len(octets) and (not len(ends) or ends[-1] != len(octets) - 1):
+        raise ValueError("has integers that are cut short")
+    starts = np.concatenate([[0], ends + 1])[: len(ends)]
+    sizes = ends - starts + 1
+    if len(sizes) and sizes.max() > _LONGEST_VARINT:
+        raise ValueError("has an integer that is too long")
+    shifts = 7 * (np.arange(len(octets)) - np.repeat(starts, sizes))
+    if np.any(octets[shifts == 63] > 1):
+        raise ValueError("has an integer of more than 64 bits")
+    parts = (octets & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+    joined: NDArray[np.uint64] = np.bitwise_or.reduceat(parts, starts) if len(starts) else parts
+    return joined
+
+
+def signed(value: Value) -> int:
+    """A field's integer as its schema's int32 or int64. Raises ValueError for bytes."""
+    value = integer(value)
+    return value - 2**64 if value >> 63 else value
+
+
+def integer(value: Value) -> int:
+    """A field's integer. Raises ValueError for bytes."""
+    if isinstance(value, int):
+        return value
+    raise ValueError("has bytes where a number belongs")
+
+
+def octets(value: Value) -> memoryview:
+    """A field's bytes. Raises ValueError for an integer."""
+    if isinstance(value, int):
+        raise ValueError("has a number where bytes belong")
+    return value
+
+
+def text(value: Value) -> str:
+    """A field's text. Raises ValueError for what is not UTF-8."""
+    try:
+        return bytes(octets(value)).decode()
+    except UnicodeDecodeError:
+        raise ValueError("has a name that is not UTF-8") from None
+
+
+def _size(message: memoryview, place: int, kind: int) -> tuple[int, int]:
+    """Bytes of a field's value, and where it begins."""
+    if kind == _BYTES:
+        return varint(message, place)
+    if kind == _FIXED64:
+        return 8, place
+    if kind == _FIXED32:
+        return 4, place
+    raise ValueError("has a field of a wrong kind")
