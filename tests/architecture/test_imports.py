@@ -34,8 +34,9 @@ LEVELS = (
     {"build_step", "build_evaluation", "build_loader", "saving"},
     {"build_start"},
     {"build"},
-    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"},
-    {"train_cli", "convert", "fill", "fill_cli"},
+    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"}
+    | {"fill"},
+    {"train_cli", "convert", "fill_cli"},
     {"doctor"},
     {"__main__"},
 )
