@@ -34,8 +34,7 @@ LEVELS = (
     {"build_step", "build_evaluation", "build_loader", "saving"},
     {"build_start"},
     {"build"},
-    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"}
-    | {"fill"},
+    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"} | {"fill"},
     {"train_cli", "convert", "fill_cli"},
     {"doctor"},
     {"__main__"},
