@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest as SetManifest
     from mlperf_bert.distributed.launch import RankInfo
 
-# MLPerf's first weights on the official set: the rules' sanity test. Of its 380,000 masked tokens or
-# so, 0.0008 is one standard error.
+# MLPerf's first weights on the official set: the rules' sanity test. One standard error of its
+# 380,000 masked tokens or so is 0.0008.
 MLPERF_CHECKPOINT = "model.ckpt-28252"
 MLPERF_ACCURACY = 0.34085
 MLPERF_SAMPLES = 10_000

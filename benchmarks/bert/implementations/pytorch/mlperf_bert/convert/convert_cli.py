@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     source = _open(args.format, args.source)
     conversion = plan_conversion(source, args.vocab, args.config, args.missing)
-    origin = {"format": args.format, "name": args.source.name or "unnamed", "form": source.form}
+    origin = {"format": args.format, "name": source.name, "form": source.form}
     write_checkpoint(conversion, args.out, origin)
     report = report_of(conversion, args.out)
     print(json.dumps(report.as_json()) if args.json else "\n".join(report.lines()))

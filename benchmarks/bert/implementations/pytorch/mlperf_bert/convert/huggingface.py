@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mlperf_bert.convert.huggingface_names import (
     BUFFERS,
     COPIES,
-    FIXED,
-    NUMBERS,
-    SIZES,
     our_names,
 )
+from mlperf_bert.convert.huggingface_settings import read_settings
 from mlperf_bert.convert.safetensors_file import StoredTensor, read_safetensors
 from mlperf_bert.convert.weights import Source, Weight
 from mlperf_bert.data.records import Record, read_record
@@ -40,7 +37,7 @@ def open_huggingface(source: Path) -> Source:
     folder = source if source.is_dir() else source.parent
     try:
         config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
-        settings = _settings(config)
+        settings = read_settings(config)
         stored = _stored_tensors(source)
         remarks = _remarks(folder)
     except DataError as error:
@@ -48,6 +45,7 @@ def open_huggingface(source: Path) -> Source:
     weights, copies, ignored = _sorted_out(stored)
     return Source(
         path=source,
+        name=source.resolve().name or "unnamed",
         form=_form(config, weights),
         weights=weights,
         copies=copies,
@@ -115,29 +113,6 @@ def _sorted_out(
         elif copy in weights:
             weights[original] = weights.pop(copy)
     return weights, copies, ignored
-
-
-def _settings(config: Record) -> dict[str, Any]:
-    """Of our section [model]. Raises DataError where it is a model that we do not compute."""
-    for name, value in FIXED.items():
-        stated = config.values.get(name, value)
-        if type(stated) is not type(value) or stated != value:
-            problem = f"is {in_brief(stated)}, this program computes {value!r} only"
-            raise config.error(name, problem)
-    for name in ("quantization_config", "pruned_heads"):
-        if config.values.get(name):
-            raise config.error(name, "changes the weights")
-    settings: dict[str, Any] = {"vocab_size": config.integer("vocab_size", low=1, high=2**31)}
-    for theirs, ours in SIZES.items():
-        settings[ours] = config.integer(theirs, low=1, high=2**31)
-    if config.has("type_vocab_size"):
-        settings["type_vocab_size"] = config.integer("type_vocab_size", low=1, high=2**31)
-    for theirs, ours in NUMBERS.items():
-        if config.has(theirs):
-            settings[ours] = config.number(theirs)
-            if not 0 <= settings[ours] < 1:
-                raise config.error(theirs, f"is {settings[ours]}, not within 0 .. 1")
-    return settings
 
 
 def _remarks(folder: Path) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class Source:
 
     Args:
         path: what was given.
+        name: of the checkpoint, without its directories.
         form: what it is, in a word or two: "BertForMaskedLM", "TensorFlow checkpoint".
         weights: by our names; what is no part of the model has the name it came with.
         copies: tensors that must be equal to another: our name -> our name of the other.
@@ -60,6 +61,7 @@ class Source:
     """
 
     path: Path
+    name: str
     form: str
     weights: Mapping[str, Weight]
     copies: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,49 @@
+"""A TensorFlow checkpoint of BERT as a source: tensors under our names, and bert_config.json."""
+
+from pathlib import Path
+
+from mlperf_bert.convert.huggingface_settings import read_settings
+from mlperf_bert.convert.tensorflow import checkpoint_prefix, open_tensorflow
+from mlperf_bert.convert.tensorflow_errors import damage_of
+from mlperf_bert.convert.tensorflow_names import sort_names
+from mlperf_bert.convert.weights import Source, Weight
+from mlperf_bert.data.records import read_record
+from mlperf_bert.errors import CheckpointError, DataError
+from mlperf_bert.untrusted import in_brief
+
+CONFIG = "bert_config.json"  # as the first release names it; its keys are Hugging Face's too
+
+
+def open_tensorflow_source(path: Path) -> Source:
+    """Weights by our names, and settings where bert_config.json lies beside them.
+
+    Raises CheckpointError, as `open_tensorflow`.
+    """
+    tensors = open_tensorflow(path)
+    names = sort_names(tensors)
+    weights = {
+        ours.name: Weight(tensors[name], ours.is_transposed, f"{path}: {in_brief(name)}")
+        for name, ours in names.weights.items()
+    }
+    with damage_of(path):
+        prefix = checkpoint_prefix(path)
+        has_config = (prefix.parent / CONFIG).exists()
+    try:
+        settings, stated_in = {}, ""
+        if has_config:
+            stated_in = str(prefix.parent / CONFIG)
+            remedy = "mend it, or move it away"
+            record = read_record(prefix.parent / CONFIG, missing="is missing", remedy=remedy)
+            settings = read_settings(record)
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
+    return Source(
+        path=path,
+        name=prefix.name,
+        form="TensorFlow checkpoint",
+        weights=weights,
+        ignored=names.ignored,
+        settings=settings,
+        stated_in=stated_in,
+        folder=prefix.parent,
+    )
