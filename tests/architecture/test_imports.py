@@ -67,7 +67,12 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
-CONVERT_MAY_IMPORT = ("prepare.vocabulary", "prepare.wordpiece")
+CONVERT_MAY_IMPORT = (
+    "prepare.any_vocabulary",
+    "prepare.tokenizer_file",
+    "prepare.vocabulary",
+    "prepare.wordpiece",
+)
 FILL_MAY_IMPORT = ("prepare.vocabulary", "prepare.wordpiece")
 REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
