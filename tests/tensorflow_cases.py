@@ -27,6 +27,8 @@ V1 = FIXTURES / "bert_v1" / f"model.ckpt-{STEP}"
 V2_SHARDS = FIXTURES / "sharded_v2" / "model.ckpt"
 V1_SHARDS = FIXTURES / "sharded_v1" / "model.ckpt"
 OBJECTS = FIXTURES / "objects_v2" / "ckpt-1"
+SCORES = FIXTURES / "bert_scores.npz"  # what TensorFlow's operators make of V2 and `inputs`
+SNAPPY = FIXTURES / "own_sentences.txt.snappy"  # raw, by the library of that name
 
 
 def layer_shapes(number: int) -> dict[str, tuple[int, ...]]:
@@ -82,6 +84,15 @@ def bert_values() -> dict[str, np.ndarray]:
     return values
 
 
+def inputs() -> dict[str, np.ndarray]:
+    """Two sequences of 12 and 7 tokens, padded to 12: int64 [2, 12]."""
+    ids = np.arange(24).reshape(2, 12) * 7 % (VOCAB_SIZE - 5) + 5
+    mask = np.arange(12) < np.array([[12], [7]])
+    segments = np.arange(12) >= np.array([[5], [4]])
+    arrays = {"input_ids": ids * mask, "input_mask": mask, "segment_ids": segments & mask}
+    return {name: array.astype(np.int64) for name, array in arrays.items()}
+
+
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Multiples of 2**-16 between -0.5 and 0.5 that look random: float32 [shape]."""
     size = int(np.prod(shape, dtype=np.int64))
@@ -90,7 +101,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def odd_values(v1: bool = False) -> dict[str, np.ndarray]:
-    """A scalar, an empty one, and other dtypes (bfloat16, which V1 files cannot hold, as float32)."""
+    """A scalar, an empty one, and other dtypes; bfloat16, as float32, which V1 cannot hold."""
     values = {
         "scalar": drawn("scalar", ()),
         "empty": np.zeros((0, 3), np.float32),

@@ -1,7 +1,7 @@
 """Writes the fixtures of tests/data/tensorflow with the real TensorFlow: `... OUT_DIRECTORY`.
 
 Run by tests/unit/convert/test_tensorflow_fixtures.py in an environment of its own; by hand:
-`pip install tensorflow-cpu==2.21.0`, then `PYTHONPATH=tests python THIS_FILE tests/data/tensorflow`.
+`pip install tensorflow-cpu==2.21.0 cramjam`, then `PYTHONPATH=tests python THIS_FILE OUT`.
 """
 
 import os
@@ -14,8 +14,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import cramjam
 import numpy as np
 import tensorflow as tf
+
 import tensorflow_cases as cases
 
 V1_FORMAT = tf.compat.v1.train.SaverDef.V1
@@ -36,6 +38,9 @@ def write_all(out: Path) -> None:
             make_odd_variables(cases.odd_values(version == V1_FORMAT))
             save(out / path.relative_to(cases.FIXTURES), version, sharded=True)
     write_objects(out / cases.OBJECTS.relative_to(cases.FIXTURES))
+    np.savez_compressed(out / cases.SCORES.name, **scores(cases.bert_values()))
+    text = (cases.GOLDEN / "own_sentences.txt").read_bytes()
+    (out / cases.SNAPPY.name).write_bytes(bytes(cramjam.snappy.compress_raw(text)))
 
 
 def write_records(path: Path, compression: str) -> None:
@@ -122,6 +127,64 @@ def write_objects(path: Path) -> None:
     root.kernel = tf.Variable(cases.drawn("kernel", (4, 3)), name="kernel")
     root.words = tf.Variable(["text", "is", "skipped"], name="words")
     tf.train.Checkpoint(model=root).write(str(path))
+
+
+def scores(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What BERT (arXiv 1810.04805) answers to two padded sequences, from float64 weights."""
+    wide = {name: tf.constant(value, tf.float64) for name, value in weights.items()}
+    inputs = cases.inputs()
+    ids, segments, mask = (inputs[key] for key in ("input_ids", "segment_ids", "input_mask"))
+    hidden = tf.gather(wide["bert/embeddings/word_embeddings"], ids)
+    hidden += tf.gather(wide["bert/embeddings/token_type_embeddings"], segments)
+    hidden += wide["bert/embeddings/position_embeddings"][: ids.shape[1]]
+    hidden = _normed(hidden, wide, "bert/embeddings")
+    for number in range(cases.LAYERS):
+        hidden = _layer(hidden, mask, wide, f"bert/encoder/layer_{number}")
+    pooled = tf.tanh(_dense(hidden[:, 0], wide, "bert/pooler/dense"))
+    pairs = tf.matmul(pooled, wide["cls/seq_relationship/output_weights"], transpose_b=True)
+    transformed = _gelu(_dense(hidden, wide, "cls/predictions/transform/dense"))
+    transformed = _normed(transformed, wide, "cls/predictions/transform")
+    words = tf.einsum("bsd,vd->bsv", transformed, wide["bert/embeddings/word_embeddings"])
+    return {
+        "hidden": hidden.numpy(),
+        "mlm": (words + wide["cls/predictions/output_bias"]).numpy(),
+        "nsp": (pairs + wide["cls/seq_relationship/output_bias"]).numpy(),
+    }
+
+
+def _layer(hidden: Any, mask: np.ndarray, weights: dict[str, Any], prefix: str) -> Any:
+    heads = {}
+    for part in ("query", "key", "value"):
+        projected = _dense(hidden, weights, f"{prefix}/attention/self/{part}")
+        heads[part] = tf.reshape(projected, (*mask.shape, cases.HEADS, -1))
+    size = cases.HIDDEN // cases.HEADS
+    logits = tf.einsum("bfnh,btnh->bnft", heads["query"], heads["key"]) / size**0.5
+    logits += (mask[:, None, None, :] - 1.0) * 1e9
+    context = tf.einsum("bnft,btnh->bfnh", tf.nn.softmax(logits), heads["value"])
+    attended = _dense(
+        tf.reshape(context, hidden.shape), weights, f"{prefix}/attention/output/dense"
+    )
+    hidden = _normed(hidden + attended, weights, f"{prefix}/attention/output")
+    inner = _gelu(_dense(hidden, weights, f"{prefix}/intermediate/dense"))
+    return _normed(
+        hidden + _dense(inner, weights, f"{prefix}/output/dense"), weights, f"{prefix}/output"
+    )
+
+
+def _dense(values: Any, weights: dict[str, Any], prefix: str) -> Any:
+    return (
+        tf.einsum("...i,io->...o", values, weights[f"{prefix}/kernel"]) + weights[f"{prefix}/bias"]
+    )
+
+
+def _normed(values: Any, weights: dict[str, Any], prefix: str) -> Any:
+    mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
+    gamma, beta = (weights[f"{prefix}/LayerNorm/{name}"] for name in ("gamma", "beta"))
+    return (values - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
+
+
+def _gelu(values: Any) -> Any:
+    return values * 0.5 * (1.0 + tf.math.erf(values / 2**0.5))
 
 
 if __name__ == "__main__":

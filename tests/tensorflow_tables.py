@@ -1,0 +1,141 @@
+"""Writes protocol buffers, Snappy and TensorFlow's tables, right or wrong, for tests of readers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from mlperf_bert.convert.protobuf import varint
+from mlperf_bert.convert.tensorflow_table import open_table
+from mlperf_bert.crc32c import masked_crc32c
+
+MAGIC = 0xDB4775248B80FB57
+Field = tuple[int, "int | bytes | list[Field]"]
+Entries = Sequence[tuple[bytes, bytes]]
+
+
+def encoded(value: int) -> bytes:
+    """A varint; a negative one as 64 bits."""
+    value %= 2**64
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def message(*fields: Field) -> bytes:
+    """A message of these fields: integers as varints, bytes as they are, lists as messages."""
+    found = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            found += encoded(number << 3) + encoded(value)
+        else:
+            inner = message(*value) if isinstance(value, list) else value
+            found += encoded(number << 3 | 2) + encoded(len(inner)) + inner
+    return found
+
+
+def fixed32(number: int, value: int) -> bytes:
+    """A field of four bytes."""
+    return encoded(number << 3 | 5) + value.to_bytes(4, "little")
+
+
+def squeezed(contents: bytes) -> bytes:
+    """Snappy that copies what was just written wherever four bytes at least repeat the one before.
+
+    Everything else is a literal. All kinds of elements that such data can have come out.
+    """
+    found, place, start = encoded(len(contents)), 0, 0
+    while place < len(contents):
+        run = place
+        while run < len(contents) and place and contents[run] == contents[place - 1]:
+            run += 1
+        if run - place < 4:
+            place += 1
+            continue
+        found += _literal(contents[start:place])
+        while run - place >= 4:
+            count = min(run - place, 64)
+            found += _copy_of_one(count)
+            place += count
+        start = place
+    return found + _literal(contents[start:])
+
+
+def _literal(contents: bytes) -> bytes:
+    if not contents:
+        return b""
+    size = len(contents) - 1
+    if size < 60:
+        return bytes([size << 2]) + contents
+    extra = (size.bit_length() + 7) // 8
+    return bytes([59 + extra << 2]) + size.to_bytes(extra, "little") + contents
+
+
+def _copy_of_one(count: int) -> bytes:
+    if count < 12:
+        return bytes([count - 4 << 2 | 1, 1])
+    extra = 2 if count < 40 else 4
+    return bytes([count - 1 << 2 | (2 if extra == 2 else 3)]) + (1).to_bytes(extra, "little")
+
+
+def block_of(entries: Entries) -> bytes:
+    """A block's contents; the second half of the keys share what they can with the one before."""
+    found, before = b"", b""
+    for number, (key, value) in enumerate(entries):
+        shared = 0
+        while 2 * number >= len(entries) and key[: shared + 1] == before[: shared + 1]:
+            if shared == len(key):
+                break
+            shared += 1
+        parts = (shared, len(key) - shared, len(value))
+        found += b"".join(map(encoded, parts)) + key[shared:] + value
+        before = key
+    return found + (0).to_bytes(4, "little") + (1).to_bytes(4, "little")
+
+
+def sealed(contents: bytes, kind: int) -> bytes:
+    """A block with its trailer; kind 1 is compressed."""
+    stored = (squeezed(contents) if kind == 1 else contents) + bytes([kind])
+    return stored + masked_crc32c(stored).to_bytes(4, "little")
+
+
+def table_of(blocks: Iterable[tuple[bytes, bytes, int]]) -> bytes:
+    """A table of (last key, contents, kind) each."""
+    found, index = b"", []
+    for last_key, contents, kind in blocks:
+        block = sealed(contents, kind)
+        index.append((last_key, encoded(len(found)) + encoded(len(block) - 5)))
+        found += block
+    meta = sealed(block_of([]), 0)
+    handles = encoded(len(found)) + encoded(len(meta) - 5)
+    found += meta
+    last = sealed(block_of(index), 0)
+    handles += encoded(len(found)) + encoded(len(last) - 5)
+    return found + last + handles.ljust(40, b"\0") + MAGIC.to_bytes(8, "little")
+
+
+def table(entries: Entries, *, per_block: int = 1000, kind: int = 0) -> bytes:
+    """A table of sorted entries."""
+    parts = [entries[at : at + per_block] for at in range(0, len(entries), per_block)]
+    return table_of((part[-1][0], block_of(part), kind) for part in parts)
+
+
+def entries_of(path: Path) -> list[tuple[bytes, bytes]]:
+    """What a real table holds."""
+    return [(key, bytes(value)) for key, value in open_table(path).items(2**22)]
+
+
+def fields_of(contents: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Of a message that is well-formed: number and kind of each field, and its value as bytes."""
+    view, place = memoryview(contents), 0
+    while place < len(view):
+        tag, place = varint(view, place)
+        start = place
+        if tag & 7 == 0:
+            _, place = varint(view, place)
+        elif tag & 7 == 2:
+            size, start = varint(view, place)
+            place = start + size
+        else:
+            place += 4 if tag & 7 == 5 else 8
+        yield tag >> 3, tag & 7, contents[start:place]
