@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.mask_counts import masked_count_table
 from mlperf_bert.data.sidecar import read_sidecar
-from mlperf_bert.prepare.verify.contents import COPY_BITS, masked_count_table
+from mlperf_bert.prepare.verify.contents import COPY_BITS
 from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
 from verify_cases import (
     VOCAB_SIZE,
@@ -101,7 +102,7 @@ def all_labels(value: int) -> Callable[[Arrays], None]:
 
 def shift_offset(arrays: Arrays) -> None:
     """Give a sample the first token of the next, where neither needs other masked counts then."""
-    table = masked_count_table(64, 10)
+    table = masked_count_table(64, 10, 0.15)
     lengths = np.diff(arrays["offsets"])
     is_alike = (lengths < 64) & (table[np.minimum(lengths + 1, 64)] == table[lengths])
     is_alike[:-1] &= table[lengths[1:] - 1] == table[lengths[1:]]
@@ -236,7 +237,7 @@ def test_a_text_twice_under_another_digest(made: Path, tmp_path: Path) -> None:
     assert failed(check(tmp_path / "set")) == {}
     problems = failed(check(tmp_path / "set", full=True))
     assert set(problems) == {"duplicates"}
-    counts = masked_count_table(64, 10)
+    counts = masked_count_table(64, 10, 0.15)
     lengths = np.repeat(np.arange(65), manifest.length_histogram).tolist()
     ways = [math.comb(n - 3, counts[n]) / (0.8**2 + 0.1**2) ** counts[n] for n in lengths]
     copies = sum(way >= 2**COPY_BITS for way in ways) // 2
@@ -258,7 +259,7 @@ def test_with_a_wrong_vocabulary_nothing_more_is_read(pair: Path) -> None:
 
 
 def test_masked_counts_round_half_to_even() -> None:
-    table = masked_count_table(64, 9)
+    table = masked_count_table(64, 9, 0.15)
     assert [int(table[n]) for n in (5, 9, 10, 30, 50, 64)] == [1, 1, 2, 4, 8, 9]
 
 

@@ -65,7 +65,7 @@ def draw_masks(
     """
     longest = 0
     for i in range(len(sample_ids)):
-        longest = max(longest, np.int64(offsets[i + 1]) - np.int64(offsets[i]))
+        longest = max(longest, int(offsets[i + 1] - offsets[i]))
     candidates = np.empty(longest, np.int64)
     originals = np.full(longest, -1, np.int64)
     masked = 0
@@ -74,7 +74,7 @@ def draw_masks(
         available = 0
         for position in range(len(sequence)):
             candidates[available] = position
-            available += not _is_special(np.int64(sequence[position]), special)
+            available += not _is_special(int(sequence[position]), special)
         if available < counts[i]:
             return i
         for draw in range(counts[i]):

@@ -1,4 +1,4 @@
-"""How many tokens of a sequence are masked: a function of its length and the rate alone.
+"""How many tokens of a sequence are masked, a function of its length and the rate, and which never.
 
 So every rank knows the masked positions of all others without reading a sample or asking.
 """
@@ -6,6 +6,7 @@ So every rank knows the masked positions of all others without reading a sample 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.permutation import Int64Array
 
 
@@ -33,3 +34,12 @@ class CountsByLength:
         """Masked positions of some samples, uint8 [n]."""
         counts: NDArray[np.uint8] = self._table[self._lengths[ids]]
         return counts
+
+
+def special_ids(manifest: Manifest) -> Int64Array:
+    """Ids that stand for no text, int64, ascending, each once: never masked, nor put in for a word.
+
+    [UNK] stands for text that the vocabulary lacks, so it is a token as others are, as in BERT.
+    """
+    ids = (manifest.pad_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
+    return np.unique(np.array(ids, dtype=np.int64))

@@ -14,7 +14,7 @@ from torch import Tensor
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.mask_counts import masked_count_table
+from mlperf_bert.data.mask_counts import masked_count_table, special_ids
 from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.errors import DataError
@@ -107,12 +107,3 @@ class DynamicMasks:
         )
         index += np.repeat(offsets[:-1], counts)
         return int(wrong)
-
-
-def special_ids(manifest: Manifest) -> Int64Array:
-    """Ids that stand for no text, int64, ascending, each once: never masked, nor put in for a word.
-
-    [UNK] stands for text that the vocabulary lacks, so it is a token as others are, as in BERT.
-    """
-    ids = (manifest.pad_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
-    return np.unique(np.array(ids, dtype=np.int64))

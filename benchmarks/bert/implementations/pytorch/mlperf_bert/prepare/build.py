@@ -11,13 +11,14 @@ from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_fi
 from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import ShardSettings, sidecar_path
+from mlperf_bert.data.sidecar import Segments, ShardSettings, sidecar_path
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary
 from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.examples import compile_examples
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.shard_job import ShardJob, is_finished, make_shard
-from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
+from mlperf_bert.prepare.whole_sequences import compile_sequences
 
 MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
 WORKER_DIED = "a worker process died, most often for want of memory"
@@ -35,6 +36,7 @@ def prepare_text(
     workers: int,
     pick_eval: int | None,
     split_sentences: bool,
+    segments: Segments = "pair",
     with_baseline: bool = False,
     corpus: dict[str, str] | None = None,
     quiet: bool = False,
@@ -43,7 +45,7 @@ def prepare_text(
 
     Args:
         texts: one shard is made of each; see documents.py for the two layouts.
-        vocab_path: the vocabulary; its copy goes into the set.
+        vocab_path: the vocabulary, or a tokenizer.json; its copy goes into the set.
         out_dir: created; a shard already finished with the same text and settings is kept.
         max_seq_length: tokens of an example at most, 8 .. 65,535.
         max_predictions: masked positions of an example at most, 1 .. 255.
@@ -52,6 +54,7 @@ def prepare_text(
         workers: processes; 1 works in this process.
         pick_eval: take this many examples evenly out of all of the only text file.
         split_sentences: the text is paragraphs, not one sentence a line.
+        segments: "single" makes sequences without pairs, `dupe_factor` times with other masks.
         with_baseline: store the context-free baseline; always done with `pick_eval`.
         corpus: provenance to store in the manifest.
         quiet: show no progress.
@@ -60,7 +63,7 @@ def prepare_text(
         ConfigError: an option out of range, or numba's cache cannot be used.
         DataError: a text, the vocabulary, or a shard that was finished with other settings.
     """
-    vocabulary = load_vocabulary(vocab_path)
+    vocabulary = load_any_vocabulary(vocab_path)
     settings = ShardSettings(
         vocabulary_sha256=vocabulary.sha256,
         max_seq_length=max_seq_length,
@@ -69,11 +72,15 @@ def prepare_text(
         dupe_factor=dupe_factor,
         split_sentences=split_sentences,
         pick_eval=pick_eval,
+        segments=segments,
     )
     check_settings(settings, workers, len(texts))
     jobs = shard_jobs(texts, vocab_path, out_dir, settings)
     # Once, here: all workers would compile at the same time, and write the same cache.
-    compile_examples(vocabulary)
+    if segments == "single":
+        compile_sequences(vocabulary)
+    else:
+        compile_examples(vocabulary)
     return make_set(
         jobs,
         make_shard,
@@ -88,7 +95,7 @@ def prepare_text(
 def make_set(
     jobs: list[ShardJob],
     make: Callable[[ShardJob], object],
-    vocabulary: Vocabulary,
+    vocabulary: AnyVocabulary,
     *,
     workers: int,
     with_baseline: bool,
@@ -114,7 +121,7 @@ def make_set(
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     sizes = {job.text_path: _source_bytes(job.text_path) for job in jobs}
     _store_vocabulary(out_dir, vocabulary)
-    _clear_up(out_dir, jobs)
+    _clear_up(out_dir, jobs, file_name(vocabulary))
     with progress_of(len(jobs), sum(sizes.values()), quiet=quiet, words=words) as advance:
         for done, _ in finished(make, jobs, workers, died=WORKER_DIED):
             advance(done.text_path.name, sizes[done.text_path])
@@ -173,9 +180,9 @@ def _source_bytes(path: Path) -> int:
     return size
 
 
-def _store_vocabulary(out_dir: Path, vocabulary: Vocabulary) -> None:
+def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
     make_directory(out_dir / "shards")
-    copy = out_dir / "vocab.txt"
+    copy = out_dir / file_name(vocabulary)
     if not copy.exists():
         write_file(copy, vocabulary.contents)
     elif copy.read_bytes() != vocabulary.contents:
@@ -183,14 +190,14 @@ def _store_vocabulary(out_dir: Path, vocabulary: Vocabulary) -> None:
         raise DataError(str(copy), problem, "name a new directory or delete this one")
 
 
-def _clear_up(out_dir: Path, jobs: list[ShardJob]) -> None:
+def _clear_up(out_dir: Path, jobs: list[ShardJob], vocabulary_file: str) -> None:
     """Refuse shards made with other settings; only then remove what killed runs left."""
     # Before hours of work, not after: the settings of every shard already there are looked at.
     for job in jobs:
         is_finished(job, source_sha256=None)
     shards = [job.shard_path for job in jobs]
     names = {
-        out_dir: {"vocab.txt"},
+        out_dir: {vocabulary_file},
         out_dir / "shards": {
             path.name for shard in shards for path in (shard, sidecar_path(shard))
         },
@@ -201,7 +208,7 @@ def _clear_up(out_dir: Path, jobs: list[ShardJob]) -> None:
 
 
 def _manifest_without_index(
-    vocabulary: Vocabulary,
+    vocabulary: AnyVocabulary,
     settings: ShardSettings,
     jobs: list[ShardJob],
     corpus: dict[str, str] | None,
@@ -222,6 +229,8 @@ def _manifest_without_index(
         dupe_factor=settings.dupe_factor,
         shards=tuple(entries),
         corpus=corpus,
+        segments=settings.segments,
+        vocabulary_file=file_name(vocabulary),
     )
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.any_vocabulary import Encoder
 from mlperf_bert.prepare.sentences import split_sentences
-from mlperf_bert.prepare.wordpiece import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +60,15 @@ def read_text(path: Path) -> SourceText:
     return SourceText(text, hashlib.sha256(contents).hexdigest())
 
 
-def tokenize_documents(text: str, tokenizer: Tokenizer, *, split: bool) -> Documents:
+def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documents:
     """Documents with at least one word piece; see the module for the two text layouts."""
     lines = _sentence_lines(text) if split else (line.strip() for line in text.split("\n"))
     tokens = bytearray()
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
     document_offsets = array("q", [0])
     for line in lines:
-        tokens += tokenizer.encode(line)
+        is_first = len(sentence_offsets) - 1 == document_offsets[-1]
+        tokens += tokenizer.encode(line if is_first or not line else tokenizer.joint + line)
         if len(tokens) > sentence_offsets[-1]:
             sentence_offsets.append(len(tokens))
         elif not line:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.compiled import cache_directory, compiled
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 from mlperf_bert.prepare.compiled_examples import (
     WORDS,
     Collected,
@@ -24,7 +25,6 @@ from mlperf_bert.prepare.compiled_examples import (
     shuffle,
 )
 from mlperf_bert.prepare.documents import Documents
-from mlperf_bert.prepare.vocabulary import Vocabulary
 from mlperf_bert.prepare.wordpiece import token_dtype
 
 
@@ -48,7 +48,7 @@ class ExampleMaker:
     """The reference procedure over the documents of one text file."""
 
     def __init__(
-        self, vocabulary: Vocabulary, *, max_seq_length: int, max_predictions: int, seed: int
+        self, vocabulary: AnyVocabulary, *, max_seq_length: int, max_predictions: int, seed: int
     ) -> None:
         self._vocabulary = vocabulary
         self._max_seq_length = max_seq_length
@@ -80,14 +80,14 @@ class ExampleMaker:
         found, count = nothing_collected(documents.tokens.dtype), 0
         shuffle(work.stream, work.order)
         for _ in range(dupe_factor):
-            with _interrupt_deferred():
+            with interrupt_deferred():
                 found, count = add_pass(work, found, count)
         order = np.arange(count)
         shuffle(work.stream, order)
         return take_examples(_used_part(found, count), order)
 
 
-def compile_examples(vocabulary: Vocabulary) -> None:
+def compile_examples(vocabulary: AnyVocabulary) -> None:
     """Compile what `ExampleMaker.make` runs for this vocabulary, or load it from the cache.
 
     The first use after an installation takes about 5 s, later ones a fraction of a second.
@@ -127,7 +127,7 @@ def new_stream(seed: int) -> Stream:
 def take_examples(examples: ExampleArrays, order: NDArray[np.int64]) -> ExampleArrays:
     """The examples numbered in `order`, in that order."""
     masked_offsets = examples.masked_lm_offsets
-    with _interrupt_deferred():
+    with interrupt_deferred():
         tokens, offsets = _gather(examples.input_ids, examples.offsets, order)
         positions, new_masked_offsets = _gather(examples.masked_lm_positions, masked_offsets, order)
         masked_ids, _ = _gather(examples.masked_lm_ids, masked_offsets, order)
@@ -162,7 +162,7 @@ def _used_part(found: Collected, count: int) -> ExampleArrays:
 
 
 @contextmanager
-def _interrupt_deferred() -> Iterator[None]:
+def interrupt_deferred() -> Iterator[None]:
     """Hold a Ctrl-C back: raised while numba boxes a result, it ends the process by a crash."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python's handlers run in the main thread only

@@ -5,11 +5,15 @@ from pathlib import Path
 
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.any_vocabulary import (
+    AnyVocabulary,
+    load_any_vocabulary,
+    make_encoder,
+)
 from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleMaker, pick_evenly
+from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker, pick_evenly
 from mlperf_bert.prepare.shard_writer import write_shard
-from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.prepare.wordpiece import Tokenizer
+from mlperf_bert.prepare.whole_sequences import SequenceMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +46,12 @@ def _make_shard(job: ShardJob) -> None:
     if is_finished(job, source_sha256):
         return
     settings = job.settings
-    vocabulary = load_vocabulary(job.vocab_path)
+    vocabulary = load_any_vocabulary(job.vocab_path)
     documents = tokenize_documents(
-        source.text, Tokenizer(vocabulary), split=settings.split_sentences
+        source.text, make_encoder(vocabulary), split=settings.split_sentences
     )
     del source
-    _check_documents(job.text_path, documents)
-    maker = ExampleMaker(
-        vocabulary,
-        max_seq_length=settings.max_seq_length,
-        max_predictions=settings.max_predictions,
-        seed=settings.seed,
-    )
-    examples = maker.make(documents, settings.dupe_factor)
+    examples = _make_examples(job, documents, vocabulary, source_sha256)
     if settings.pick_eval is not None:
         if len(examples) < settings.pick_eval:
             problem = f"gives {len(examples)} examples where {settings.pick_eval} are to be picked"
@@ -70,11 +67,33 @@ def _make_shard(job: ShardJob) -> None:
     )
 
 
-def _check_documents(path: Path, documents: Documents) -> None:
+def _make_examples(
+    job: ShardJob, documents: Documents, vocabulary: AnyVocabulary, source_sha256: str
+) -> ExampleArrays:
+    settings = job.settings
+    _check_documents(job.text_path, documents, 1 if settings.segments == "single" else 2)
+    if settings.segments == "single":
+        return SequenceMaker(
+            vocabulary,
+            max_seq_length=settings.max_seq_length,
+            max_predictions=settings.max_predictions,
+            seed=settings.seed,
+            source_sha256=source_sha256,
+        ).make(documents, settings.dupe_factor)
+    maker = ExampleMaker(
+        vocabulary,
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
+        seed=settings.seed,
+    )
+    return maker.make(documents, settings.dupe_factor)
+
+
+def _check_documents(path: Path, documents: Documents, least: int) -> None:
     # With a single document the reference would silently pair it with itself and call the second
     # segment a random other one, which teaches a wrong next-sentence label.
-    if len(documents) < 2:
-        problem = f"has {len(documents)} documents with words, two are needed"
+    if len(documents) < least:
+        problem = f"has {len(documents)} documents with words, {least} are needed"
         raise DataError(str(path), problem, "separate documents by an empty line")
 
 

@@ -80,6 +80,8 @@ class Tokenizer:
     nothing outside it.
     """
 
+    joint = ""  # a word piece is the same wherever its word stands
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._words = _KnownWords(vocabulary)
         self.dtype = self._words.dtype

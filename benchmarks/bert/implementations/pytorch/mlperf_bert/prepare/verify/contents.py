@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.config_sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.mask_counts import masked_count_table
 from mlperf_bert.data.shards import ShardArrays
 
 TOKENS_AT_A_TIME = 2**16  # its arrays stay in the processor's cache: larger was half as fast
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
+MIN_LENGTH_SINGLE = 3  # [CLS] a [SEP]
 # Two maskings of one text agree by chance once in 2**32 or less: an equal example is a copy.
 COPY_BITS = 32
 EQUAL_INPUT_CHANCE = 0.8**2 + 0.1**2  # both [MASK] or both kept; equal random tokens are rarer
@@ -116,14 +119,6 @@ def repeated(hashes: Hashes) -> int:
     return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
 
 
-def masked_count_table(max_seq_length: int, max_predictions: int) -> NDArray[np.int64]:
-    """int64 [max_seq_length + 1]: masked positions of a sample by its length."""
-    counts = [
-        min(max_predictions, max(1, round(length * 0.15))) for length in range(max_seq_length + 1)
-    ]
-    return np.array(counts, dtype=np.int64)
-
-
 def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:
     offsets, masked_offsets = arrays.offsets, arrays.masked_lm_offsets
     last = len(offsets) - 1
@@ -158,8 +153,13 @@ class _Checker:
         self.label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
         self._manifest = manifest
         longest = manifest.max_seq_length
-        self._masked_counts = masked_count_table(longest, manifest.max_predictions)
-        self._is_copy = _choice_bits(self._masked_counts) >= COPY_BITS
+        is_single = manifest.segments == "single"
+        self._min_length = MIN_LENGTH_SINGLE if is_single else MIN_LENGTH
+        self._special = 2 if is_single else 3  # special tokens of a sample
+        self._masked_counts = masked_count_table(
+            longest, manifest.max_predictions, STORED_MASKING_RATE
+        ).astype(np.int64)
+        self._is_copy = self._choice_bits() >= COPY_BITS
         # A text's hash is the sum over its tokens of token key x position key, modulo 2**64.
         keys = np.random.default_rng(0)
         self._token_keys = keys.integers(0, 2**64, manifest.vocab_size, dtype=np.uint64)
@@ -189,10 +189,8 @@ class _Checker:
     def _has_wrong_ranges(self, chunk: _Chunk) -> bool:
         vocab_size = self._manifest.vocab_size
         faults = {
-            f"has fewer than {MIN_LENGTH} tokens": chunk.lengths < MIN_LENGTH,
-            "segment_b_start leaves a segment empty": (chunk.starts_of_b < 3)
-            | (chunk.starts_of_b > chunk.lengths - 2),
-            "next_sentence_label is not 0 or 1": chunk.next_labels > 1,
+            f"has fewer than {self._min_length} tokens": chunk.lengths < self._min_length,
+            **self._wrong_pairs(chunk),
             "has not min(max_predictions, max(1, round(0.15 x tokens))) masked positions": (
                 chunk.counts != self._masked_counts[chunk.lengths]
             ),
@@ -206,6 +204,18 @@ class _Checker:
             bad = np.unique(chunk.sample_of_masked[chunk.labels >= vocab_size])
             found.append(self.faults.add(kind, chunk, bad))
         return any(found)
+
+    def _wrong_pairs(self, chunk: _Chunk) -> dict[str, Flags]:
+        if self._manifest.segments == "single":
+            return {
+                "segment_b_start is not its end": chunk.starts_of_b != chunk.lengths,
+                "next_sentence_label is not 0": chunk.next_labels != 0,
+            }
+        return {
+            "segment_b_start leaves a segment empty": (chunk.starts_of_b < 3)
+            | (chunk.starts_of_b > chunk.lengths - 2),
+            "next_sentence_label is not 0 or 1": chunk.next_labels > 1,
+        }
 
     def _has_wrong_positions(self, chunk: _Chunk) -> bool:
         owner, positions = chunk.sample_of_masked, chunk.positions
@@ -233,10 +243,11 @@ class _Checker:
             for kind, (rows, token) in places.items()
         ]
         special = (ids.cls_id, ids.sep_id, ids.pad_id, ids.mask_id)
-        if any(found) or sum(np.count_nonzero(text == token) for token in special) != 3 * len(ends):
+        total = sum(np.count_nonzero(text == token) for token in set(special))
+        if any(found) or total != self._special * len(ends):
             per_sample = np.add.reduceat(np.isin(text, special).astype(np.int64), chunk.starts)
             kind = "has [CLS], [SEP], [PAD] or [MASK] inside its text"
-            found.append(self.faults.add(kind, chunk, np.flatnonzero(per_sample > 3)))
+            found.append(self.faults.add(kind, chunk, np.flatnonzero(per_sample > self._special)))
         return any(found)
 
     def _count(self, chunk: _Chunk, text: NDArray[Any], inputs: NDArray[Any]) -> None:
@@ -252,6 +263,16 @@ class _Checker:
             random_next=int(np.count_nonzero(chunk.next_labels)),
         )
 
+    def _choice_bits(self) -> NDArray[np.float64]:
+        """-log2 of the chance that two maskings of one text agree, by the text's length."""
+        bits = np.zeros(len(self._masked_counts))
+        for length in range(self._min_length, len(bits)):
+            candidates, count = length - self._special, int(self._masked_counts[length])
+            ways = math.lgamma(candidates + 1) - math.lgamma(count + 1)
+            ways -= math.lgamma(candidates - count + 1)
+            bits[length] = (ways - count * math.log(EQUAL_INPUT_CHANCE)) / math.log(2)
+        return bits
+
     def _text_hashes(self, chunk: _Chunk, text: NDArray[Any]) -> Hashes:
         positions = np.arange(len(text)) - np.repeat(chunk.starts, chunk.lengths)
         products = self._token_keys[text] * self._position_keys[positions]
@@ -261,14 +282,3 @@ class _Checker:
 def _owners(chunk: _Chunk, bad_tokens: Flags) -> NDArray[np.int64]:
     rows = np.flatnonzero(bad_tokens)
     return np.unique(np.searchsorted(chunk.starts, rows, side="right") - 1)
-
-
-def _choice_bits(masked_counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """-log2 of the chance that two maskings of one text agree, by the text's length."""
-    bits = np.zeros(len(masked_counts))
-    for length in range(MIN_LENGTH, len(bits)):
-        candidates, count = length - 3, int(masked_counts[length])
-        ways = math.lgamma(candidates + 1) - math.lgamma(count + 1)
-        ways -= math.lgamma(candidates - count + 1)
-        bits[length] = (ways - count * math.log(EQUAL_INPUT_CHANCE)) / math.log(2)
-    return bits

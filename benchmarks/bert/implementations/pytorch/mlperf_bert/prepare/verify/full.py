@@ -9,6 +9,7 @@ import numpy as np
 
 from mlperf_bert.data.file_checks import file_size
 from mlperf_bert.data.index import Manifest, ShardEntry
+from mlperf_bert.data.mask_counts import special_ids
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.errors import DataError
@@ -113,9 +114,13 @@ class FullCheck:
         shards_dir = self._set_dir / "shards"
         by_path = {shards_dir / file: tally for file, tally in self._tallies.items()}
         copied = {shards_dir / file: count for file, count in self._copied.items()}
+        manifest = self._manifest
+        is_pair = manifest.segments == "pair"
+        excluded = 0 if is_pair else len(special_ids(manifest))
+        checks.append(check_masking(by_path, total, manifest.vocab_size, excluded))
+        if is_pair:
+            checks.append(check_next_sentence(by_path, total))
         checks += [
-            check_masking(by_path, total, self._manifest.vocab_size),
-            check_next_sentence(by_path, total),
             check_unknown(self._set_dir, total),
             check_duplicates(self._set_dir, self.hashes, copied),
         ]

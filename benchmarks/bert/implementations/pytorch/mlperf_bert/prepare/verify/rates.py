@@ -28,13 +28,19 @@ def surprise(trials: int, count: int, chance: float) -> float:
     return trials * sum(p * math.log(p / q) for p, q in terms if p > 0)
 
 
-def check_masking(tallies: Mapping[Path, Tally], total: Tally, vocab_size: int) -> Check:
-    """80 % [MASK], 10 % kept, 10 % random, where a random token is one of all V alike."""
-    by_chance = 0.1 / vocab_size  # the random token is [MASK], or the one that was there
+def check_masking(
+    tallies: Mapping[Path, Tally], total: Tally, vocab_size: int, num_excluded: int = 0
+) -> Check:
+    """80 % [MASK], 10 % kept, 10 % random, where a random token is one of all V alike.
+
+    In single segments it is none of the special ones, which are `num_excluded` (mask_counts.py).
+    """
+    by_chance = 0.1 / (vocab_size - num_excluded)  # the random token is the one that was there
+    is_mask = 0.0 if num_excluded else by_chance  # it is [MASK]
     expected = {
-        "[MASK]": 0.8 + by_chance,
+        "[MASK]": 0.8 + is_mask,
         "kept": 0.1 + by_chance,
-        "replaced": 0.1 - 2 * by_chance,
+        "replaced": 0.1 - is_mask - by_chance,
     }
     problems = []
     for path, tally in tallies.items():

@@ -19,8 +19,9 @@ from mlperf_bert.data.set_checks import (
 )
 from mlperf_bert.data.sidecar import Sidecar, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, load_vocabulary
+from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
 
 
 def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:
@@ -36,13 +37,14 @@ def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:
 
 
 def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
-    """`vocab.txt` is the one of the manifest: digest, size and the five special ids."""
-    path = set_dir / "vocab.txt"
+    """The vocabulary file is the one of the manifest: digest, size and the five special ids."""
+    path = set_dir / manifest.vocabulary_file
     try:
-        vocabulary = load_vocabulary(path)
+        vocabulary = load_any_vocabulary(path)
     except DataError as error:
         return Check("vocabulary", "", (error,))
-    ids = {f"{token[1:-1].lower()}_id": vocabulary.ids[token] for token in SPECIAL_TOKENS}
+    names = [f"{token[1:-1].lower()}_id" for token in SPECIAL_TOKENS]
+    ids = {name: getattr(vocabulary, name) for name in names}
     found = {"vocabulary_sha256": vocabulary.sha256, "vocab_size": len(vocabulary), **ids}
     problems = tuple(
         DataError(
@@ -120,8 +122,8 @@ def check_sources(set_dir: Path, sidecars: dict[str, Sidecar]) -> Check:
 def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
     """`shards/` and `index/` hold what the manifest names and nothing else; no left-overs."""
     shards = {entry.file for entry in manifest.shards}
-    known = {
-        set_dir: {"vocab.txt"},
+    known: dict[Path, set[str]] = {
+        set_dir: {manifest.vocabulary_file},
         set_dir / "shards": shards | {f"{name}.json" for name in shards},
         set_dir / "index": {"dataset.json", *(file.file for file in manifest.index_files)},
     }
