@@ -26,7 +26,7 @@ from mlperf_bert.convert.model_settings import config_of
 from mlperf_bert.convert.new_directory import new_directory
 from mlperf_bert.convert.padding import MOST_SPARE_ROWS, PADDING_BIAS, with_rows
 from mlperf_bert.convert.report import Report
-from mlperf_bert.convert.vocabulary_files import VocabularyFile, find_vocabulary
+from mlperf_bert.convert.vocabulary_files import find_vocabulary
 from mlperf_bert.convert.weights import (
     Sizes,
     Source,
@@ -39,6 +39,7 @@ from mlperf_bert.data.atomic import write_file
 from mlperf_bert.environment import git_commit, package_version
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name
 
 Missing = Literal["refuse", "draw"]
 _SPARE_BYTES = 2**20  # of JSON and headers
@@ -55,7 +56,7 @@ class Conversion:
 
     source: Source
     config: RunConfig
-    vocabulary: VocabularyFile
+    vocabulary: AnyVocabulary
     shapes: Mapping[str, tuple[int, ...]]
     drawn: Mapping[str, str]
     unused: Mapping[str, str]
@@ -84,7 +85,7 @@ def plan_conversion(
     sizes = sizes_of(source)
     vocabulary = find_vocabulary(source.folder, given_vocabulary)
     _check_rows(source, sizes, vocabulary)
-    config, remarks = config_of(source, sizes, vocabulary.num_tokens, config_path)
+    config, remarks = config_of(source, sizes, len(vocabulary), config_path)
     model = BertForPretraining(config.model, torch.device("meta"))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     drawn = missing_heads(source, shapes)
@@ -112,7 +113,10 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
     )
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         files = {MODEL: write_one_by_one(folder / MODEL, kinds, conversion.weight)}
-        for name, contents in (STATE, state.to_json()), (vocabulary.name, vocabulary.contents):
+        for name, contents in (
+            (STATE, state.to_json()),
+            (file_name(vocabulary), vocabulary.contents),
+        ):
             write_file(folder / name, contents)
             files[name] = FileEntry(len(contents), hashlib.sha256(contents).hexdigest())
         heads = dict.fromkeys(conversion.drawn.values())
@@ -144,8 +148,8 @@ def report_of(conversion: Conversion, out: Path) -> Report:
         drawn=conversion.drawn,
         model=config_to_tables(conversion.config)["model"],
         vocabulary={
-            "file": vocabulary.name,
-            "tokens": vocabulary.num_tokens,
+            "file": file_name(vocabulary),
+            "tokens": len(vocabulary),
             "sha256": vocabulary.sha256,
         },
         rows_in_source=conversion.word_rows,
@@ -154,8 +158,8 @@ def report_of(conversion: Conversion, out: Path) -> Report:
     )
 
 
-def _check_rows(source: Source, sizes: Sizes, vocabulary: VocabularyFile) -> None:
-    rows, tokens = sizes.word_rows, vocabulary.num_tokens
+def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None:
+    rows, tokens = sizes.word_rows, len(vocabulary)
     if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
         problem = f"has {rows:,} words, its vocabulary {tokens:,}"
         remedy = "give the vocabulary that it was trained with by --vocab"

@@ -33,11 +33,11 @@ from mlperf_bert.convert.huggingface_names import FIXED, NUMBERS, SIZES, WORD_BI
 from mlperf_bert.convert.new_directory import new_directory
 from mlperf_bert.convert.padding import rows_that_matter
 from mlperf_bert.convert.safetensors_file import StoredTensor, read_safetensors
-from mlperf_bert.convert.tokenizer import pad_id, tokenizer_files
-from mlperf_bert.convert.vocabulary_files import VocabularyFile, read_vocabulary_file
+from mlperf_bert.convert.tokenizer import tokenizer_files
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, load_any_vocabulary
 
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 _NO_VOCABULARY = "give the vocab.txt of its data with --vocab, or the data with --data"
@@ -66,7 +66,7 @@ def export_huggingface(
     words = _vocabulary(found, manifest, vocabulary, data)
     model = read_config(found).model
     tensors = _tensors(found, model)
-    num_rows = rows_that_matter(tensors[WORDS].read(), tensors[WORD_BIAS].read(), words.num_tokens)
+    num_rows = rows_that_matter(tensors[WORDS].read(), tensors[WORD_BIAS].read(), len(words))
     kinds = {
         name: (torch.float32, (num_rows, *tensor.shape[1:]) if _has_words(name) else tensor.shape)
         for name, tensor in tensors.items()
@@ -81,7 +81,7 @@ def export_huggingface(
     metadata = {"format": "pt", "source": f"mlperf_bert {manifest.version}, step {state.step}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_one_by_one(folder / SINGLE, kinds, weight, metadata)
-        config = _config(model, architecture, num_rows, pad_id(words))
+        config = _config(model, architecture, num_rows, words.pad_id)
         write_file(folder / CONFIG, config)
         for name, contents in tokenizer_files(words, model.max_position_embeddings).items():
             write_file(folder / name, contents)
@@ -94,7 +94,7 @@ def _has_words(name: str) -> bool:
 
 def _vocabulary(
     found: Path, manifest: Manifest, given: Path | None, data: Path | None
-) -> VocabularyFile:
+) -> AnyVocabulary:
     """The one that was given, in a set of `data`, or in the checkpoint, of the right digest."""
     folders = [data, *(data / name for name in ("train", "eval"))] if data else [found]
     places = [folder / name for folder in folders for name in VOCABULARIES]
@@ -102,7 +102,7 @@ def _vocabulary(
     if path is None:
         where = f"no {' and no '.join(VOCABULARIES)} in it"
         raise CheckpointError(str(data or found), where, _NO_VOCABULARY)
-    vocabulary = read_vocabulary_file(path)
+    vocabulary = load_any_vocabulary(path)
     if vocabulary.sha256 != manifest.vocabulary_sha256:
         problem = "is not the vocabulary that the checkpoint was trained with"
         raise CheckpointError(str(path), problem, _NO_VOCABULARY)

@@ -6,51 +6,38 @@
 
 import json
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
-from mlperf_bert.convert.vocabulary_files import TOKENIZER, WORD_PIECES, VocabularyFile
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary, parse_vocabulary
+from mlperf_bert.convert.vocabulary_files import TOKENIZER, WORD_PIECES
+from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
+from mlperf_bert.prepare.tokenizer_file import ROLES, TokenizerFile
+from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
 from mlperf_bert.prepare.wordpiece import MAX_WORD_CHARS
-from mlperf_bert.untrusted import parse_json_object
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
-_ROLES = MappingProxyType(
-    dict(zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL_TOKENS, strict=True))
-)
-# Names of the same roles in tokenizers of other models.
-_OTHER_ROLES = MappingProxyType(
-    {
-        "pad": ("<pad>",),
-        "unk": ("<unk>", "<|unk|>"),
-        "cls": ("<s>", "<cls>", "<|cls|>"),
-        "sep": ("</s>", "<sep>", "<|sep|>"),
-        "mask": ("<mask>", "<|mask|>"),
-    }
-)
 
-
-def tokenizer_files(vocabulary: VocabularyFile, max_length: int) -> dict[str, bytes]:
+def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, bytes]:
     """File name -> contents; `max_length` in tokens is what the model can read."""
-    if vocabulary.name == TOKENIZER:
-        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        settings |= _special_tokens(vocabulary)
+    settings: dict[str, Any] = {"model_max_length": max_length}
+    if isinstance(vocabulary, TokenizerFile):
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files = {TOKENIZER: vocabulary.contents}
     else:
-        words = parse_vocabulary(vocabulary.contents, WORD_PIECES)
-        settings = {
+        settings |= {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": True,
             "strip_accents": None,
             "tokenize_chinese_chars": True,
-            **{f"{role}_token": token for role, token in _ROLES.items()},
         }
+        tokens = vocabulary.ids
         files = {
             WORD_PIECES: vocabulary.contents,
-            TOKENIZER: _json(word_piece_tokenizer(words)),
+            TOKENIZER: _json(word_piece_tokenizer(vocabulary)),
         }
-    settings["model_max_length"] = max_length
+    for role, names in ROLES.items():
+        settings |= {f"{role}_token": name for name in names[::-1] if name in tokens}
     return {**files, TOKENIZER_CONFIG: _json(settings)}
 
 
@@ -93,30 +80,6 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
             "vocab": words.ids,
         },
     }
-
-
-def pad_id(vocabulary: VocabularyFile) -> int:
-    """Id of the padding token, 0 where a tokenizer file has none by that name."""
-    if vocabulary.name == WORD_PIECES:
-        return parse_vocabulary(vocabulary.contents, WORD_PIECES).pad_id
-    names = ("[PAD]", *_OTHER_ROLES["pad"])
-    return next((number for name, number in _added_ids(vocabulary).items() if name in names), 0)
-
-
-def _special_tokens(vocabulary: VocabularyFile) -> dict[str, str]:
-    """The roles that a tokenizer file's added tokens have by their names."""
-    added = _added_ids(vocabulary)
-    found = {}
-    for role, token in _ROLES.items():
-        name = next((name for name in (token, *_OTHER_ROLES[role]) if name in added), None)
-        if name is not None:
-            found[f"{role}_token"] = name
-    return found
-
-
-def _added_ids(vocabulary: VocabularyFile) -> dict[str, int]:
-    values = parse_json_object(vocabulary.contents)
-    return {added["content"]: added["id"] for added in values.get("added_tokens") or ()}
 
 
 def _added(token: str, number: int) -> dict[str, object]:
