@@ -13,8 +13,10 @@
 #   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     once a rank
 #   benchmarks/bert/implementations/pytorch/launch/docker.sh [-- ...]               a container
 #
-#   CONFIG   TOML file                              [configs/cpu_tiny.toml]
+#   CONFIG   TOML file                              [configs/cpu_tiny.toml; with CORPUS own_text_cpu.toml]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
+#   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
+#            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own
 #   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>,
 #                                                   runs/<job>-<config>-2 for its second call, and so on]
 #   NEXP     number of runs                         [1]
@@ -36,7 +38,9 @@ if [ ! -d "$root/$launch" ]; then
     echo "run_and_time.sh: error: $root is not the tree; submit from the top of the tree" >&2
     exit 2
 fi
-CONFIG=${CONFIG:-$root/benchmarks/bert/implementations/pytorch/configs/cpu_tiny.toml}
+configs=$root/benchmarks/bert/implementations/pytorch/configs
+if [ -n "${CORPUS:-}" ]; then CONFIG=${CONFIG:-$configs/own_text_cpu.toml}; fi
+CONFIG=${CONFIG:-$configs/cpu_tiny.toml}
 NEXP=${NEXP:-1}
 MAX_RESTARTS=${MAX_RESTARTS:-0} # none: a run that is timed is one run
 requeued=0
@@ -135,7 +139,11 @@ test_network() { # an all-reduce of all ranks, before the clock
     [ "$status" = 0 ] || exit "$status"
 }
 
-if [ -n "${DATADIR:-}" ]; then
+if [ -n "${CORPUS:-}" ]; then
+    # shellcheck source=benchmarks/bert/implementations/pytorch/launch/own_text.sh
+    . "$root/$launch/own_text.sh" # prepare_own_text, hand_over
+    prepare_own_text
+elif [ -n "${DATADIR:-}" ]; then
     [ -d "$DATADIR" ] || fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
 else
     corpus=$(setting data.corpus)
@@ -165,9 +173,10 @@ for ((i = 0; i < NEXP; i++)); do
     if [ "$signalled" = 1 ] && [ $((i + 1)) -lt "$NEXP" ]; then exit "$STOPPED"; fi
     case $status in
     0) ;;
-    "$TARGET_MISSED") missed=$((missed + 1)) ;;
+    "$TARGET_MISSED") [ -n "${CORPUS:-}" ] || missed=$((missed + 1)) ;; # own text has no target
     *) exit "$status" ;; # a mistake, Ctrl-C or a stop would only come again
     esac
+    [ -z "${CORPUS:-}" ] || hand_over "$i"
 done
 if [ "$missed" -gt 0 ] && [ "$leads" = 1 ]; then
     fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"

@@ -7,7 +7,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.source_options import number, workers
 
 OPTIONS = ("vocab_size", "documents", "text_field", "held_out")
-VOCAB_SIZE = 8192
+VOCAB_SIZE = 30_522
 
 
 def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsCont
         "--vocab-size",
         type=int,
         metavar="N",
-        help=f"with --corpus: tokens of a vocabulary made of it (default {VOCAB_SIZE})",
+        help=f"with --corpus: tokens of a vocabulary made of it (default {VOCAB_SIZE:,})",
     )
     parser.add_argument(
         "--documents",

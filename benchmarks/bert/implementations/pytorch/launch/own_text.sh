@@ -1,0 +1,44 @@
+# shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
+# Sourced by run_and_time.sh where CORPUS is set: before training the data out of the user's own text, and after
+# it the accuracy of what was saved, and the model in the form that other programs load.
+
+own_text_options() { # what decides the data; sets `data_options`, and adds to options and overrides
+    local name number tokens
+    data_options=(--corpus "$CORPUS")
+    if [ -n "${VOCAB:-}" ]; then
+        [ -f "$VOCAB" ] || fail "VOCAB: there is no file '$VOCAB'; give the vocab.txt, or leave it out"
+        tokens=$(grep -c '' "$VOCAB" || true)
+        options=(--set "model.vocab_size=$tokens" ${options[@]+"${options[@]}"})
+        overrides=(--set "model.vocab_size=$tokens" ${overrides[@]+"${overrides[@]}"})
+        data_options+=(--vocab "$VOCAB")
+    else
+        number=$(setting model.vocab_size)
+        data_options+=(--vocab-size "$number")
+    fi
+    for name in max_seq_length max_predictions dupe_factor; do
+        number=$(setting "data.$name")
+        data_options+=("--${name//_/-}" "$number")
+    done
+}
+
+prepare_own_text() { # sets DATADIR where it is not given: one for each text and what it is made with
+    [ -e "$CORPUS" ] || fail "CORPUS: there is no file or directory '$CORPUS'; give your text"
+    CORPUS=$(cd "$(dirname "$CORPUS")" && pwd)/$(basename "$CORPUS")
+    own_text_options
+    if [ -z "${DATADIR:-}" ]; then
+        name=$(basename "$CORPUS")
+        made_with=$(printf '%s\n' "${data_options[@]}" | cksum)
+        DATADIR=$root/.cache/own-${name//[^A-Za-z0-9._-]/_}-${made_with%% *}
+    fi
+    [ "$leads" = 1 ] || return 0
+    "${here[@]}" -m mlperf_bert prepare "${data_options[@]}" --out "$DATADIR"
+}
+
+hand_over() { # index; the accuracy and the exported form of a run's last checkpoint
+    local run=$LOGDIR/run_$1
+    [ "$leads" = 1 ] || return 0
+    cp "$DATADIR/vocab.txt" "$LOGDIR/vocab.txt" # by which `fill` finds it
+    "${here[@]}" -m mlperf_bert evaluate --checkpoint "$run/checkpoints" --data "$DATADIR"
+    "${here[@]}" -m mlperf_bert export --to huggingface --data "$DATADIR/train" "$run/checkpoints" "$run/huggingface"
+    echo "to fill in words: ${here[*]} -m mlperf_bert fill --checkpoint $run/checkpoints \"The [MASK] was trained on text.\""
+}
