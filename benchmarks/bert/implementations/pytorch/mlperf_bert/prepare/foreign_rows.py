@@ -221,7 +221,7 @@ def _take(
         found.input_ids[token_at + i] = token
     for i in range(masked):
         label = values[at[LABELS] + i]
-        position = values[at[POSITIONS] + i] - first
+        position = int(values[at[POSITIONS] + i]) - first
         if label < 0 or label >= bounds.vocab_size:
             return BAD_LABEL
         if position < 0 or position >= length:
