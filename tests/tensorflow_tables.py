@@ -52,16 +52,17 @@ def squeezed(contents: bytes) -> bytes:
         if run - place < 4:
             place += 1
             continue
-        found += _literal(contents[start:place])
+        found += literal(contents[start:place])
         while run - place >= 4:
             count = min(run - place, 64)
             found += _copy_of_one(count)
             place += count
         start = place
-    return found + _literal(contents[start:])
+    return found + literal(contents[start:])
 
 
-def _literal(contents: bytes) -> bytes:
+def literal(contents: bytes) -> bytes:
+    """The element of Snappy that stands for these bytes themselves."""
     if not contents:
         return b""
     size = len(contents) - 1
@@ -95,8 +96,12 @@ def block_of(entries: Entries) -> bytes:
 
 def sealed(contents: bytes, kind: int) -> bytes:
     """A block with its trailer; kind 1 is compressed."""
-    stored = (squeezed(contents) if kind == 1 else contents) + bytes([kind])
-    return stored + masked_crc32c(stored).to_bytes(4, "little")
+    return with_trailer(squeezed(contents) if kind == 1 else contents, kind)
+
+
+def with_trailer(stored: bytes, kind: int) -> bytes:
+    """What stands in the file for a block, with its kind and checksum."""
+    return stored + bytes([kind]) + masked_crc32c(stored + bytes([kind])).to_bytes(4, "little")
 
 
 def table_of(blocks: Iterable[tuple[bytes, bytes, int]]) -> bytes:
@@ -104,14 +109,21 @@ def table_of(blocks: Iterable[tuple[bytes, bytes, int]]) -> bytes:
     found, index = b"", []
     for last_key, contents, kind in blocks:
         block = sealed(contents, kind)
-        index.append((last_key, encoded(len(found)) + encoded(len(block) - 5)))
+        index.append((last_key, handle(len(found), block)))
         found += block
-    meta = sealed(block_of([]), 0)
-    handles = encoded(len(found)) + encoded(len(meta) - 5)
-    found += meta
-    last = sealed(block_of(index), 0)
-    handles += encoded(len(found)) + encoded(len(last) - 5)
-    return found + last + handles.ljust(40, b"\0") + MAGIC.to_bytes(8, "little")
+    return ended(found, index)
+
+
+def handle(start: int, block: bytes) -> bytes:
+    """Where a block is, without its trailer."""
+    return encoded(start) + encoded(len(block) - 5)
+
+
+def ended(blocks: bytes, index: Entries) -> bytes:
+    """A table of these blocks and this index of them, whatever it says."""
+    meta, last = sealed(block_of([]), 0), sealed(block_of(index), 0)
+    footer = handle(len(blocks), meta) + handle(len(blocks) + len(meta), last)
+    return blocks + meta + last + footer.ljust(40, b"\0") + MAGIC.to_bytes(8, "little")
 
 
 def table(entries: Entries, *, per_block: int = 1000, kind: int = 0) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mlperf_bert.convert.snappy import decompress
 from tensorflow_cases import GOLDEN, SNAPPY
-from tensorflow_tables import encoded, squeezed
+from tensorflow_tables import encoded, literal, squeezed
 
 MOST = 2**20
 
@@ -58,7 +58,7 @@ def test_round_trip_of_runs_and_literals(runs: list[tuple[int, int]], others: by
 @pytest.mark.parametrize("size", [59, 60, 61, 256, 257, 65536, 65537, 2**24 + 1])
 def test_literals_of_every_size(size: int) -> None:
     contents = np.random.default_rng(1).bytes(size)
-    assert unpacked(squeezed(contents), 2**25) == contents
+    assert unpacked(encoded(size) + literal(contents), 2**25) == contents
 
 
 @pytest.mark.parametrize(
