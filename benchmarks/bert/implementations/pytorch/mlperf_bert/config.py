@@ -75,10 +75,12 @@ class RunConfig:
     @property
     def embedded_corpus_name(self) -> str:
         """Directory name for the embedded corpus: all that its contents depend on."""
+        objective = "" if self.model.objective == "mlm_nsp" else f"-{self.model.objective}"
         python = ".".join(str(number) for number in sys.version_info[:3])
         return (
             f"embedded-{EMBEDDED_RECIPE}-py{python}-v{self.model.vocab_size}"
             f"-s{self.data.max_seq_length}-p{self.data.max_predictions}-d{self.data.dupe_factor}"
+            f"{objective}"
         )
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from mlperf_bert.config import EMBEDDED_RECIPE
 from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import Segments
 from mlperf_bert.errors import ConfigError, DataError
 
 HELD_OUT_FRACTION = 0.10
@@ -30,6 +31,7 @@ def prepare_embedded(
     max_predictions: int,
     dupe_factor: int,
     seed: int = 12345,
+    segments: Segments = "pair",
 ) -> bool:
     """Make, or finish making, the prepared sets `out_dir/train` and `out_dir/eval`.
 
@@ -39,17 +41,18 @@ def prepare_embedded(
     if vocab_size < MIN_VOCAB_SIZE:
         problem = f"is {vocab_size}"
         raise ConfigError("model.vocab_size", problem, f"set it to {MIN_VOCAB_SIZE} at least")
-    wanted = {
+    wanted: dict[str, int | str] = {
         "vocab_size": vocab_size,
         "max_seq_length": max_seq_length,
         "max_predictions": max_predictions,
         "seed": seed,
+        "segments": segments,
     }
     train_is_ready = _is_ready(out_dir / "train", {**wanted, "dupe_factor": dupe_factor})
     eval_is_ready = _is_ready(out_dir / "eval", {**wanted, "dupe_factor": EVAL_DUPE_FACTOR})
     if train_is_ready and eval_is_ready:
         return False
-    _make(out_dir, vocab_size, max_seq_length, max_predictions, dupe_factor, seed)
+    _make(out_dir, vocab_size, max_seq_length, max_predictions, dupe_factor, seed, segments)
     return True
 
 
@@ -74,7 +77,7 @@ def split_held_out(
     return train, [document for document in unseen if document]
 
 
-def _is_ready(set_dir: Path, wanted: dict[str, int]) -> bool:
+def _is_ready(set_dir: Path, wanted: dict[str, int | str]) -> bool:
     if not (set_dir / "index" / "dataset.json").exists():
         return False
     manifest = Manifest.load(set_dir)
@@ -96,6 +99,7 @@ def _make(
     max_predictions: int,
     dupe_factor: int,
     seed: int,
+    segments: Segments,
 ) -> None:
     from mlperf_bert.prepare.build import prepare_text
     from mlperf_bert.prepare.python_docs import collect_documents
@@ -133,6 +137,7 @@ def _make(
             workers=1,
             pick_eval=None,
             split_sentences=False,
+            segments=segments,
             with_baseline=name == "eval",
             corpus=corpus,
             quiet=True,

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         max_predictions=config.data.max_predictions,
         dupe_factor=config.data.dupe_factor,
         seed=number(args, "seed"),
+        segments="single" if config.model.objective == "mlm" else "pair",
     )
     if not was_made:
         print(f"{args.out}: already prepared with these settings")
