@@ -73,7 +73,7 @@ CONVERT_MAY_IMPORT = (
     "prepare.vocabulary",
     "prepare.wordpiece",
 )
-FILL_MAY_IMPORT = ("prepare.vocabulary", "prepare.wordpiece")
+FILL_MAY_IMPORT = ("prepare.any_vocabulary", "prepare.vocabulary")
 REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
     "data/balance.py",

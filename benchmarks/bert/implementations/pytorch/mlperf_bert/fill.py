@@ -5,13 +5,14 @@ Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, empty_batch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
-from mlperf_bert.prepare.wordpiece import PlainTokenizer
+from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, make_encoder
+from mlperf_bert.prepare.vocabulary import Vocabulary
 
 MASK = "[MASK]"
 
@@ -25,7 +26,7 @@ class Candidate:
 
 
 def fill(
-    model: BertForPretraining, vocabulary: Vocabulary, text: str, top: int
+    model: BertForPretraining, vocabulary: AnyVocabulary, text: str, top: int
 ) -> list[list[Candidate]]:
     """The `top` candidates of each [MASK] of a text, in their order; the model is in evaluation.
 
@@ -39,24 +40,34 @@ def fill(
     device = next(model.parameters()).device
     with torch.inference_mode():
         logits = model(batch.to(device)).mlm  # [P, V]
-        probabilities = logits.float().softmax(dim=-1)[:, : len(vocabulary)].cpu()
-    probabilities[:, [vocabulary.ids[token] for token in SPECIAL_TOKENS]] = 0
-    best = probabilities.topk(min(top, len(vocabulary) - len(SPECIAL_TOKENS)), dim=-1)
+        probabilities = logits.float().softmax(dim=-1)[:, : len(vocabulary)]
+        special = {
+            getattr(vocabulary, f"{role}_id") for role in ("pad", "unk", "cls", "sep", "mask")
+        }
+        probabilities[:, sorted(special)] = 0
+        best = probabilities.topk(min(top, len(vocabulary) - len(special)), dim=-1)
     return [
-        [Candidate(vocabulary.tokens[token], value) for token, value in zip(*pair, strict=True)]
+        [Candidate(_spelled(token, vocabulary), value) for token, value in zip(*pair, strict=True)]
         for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 
-def tokens_of(text: str, vocabulary: Vocabulary, most: int) -> list[int]:
+def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
     """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`."""
-    tokenizer = PlainTokenizer(vocabulary)
-    first, *others = text.split(MASK)
+    encoder = make_encoder(vocabulary)
+
+    def encode(part: str) -> list[int]:
+        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
+        return ids
+
+    # Where white space belongs to the word after it, the space before a mask is the mask's own.
+    *before, last = text.split(MASK)
+    first, *others = [*(part.rstrip() for part in before), last]
     if not others:
         raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
-    tokens = [vocabulary.cls_id, *tokenizer.encode(first)]
+    tokens = [vocabulary.cls_id, *encode(first)]
     for part in others:
-        tokens += [vocabulary.mask_id, *tokenizer.encode(part)]
+        tokens += [vocabulary.mask_id, *encode(part)]
     tokens.append(vocabulary.sep_id)
     if len(tokens) > most:
         problem = f"has {len(tokens)} tokens, the model takes {most}"
@@ -64,7 +75,13 @@ def tokens_of(text: str, vocabulary: Vocabulary, most: int) -> list[int]:
     return tokens
 
 
-def _batch(tokens: list[int], vocabulary: Vocabulary) -> UnpaddedBatch:
+def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary.tokens[token]
+    return str(vocabulary.tokenizer.decode([token])).strip()
+
+
+def _batch(tokens: list[int], vocabulary: AnyVocabulary) -> UnpaddedBatch:
     """One sequence of one segment, whose [MASK] are the masked positions."""
     input_ids = torch.tensor(tokens)
     masked = (input_ids == vocabulary.mask_id).nonzero().flatten()

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo
-    from mlperf_bert.prepare.vocabulary import Vocabulary
+    from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 
 RUNS = Path("runs")
-VOCABULARY = "vocab.txt"
+VOCABULARIES = ("vocab.txt", "tokenizer.json")
 LEVELS_ABOVE = 3  # of a checkpoint: its run's checkpoints, the run, its directory
 MOST = 1000
 
@@ -86,21 +86,23 @@ def _newest_of_all_runs() -> Path:
     return newest
 
 
-def _vocabulary(args: argparse.Namespace, checkpoint: Path, sha256: str) -> "Vocabulary":
+def _vocabulary(args: argparse.Namespace, checkpoint: Path, sha256: str) -> "AnyVocabulary":
     """The one that was given, of the data, or near the checkpoint, and in any case its own."""
-    from mlperf_bert.prepare.vocabulary import load_vocabulary
+    from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
 
     if args.data is not None:
-        places = [args.data / VOCABULARY, args.data / "train" / VOCABULARY]
+        directories = [args.data, args.data / "train"]
     else:
-        above = (checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE])
-        places = [directory / VOCABULARY for directory in above]
+        directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
+    places = [directory / name for directory in directories for name in VOCABULARIES]
     path = args.vocab or next((place for place in places if place.exists()), None)
     remedy = "give the vocab.txt of its data with --vocab, or the data with --data"
     if path is None:
-        problem = f"no {VOCABULARY} in it" + ("" if args.data else " nor above it")
+        problem = f"no {' and no '.join(VOCABULARIES)} in it" + (
+            "" if args.data else " nor above it"
+        )
         raise CheckpointError(str(args.data or checkpoint), problem, remedy)
-    vocabulary = load_vocabulary(path)
+    vocabulary = load_any_vocabulary(path)
     if vocabulary.sha256 != sha256:
         problem = "is not the vocabulary that the checkpoint was trained with"
         raise CheckpointError(str(path), problem, remedy)

@@ -30,11 +30,11 @@ class SourceModule(Protocol):
 _SOURCES: dict[str, tuple[SourceModule, tuple[str, ...]]] = {
     "text": (
         text_cli,
-        ("vocab", *source_options.NUMBERS, "workers", "pick_eval", "split_sentences"),
+        (*source_options.OF_EXAMPLES, "workers", "pick_eval", "split_sentences"),
     ),
     "corpus": (
         corpus_cli,
-        ("vocab", *source_options.NUMBERS, "workers", *corpus_cli.OPTIONS),
+        (*source_options.OF_EXAMPLES, "workers", *corpus_cli.OPTIONS),
     ),
     "tfrecord": (import_cli, import_cli.OPTIONS),
     "hdf5": (import_cli, import_cli.OPTIONS),

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare.source_options import number, workers
+from mlperf_bert.prepare.source_options import number, segments, workers
 
 OPTIONS = ("vocab_size", "documents", "text_field", "held_out")
 VOCAB_SIZE = 30_522
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         max_predictions=number(args, "max_predictions"),
         dupe_factor=number(args, "dupe_factor"),
         seed=number(args, "seed"),
+        segments=segments(args),
     )
     if not prepare_own_text(wanted, args.out, workers=workers(args)):
         print(f"{args.out}: already prepared with these settings")

@@ -17,7 +17,9 @@ from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.records import read_record, write_json
+from mlperf_bert.data.sidecar import Segments
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.prepare.build import WORKER_DIED, prepare_text
 from mlperf_bert.prepare.own_documents import DocumentRule
 from mlperf_bert.prepare.own_files import TextFile, find_files
@@ -47,7 +49,7 @@ LEAST_DOCUMENTS = 2  # of a part: the reference pairs a document with another on
 class OwnText:
     """What to make of which text.
 
-    `vocab_path` is a given vocabulary; without it one of `vocab_size` tokens is made.
+    `vocab_path` is a given vocabulary or tokenizer; without it one of `vocab_size` tokens is made.
     `held_out_share` of the documents are held out; None: `default_share`.
     """
 
@@ -61,6 +63,7 @@ class OwnText:
     max_predictions: int
     dupe_factor: int
     seed: int
+    segments: Segments = "pair"
 
 
 def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: bool = False) -> bool:
@@ -101,13 +104,14 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
             workers=workers,
             pick_eval=None,
             split_sentences=False,
+            segments=wanted.segments,
             with_baseline=name == "eval",
             corpus=corpus,
             quiet=quiet,
         )
         for name, (texts, passes) in sets.items()
     }
-    _finish(out_dir, settings, rules, cleaned, held_out, manifests)
+    _finish(wanted, out_dir, settings, rules, cleaned, held_out, manifests)
     return True
 
 
@@ -120,7 +124,7 @@ def _rules(wanted: OwnText, files: Sequence[TextFile]) -> Rules:
 
 def _settings(wanted: OwnText, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
     """What must be the same for a directory to be the one that is asked for."""
-    given = None if wanted.vocab_path is None else load_vocabulary(wanted.vocab_path).sha256
+    given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
     return {
         "text": fingerprint(files, rules),
         "vocabulary": given or f"own, {wanted.vocab_size} tokens",
@@ -128,6 +132,7 @@ def _settings(wanted: OwnText, files: Sequence[TextFile], rules: Rules) -> dict[
         "max_predictions": str(wanted.max_predictions),
         "dupe_factor": str(wanted.dupe_factor),
         "seed": str(wanted.seed),
+        "segments": wanted.segments,
     }
 
 
@@ -228,6 +233,7 @@ def _provenance(files: Sequence[TextFile], cleaned: Cleaned, held_out: HeldOut) 
 
 
 def _finish(
+    wanted: OwnText,
     out_dir: Path,
     settings: dict[str, str],
     rules: Rules,
@@ -235,9 +241,9 @@ def _finish(
     held_out: HeldOut,
     manifests: dict[str, Manifest],
 ) -> None:
-    vocabulary = out_dir / "vocab.txt"
-    if not vocabulary.exists():
-        write_file(vocabulary, (out_dir / "train" / "vocab.txt").read_bytes())
+    if wanted.vocab_path is not None:
+        vocabulary = load_any_vocabulary(wanted.vocab_path)
+        write_file(out_dir / file_name(vocabulary), vocabulary.contents)
     documents = {
         "train": sum(part.documents for part in cleaned.train),
         "eval": len(held_out.documents),

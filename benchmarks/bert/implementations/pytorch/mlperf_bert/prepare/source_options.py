@@ -9,9 +9,13 @@ from mlperf_bert.machine import usable_cpus
 
 if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest
+    from mlperf_bert.data.sidecar import Segments
 
 # Those that decide the examples, and their values where they are not given.
 NUMBERS = {"max_seq_length": 512, "max_predictions": 76, "dupe_factor": 10, "seed": 12345}
+# Another pass over single segments has other masks only, which training draws by itself.
+_SINGLE_DEFAULT = {"dupe_factor": "; with --segments single 1"}
+OF_EXAMPLES = ("vocab", "segments", *NUMBERS)
 _WORDS = {
     "max_seq_length": "tokens of an example at most",
     "max_predictions": "masked positions of an example at most",
@@ -22,10 +26,21 @@ _WORDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add them; all default to None, so that one given where it means nothing is noticed."""
-    parser.add_argument("--vocab", type=Path, metavar="FILE", help="the model's vocab.txt")
+    parser.add_argument(
+        "--vocab",
+        type=Path,
+        metavar="FILE",
+        help="the model's vocab.txt, or a Hugging Face tokenizer.json",
+    )
+    parser.add_argument(
+        "--segments",
+        choices=("pair", "single"),
+        help="pair (default): two segments for next-sentence prediction; single: sequences of "
+        "whole sentences for masked LM alone",
+    )
     for name, value in NUMBERS.items():
         option = "--" + name.replace("_", "-")
-        text = f"{_WORDS[name]} (default {value})"
+        text = f"{_WORDS[name]} (default {value}{_SINGLE_DEFAULT.get(name, '')})"
         parser.add_argument(option, type=int, metavar="N", help=text)
     parser.add_argument(
         "--workers", type=int, metavar="N", help="processes (default: the cores of this process)"
@@ -35,7 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def number(args: argparse.Namespace, name: str) -> int:
     """The value of one of `NUMBERS`, given or not."""
     given = getattr(args, name)
+    if given is None and name in _SINGLE_DEFAULT and segments(args) == "single":
+        return 1
     return NUMBERS[name] if given is None else int(given)
+
+
+def segments(args: argparse.Namespace) -> "Segments":
+    """What an example is made of."""
+    chosen: Segments = args.segments or "pair"
+    return chosen
 
 
 def workers(args: argparse.Namespace) -> int:

@@ -3,7 +3,13 @@
 import argparse
 from pathlib import Path
 
-from mlperf_bert.prepare.source_options import needed_vocabulary, number, summary, workers
+from mlperf_bert.prepare.source_options import (
+    needed_vocabulary,
+    number,
+    segments,
+    summary,
+    workers,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
@@ -39,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         workers=workers(args),
         pick_eval=args.pick_eval,
         split_sentences=args.split_sentences,
+        segments=segments(args),
     )
     print(summary(args.out, manifest))
     return 0
