@@ -1,0 +1,251 @@
+"""HDF5 files of others: rows of every layout, no way to other files, no trust in the child."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import h5py
+import numpy as np
+import pytest
+
+from foreign_files import Example, write_fixed, write_packed, write_ragged
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.foreign_features import (
+    ABSENT,
+    FEATURES,
+    MOST_ROWS,
+    MOST_VALUES,
+    NUM_ROWS,
+)
+from mlperf_bert.prepare.foreign_rows import Rows
+from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
+from mlperf_bert.prepare.sandbox import Sandbox, sandbox
+
+WIDTH, ROOM = 16, 4
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    with sandbox(ROWS_READER, READING) as running:
+        yield running
+
+
+def make_examples(count: int) -> list[Example]:
+    """Examples of 6 .. 15 tokens, which need not be right."""
+    rng = np.random.default_rng(7)
+    lengths = rng.integers(6, WIDTH, count).tolist()
+    return [
+        {
+            "input_ids": rng.integers(1, 30_000, length).tolist(),
+            "segment_ids": [0] * 3 + [1] * (length - 3),
+            "masked_lm_positions": [1, length - 2],
+            "masked_lm_ids": rng.integers(1, 30_000, 2).tolist(),
+            "next_sentence_labels": [number % 2],
+        }
+        for number, length in enumerate(lengths)
+    ]
+
+
+def as_lists(lots: Iterator[Rows]) -> list[Example]:
+    """All rows, every feature that is there by its name."""
+    found = []
+    for rows in lots:
+        for starts, counts in zip(rows.starts.tolist(), rows.counts.tolist(), strict=True):
+            spans = zip(FEATURES, starts, counts, strict=True)
+            row = {
+                name: rows.values[start : start + count].tolist()
+                for name, start, count in spans
+                if count != ABSENT
+            }
+            found.append(row)
+    return found
+
+
+def refusal(path: Path, box: Sandbox) -> str:
+    with pytest.raises(DataError) as raised:
+        list(read_hdf5(path, box))
+    line = str(raised.value)
+    assert line.startswith(f"{path}") and line.isprintable() and len(line) < 600
+    return line
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": True, "compression": "gzip"}])
+def test_rows_of_one_length(box: Sandbox, tmp_path: Path, options: dict[str, object]) -> None:
+    examples = make_examples(MOST_ROWS + 9)
+    write_fixed(tmp_path / "a.hdf5", examples, WIDTH, ROOM, **options)
+    lots = list(read_hdf5(tmp_path / "a.hdf5", box))
+    assert len(lots) > 1
+    found = as_lists(iter(lots))
+    for row, example in zip(found, examples, strict=True):
+        length = len(example["input_ids"])
+        assert row["input_mask"] == [1] * length + [0] * (WIDTH - length)
+        assert row["input_ids"] == example["input_ids"] + [0] * (WIDTH - length)
+        assert row["masked_lm_positions"] == example["masked_lm_positions"] + [0] * (ROOM - 2)
+        assert row["next_sentence_labels"] == example["next_sentence_labels"]
+
+
+def test_rows_of_their_own_lengths(box: Sandbox, tmp_path: Path) -> None:
+    examples = make_examples(1100)
+    write_ragged(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
+    lots = list(read_hdf5(tmp_path / "a.hdf5", box))
+    assert len(lots) > 1
+    assert as_lists(iter(lots)) == examples
+    write_packed(tmp_path / "b.hdf5", examples, WIDTH, ROOM)
+    rows = as_lists(read_hdf5(tmp_path / "b.hdf5", box))
+    for name in ("input_ids", "masked_lm_ids", "next_sentence_labels"):
+        assert end_to_end(rows, name) == end_to_end(examples, name)
+    lengths = [len(one["input_ids"]) for one in examples]
+    assert end_to_end(rows, "packed_input_len") == lengths
+
+
+def end_to_end(rows: list[Example], name: str) -> list[int]:
+    return [value for row in rows for value in row[name]]
+
+
+def test_labels_in_a_column_and_weights_beside(box: Sandbox, tmp_path: Path) -> None:
+    examples = make_examples(5)
+    write_fixed(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        labels = file["next_sentence_labels"][()]
+        del file["next_sentence_labels"]
+        file["next_sentence_labels"] = labels.astype(np.int64)[:, None]
+        file["masked_lm_weights"] = np.ones((5, ROOM))
+        file["else"] = "left alone"
+    found = as_lists(read_hdf5(tmp_path / "a.hdf5", box))
+    assert [row["next_sentence_labels"] for row in found] == [[0], [1], [0], [1], [0]]
+
+
+Change = Callable[[h5py.File], object]
+
+
+def replaced(name: str, value: object) -> Change:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file[name] = value
+
+    return change
+
+
+def leads_elsewhere(file: h5py.File) -> None:
+    del file["input_ids"]
+    shape = (5, WIDTH)
+    files = [("/etc/passwd", 0, 4 * shape[0] * shape[1])]
+    file.create_dataset("input_ids", shape, dtype="i4", external=files)
+
+
+def is_virtual(file: h5py.File) -> None:
+    layout = h5py.VirtualLayout(shape=(5, WIDTH), dtype="i4")
+    layout[:] = h5py.VirtualSource("other.hdf5", "input_ids", shape=(5, WIDTH))
+    del file["input_ids"]
+    file.create_virtual_dataset("input_ids", layout)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda file: file.pop("segment_ids"), "it has no dataset segment_ids"),
+        (lambda file: file.pop("next_sentence_labels"), "no dataset next_sentence_labels"),
+        (lambda file: file.pop("input_mask"), "rows of one length and no dataset input_mask"),
+        (replaced("input_ids", h5py.SoftLink("/segment_ids")), "input_ids is a link"),
+        (replaced("input_ids", h5py.ExternalLink("b.hdf5", "/input_ids")), "input_ids is a link"),
+        (leads_elsewhere, "input_ids lies in other files"),
+        (is_virtual, "input_ids lies in other files"),
+        (lambda file: file.move("input_ids", "input_ids_/x"), "it has no dataset input_ids"),
+        (lambda file: (file.pop("input_ids"), file.create_group("input_ids")), "is no dataset"),
+        (replaced("input_ids", np.ones((5, WIDTH))), "input_ids holds no integers"),
+        (replaced("input_ids", np.ones((5, WIDTH), "S3")), "input_ids holds no integers"),
+        (replaced("input_ids", ["a"] * 5), "input_ids holds no integers"),
+        (replaced("input_ids", np.zeros((), "i4")), "input_ids has 0 dimensions"),
+        (replaced("input_ids", np.zeros((5, 0), "i4")), "not of 1 .. 65535"),
+        (replaced("input_ids", np.zeros((1, 65_536), "i1")), "not of 1 .. 65535"),
+        (replaced("input_ids", np.zeros((0, WIDTH), "i4")), "has 5 rows, input_ids has 0"),
+        (replaced("input_ids", h5py.Empty("i4")), "input_ids has 0 dimensions"),
+        (replaced("input_mask", np.full((5, WIDTH), 2**31)), "that 32 bits cannot hold"),
+    ],
+)
+def test_files_that_hold_no_rows(
+    box: Sandbox, tmp_path: Path, change: Change, problem: str
+) -> None:
+    path = tmp_path / "a.hdf5"
+    write_fixed(path, make_examples(5), WIDTH, ROOM)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    assert problem in refusal(path, box)
+
+
+def test_rows_of_absurd_lengths(box: Sandbox, tmp_path: Path) -> None:
+    path = tmp_path / "a.hdf5"
+    write_ragged(path, make_examples(2), WIDTH, ROOM)
+    with h5py.File(path, "r+") as file:
+        file["input_ids"][1] = np.ones(MOST_VALUES, "i2")
+    assert "rows of 2097" in refusal(path, box)
+
+
+class Forger:
+    """A child that a file took over: it answers what the file holds."""
+
+    def read_pieces(self, path: Path, remedy: str) -> Iterator[bytearray]:
+        contents = path.read_bytes()
+        for start in range(0, len(contents), 1000):
+            yield bytearray(contents[start : start + 1000])
+
+
+def forged(path: Path, contents: bytes) -> list[Rows]:
+    path.write_bytes(contents)
+    return list(read_hdf5(path, Forger()))  # type: ignore[arg-type]
+
+
+def answer_of(
+    rows: list[list[int]], num_rows: int | None = None, values: int | None = None
+) -> bytes:
+    """Counts of rows, then as many zeros as belong, or as are asked for."""
+    counts = np.array(rows, dtype="<i4").reshape(-1, len(FEATURES))
+    total = int(np.maximum(counts, 0).sum()) if values is None else values
+    head = NUM_ROWS.pack(len(counts) if num_rows is None else num_rows)
+    return head + counts.tobytes() + bytes(4 * total)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"short",
+        NUM_ROWS.pack(0),
+        NUM_ROWS.pack(-1),
+        NUM_ROWS.pack(2**62),
+        answer_of([[3] * 9], num_rows=2),
+        answer_of([[3] * 9], values=26),
+        answer_of([[3] * 9], values=28),
+        answer_of([[-2] * 9]),
+        answer_of([[-(2**31)] * 9]),
+        answer_of([[2**31 - 1] * 9], values=3),
+        answer_of([[MOST_VALUES // 2 + 1] * 9] * 2, values=3),
+    ],
+)
+def test_a_forged_answer_is_refused(tmp_path: Path, contents: bytes) -> None:
+    with pytest.raises(DataError, match="makes its reader process answer no rows"):
+        forged(tmp_path / "a.hdf5", contents)
+
+
+def test_whatever_is_answered_lies_within_its_values(tmp_path: Path) -> None:
+    rng = Random(3)
+    whole = answer_of([[6, ABSENT, 6, 2, 2, ABSENT, 1, ABSENT, ABSENT]] * 3) * 2
+    accepted = 0
+    for _ in range(300):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] = rng.choice((0, 1, 3, 255))
+        try:
+            lots = forged(tmp_path / "a.hdf5", changed)
+        except DataError:
+            continue
+        accepted += 1
+        for rows in lots:
+            ends = rows.starts + np.maximum(rows.counts, 0)
+            assert rows.starts.min() >= 0 and ends.max() <= len(rows.values)
+    assert 0 < accepted < 300
+
+
+def test_what_is_no_file(box: Sandbox, tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "none.hdf5", box)
+    os.mkfifo(tmp_path / "pipe.hdf5")
+    assert "not a regular file" in refusal(tmp_path / "pipe.hdf5", box)
