@@ -19,18 +19,15 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, bytes]:
     """File name -> contents; `max_length` in tokens is what the model can read."""
-    settings: dict[str, Any] = {"model_max_length": max_length}
+    # The class that takes tokenizer.json as it is: to BertTokenizer words end at 100 letters.
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings["model_max_length"] = max_length
     if isinstance(vocabulary, TokenizerFile):
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files = {TOKENIZER: vocabulary.contents}
     else:
-        settings |= {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": True,
-            "strip_accents": None,
-            "tokenize_chinese_chars": True,
-        }
+        settings["do_lower_case"] = True  # for who reads vocab.txt alone
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         tokens = vocabulary.ids
         files = {
             WORD_PIECES: vocabulary.contents,
