@@ -1,0 +1,180 @@
+"""TensorFlow's checkpoints as worlds to fuzz: its own small files, with tables written anew."""
+
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import NamedTemporaryFile
+
+from fuzz_mutations import mutate_bytes
+from fuzz_parser import Parser
+
+from mlperf_bert.convert.tensorflow import open_tensorflow
+from mlperf_bert.convert.tensorflow_errors import damage_of
+from mlperf_bert.convert.tensorflow_table import open_table
+from tensorflow_cases import V1_SHARDS, V2_SHARDS
+from tensorflow_tables import (
+    block_of,
+    encoded,
+    ended,
+    entries_of,
+    fields_of,
+    handle,
+    sealed,
+    table,
+    with_trailer,
+)
+
+INDEX = f"{V2_SHARDS.name}.index"
+DATA = tuple(f"{V2_SHARDS.name}.data-{number:05d}-of-00002" for number in range(2))
+SLICES = tuple(f"{V1_SHARDS.name}-{number:05d}-of-00002" for number in range(2))
+TABLE = "table"
+_NUMBERS = (0, 1, 2, 7, 14, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62)
+_NUMBERS += (2**63 - 1, 2**63, 2**64 - 1, 2**64 - 4)
+_DEEPEST = 6  # messages in messages
+
+
+def make_bundle(directory: Path) -> None:
+    """A V2 checkpoint of two data files, with tensors of all kinds, some in parts."""
+    shutil.copytree(V2_SHARDS.parent, directory, dirs_exist_ok=True)
+
+
+def make_slices(directory: Path) -> None:
+    """A V1 checkpoint of two files, likewise."""
+    shutil.copytree(V1_SHARDS.parent, directory, dirs_exist_ok=True)
+
+
+def make_table(directory: Path) -> None:
+    """A table of several blocks, some compressed."""
+    entries = [(b"key/%03d" % number, bytes([number]) * number) for number in range(60)]
+    (directory / TABLE).write_bytes(table(entries, per_block=9, kind=1))
+
+
+def parse_bundle(directory: Path) -> object:
+    """Every tensor, as a conversion reads them."""
+    return [tensor.read() for tensor in open_tensorflow(directory / V2_SHARDS.name).values()]
+
+
+def parse_slices(directory: Path) -> object:
+    """Every tensor, as a conversion reads them."""
+    return [tensor.read() for tensor in open_tensorflow(directory / V1_SHARDS.name).values()]
+
+
+def parse_table(directory: Path) -> object:
+    """All entries one after the other, and some looked up."""
+    path = directory / TABLE
+    with damage_of(path):
+        found = open_table(path)
+        keys = [key for key, _ in found.items(2**22)]
+        return [found.get(key, 2**20) for key in keys[:5]]
+
+
+def mutate_table(rng: Random, contents: bytes) -> bytes:
+    """Change bytes, or entries, blocks or index, and write the table anew with right checksums."""
+    if rng.random() < 0.15:
+        return mutate_bytes(rng, contents)
+    entries = list(_entries(contents))
+    if rng.random() < 0.7:
+        for _ in range(rng.choice((1, 1, 2))):
+            _mutate_entry(rng, entries)
+        return table(entries, per_block=rng.choice((1, 3, 1000)), kind=rng.randrange(2))
+    return _mutate_layout(rng, entries)
+
+
+@cache
+def _entries(contents: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """Of a valid table: the world's."""
+    with NamedTemporaryFile() as file:
+        file.write(contents)
+        file.flush()
+        return tuple(entries_of(Path(file.name)))
+
+
+def _mutate_entry(rng: Random, entries: list[tuple[bytes, bytes]]) -> None:
+    number = rng.randrange(len(entries))
+    key, value = entries[number]
+    what = rng.randrange(10)
+    if what <= 5:
+        entries[number] = key, mutate_message(rng, value)
+    elif what == 6:
+        entries[number] = key, mutate_bytes(rng, value)
+    elif what == 7:
+        entries[number] = mutate_bytes(rng, key), value
+    elif what == 8:
+        entries[number] = key, rng.choice(entries)[1]
+    elif rng.random() < 0.5 and len(entries) > 2:
+        del entries[number]
+    else:
+        entries.insert(rng.randrange(len(entries)), entries[number])
+
+
+def mutate_message(rng: Random, contents: bytes, depth: int = 0) -> bytes:
+    """Change, remove, double or exchange fields of a message, or of one inside it."""
+    try:
+        fields = list(fields_of(contents))
+    except ValueError:  # bytes of another kind
+        fields = []
+    if not fields or depth > _DEEPEST:
+        return mutate_bytes(rng, contents)
+    place = rng.randrange(len(fields))
+    number, kind, value = fields[place]
+    what = rng.randrange(8)
+    if what == 0:
+        del fields[place]
+    elif what == 1:
+        fields.extend([fields[place]] * rng.choice((1, 2, 50)))
+    elif what == 2:
+        fields[place] = rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 13, 2**29)), kind, value
+    elif what == 3:
+        fields.insert(0, fields.pop(place))
+    elif kind == 2 and what < 7:
+        fields[place] = number, kind, mutate_message(rng, value, depth + 1)
+    elif kind == 2:
+        fields[place] = number, kind, mutate_bytes(rng, value)
+    elif kind == 0:
+        fields[place] = number, kind, encoded(rng.choice(_NUMBERS))
+    else:
+        fields[place] = number, kind, mutate_bytes(rng, value)
+    return b"".join(_field(*field) for field in fields)
+
+
+def _field(number: int, kind: int, value: bytes) -> bytes:
+    size = encoded(len(value)) if kind == 2 else b""
+    return encoded(number << 3 | kind) + size + value
+
+
+def _mutate_layout(rng: Random, entries: list[tuple[bytes, bytes]]) -> bytes:
+    """Two blocks and their index, one of these three changed under a right checksum."""
+    half, kind = len(entries) // 2, rng.randrange(2)
+    contents = [block_of(entries[:half]), block_of(entries[half:])]
+    what = rng.randrange(4)
+    if what < 2:
+        contents[what] = mutate_bytes(rng, contents[what])
+    blocks = [sealed(each, kind) for each in contents]
+    if what == 2:  # behind the checksum: what Snappy is given
+        squeezed_block = blocks[0][:-5]
+        blocks[0] = with_trailer(mutate_bytes(rng, squeezed_block), rng.choice((0, 1, 1, 1, 2)))
+    handles = [handle(0, blocks[0]), handle(len(blocks[0]), blocks[1])]
+    index = [(entries[half - 1][0], handles[0]), (entries[-1][0], handles[1])]
+    if what == 3:
+        place = rng.randrange(2)
+        key, where = index[place]
+        index[place] = rng.choice(((key, mutate_bytes(rng, where)), (key[:1], where)))
+        if rng.random() < 0.3:
+            numbers = (encoded(rng.choice(_NUMBERS)), encoded(rng.choice(_NUMBERS)))
+            index[place] = key, b"".join(numbers)
+    return ended(b"".join(blocks), index)
+
+
+TENSORFLOW_PARSERS: Mapping[str, Parser] = {
+    "tensorflow_table": Parser(make=make_table, targets={TABLE: mutate_table}, parse=parse_table),
+    "tensorflow_bundle": Parser(
+        make=make_bundle,
+        targets={INDEX: mutate_table, **dict.fromkeys(DATA, mutate_bytes)},
+        parse=parse_bundle,
+    ),
+    "tensorflow_slices": Parser(
+        make=make_slices, targets=dict.fromkeys(SLICES, mutate_table), parse=parse_slices
+    ),
+}
