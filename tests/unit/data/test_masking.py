@@ -1,0 +1,251 @@
+"""Masks drawn anew: by the rule, keyed by seed, step and sample alone, and as the plan counts."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chi_square import chi_square, critical_value
+from mlperf_bert.config_checks import LEAST_MASKING_RATE, MOST_MASKING_RATE
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import LengthIndex, Manifest
+from mlperf_bert.data.loader import DirectSource
+from mlperf_bert.data.mask_counts import CountsByLength, masked_count_table, special_ids
+from mlperf_bert.data.masking import DynamicMasks
+from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.errors import DataError
+from plain_masking import plain_masks
+from shard_sets import MAX_LENGTH, assert_same_batch, write_set
+
+RATE = 0.3
+MOST = 9  # fewer than 30 % of the longest: the limit is met
+IDS = np.array([5, 60, 17, 33, 2, 48])
+
+
+@pytest.fixture(scope="module")
+def a_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    directory = tmp_path_factory.mktemp("masking") / "set"
+    return directory, write_set(directory, [(40, "<u2"), (30, "<u2")], seed=1)
+
+
+def masks_of(a_set: tuple[Path, Manifest], seed: int = 3) -> DynamicMasks:
+    return DynamicMasks(*a_set, rate=RATE, max_predictions=MOST, seed=seed)
+
+
+def read(a_set: tuple[Path, Manifest], ids: np.ndarray) -> UnpaddedBatch:
+    return Gatherer(SampleReader(*a_set)).batch(ids, mlm_denominator=7.0, nsp_denominator=0.3)
+
+
+def originals(batch: UnpaddedBatch) -> torch.Tensor:
+    text = batch.input_ids.clone()
+    text[batch.masked_token_index] = batch.labels
+    return text
+
+
+def masked_rows(batch: UnpaddedBatch) -> dict[int, list[tuple[int, int, int]]]:
+    """By sample: masked position, what stands there, what stood there."""
+    ends = batch.cu_seqlens.tolist()
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for number, sample in enumerate(batch.sample_ids.tolist()):
+        found[sample] = [
+            (row - ends[number], int(batch.input_ids[row]), label)
+            for row, label in zip(
+                batch.masked_token_index.tolist(), batch.labels.tolist(), strict=True
+            )
+            if ends[number] <= row < ends[number + 1]
+        ]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(3, 70), min_size=1, max_size=5),
+    sample=st.integers(0, 2**40),
+    number=st.integers(0, 2**31),
+    seed=st.integers(0, 2**63 - 1),
+    special=st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True).map(sorted),
+    width=st.sampled_from([np.uint16, np.uint32, np.int64]),
+)
+def test_compiled_equals_plain(
+    lengths: list[int], sample: int, number: int, seed: int, special: list[int], width: type
+) -> None:
+    generator = np.random.default_rng(sum(lengths))
+    tokens = generator.integers(0, 12, sum(lengths)).astype(width)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    counts = []
+    for start, end in pairwise(offsets):
+        available = int((~np.isin(tokens[start:end], special)).sum())
+        counts.append(min(available, 9))
+    ids = sample + np.arange(len(lengths))
+    positions, labels = np.zeros((2, sum(counts)), dtype=np.int64)
+    expected = [
+        plain_masks(
+            tokens[start:end].tolist(),
+            sample=int(ids[i]),
+            count=counts[i],
+            special=special,
+            mask_id=special[0],
+            vocab_size=12,
+            number=number,
+            seed=seed,
+        )
+        for i, (start, end) in enumerate(pairwise(offsets))
+    ]
+    done = draw_masks(
+        *(tokens, offsets, ids, np.array(counts), np.array(special)),
+        *(special[0], 12, number, seed, positions, labels),
+    )
+    assert done == ALL_DRAWN
+    for found, which in ((tokens, 0), (positions, 1), (labels, 2)):
+        assert found.tolist() == [value for each in expected for value in each[which]]
+
+
+def test_what_was_masked_is_put_back_and_the_rest_stays(a_set: tuple[Path, Manifest]) -> None:
+    before = read(a_set, IDS)
+    kept = before.input_ids.clone()
+    drawn = masks_of(a_set).of(before, step=1)
+    assert torch.equal(before.input_ids, kept)
+    assert torch.equal(originals(drawn), originals(before))
+    for name in ("position_ids", "token_type_ids", "cu_seqlens", "sample_ids"):
+        assert torch.equal(getattr(drawn, name), getattr(before, name))
+    assert torch.equal(drawn.next_sentence_label, before.next_sentence_label)
+    assert (drawn.mlm_denominator, drawn.nsp_denominator) == (7.0, before.nsp_denominator)
+    table = masked_count_table(MAX_LENGTH, MOST, RATE)
+    assert drawn.masked_counts == tuple(table[list(before.lengths)].tolist())
+    assert MOST in drawn.masked_counts and min(drawn.masked_counts) < MOST
+    # In one block of memory, which is copied to a device at once.
+    assert drawn.block.untyped_storage().data_ptr() == drawn.labels.untyped_storage().data_ptr()
+
+
+def test_masks_depend_on_seed_step_and_sample_alone(a_set: tuple[Path, Manifest]) -> None:
+    masks = masks_of(a_set)
+    together = masked_rows(masks.of(read(a_set, IDS), step=4))
+    for ids in np.split(IDS[::-1], 3):  # as other ranks would have them
+        alone = masked_rows(masks_of(a_set).of(read(a_set, ids), step=4))
+        assert alone == {sample: together[sample] for sample in ids.tolist()}
+    assert_same_batch(
+        masks.of(read(a_set, IDS), step=4), masks_of(a_set).of(read(a_set, IDS), step=4)
+    )
+    for other in (
+        masked_rows(masks.of(read(a_set, IDS), step=5)),
+        masked_rows(masks_of(a_set, seed=4).of(read(a_set, IDS), step=4)),
+    ):
+        assert all(other[sample] != together[sample] for sample in together)
+
+
+def test_a_sample_is_masked_otherwise_in_the_next_epoch(a_set: tuple[Path, Manifest]) -> None:
+    set_dir, manifest = a_set
+    index = LengthIndex.open(set_dir)
+    planner = planner_of(index)
+    source = DirectSource(Gatherer(SampleReader(set_dir, manifest)), 0, masks_of(a_set))
+    seen: dict[int, list[list[tuple[int, int, int]]]] = {}
+    for step in range(1, 3 * manifest.num_samples // 10 + 1):
+        (batch,) = source.micro_batches(planner.plan(step))
+        for sample, rows in masked_rows(batch).items():
+            seen.setdefault(sample, []).append(rows)
+    assert len(seen) == manifest.num_samples
+    assert all(len(times) == 3 for times in seen.values())
+    positions = [
+        [tuple(position for position, _, _ in rows) for rows in times] for times in seen.values()
+    ]
+    differing = sum(len(set(times)) == 3 for times in positions)
+    assert differing > 0.9 * len(positions)  # the shortest have a few positions to choose from
+
+
+def planner_of(index: LengthIndex) -> StepPlanner:
+    table = masked_count_table(MAX_LENGTH, MOST, RATE)
+    return StepPlanner(
+        UniformSampler(index.manifest.num_samples, 10, seed=8),
+        index.lengths,
+        CountsByLength(index.lengths, table),
+        world_size=1,
+    )
+
+
+def test_the_plan_counts_what_is_drawn(a_set: tuple[Path, Manifest]) -> None:
+    set_dir, manifest = a_set
+    planner = planner_of(LengthIndex.open(set_dir))
+    source = DirectSource(Gatherer(SampleReader(set_dir, manifest)), 0, masks_of(a_set))
+    plan = planner.plan(2)
+    (batch,) = source.micro_batches(plan)  # it compares the sizes with the plan's as well
+    assert batch.mlm_denominator == len(batch.labels) == plan.num_masked[0, 0]
+    stored = DirectSource(Gatherer(SampleReader(set_dir, manifest)), 0)
+    with pytest.raises(DataError, match="other sizes than its index says"):
+        stored.micro_batches(plan)
+
+
+def test_special_tokens_stay_and_are_never_put_in(a_set: tuple[Path, Manifest]) -> None:
+    batch = read(a_set, IDS)
+    special = special_ids(a_set[1])
+    assert special.tolist() == [0, 2, 3, 4]  # pad, cls, sep, mask
+    text = originals(batch)
+    batch.input_ids[batch.masked_token_index] = batch.labels
+    batch.input_ids[::4] = 3
+    batch.labels[:] = batch.input_ids[batch.masked_token_index]
+    drawn = masks_of(a_set).of(batch, step=1)
+    assert not np.isin(drawn.labels.numpy(), special).any()
+    inputs = drawn.input_ids[drawn.masked_token_index]
+    assert set(inputs[np.isin(inputs.numpy(), special)].tolist()) == {4}
+    assert not torch.equal(text, originals(drawn))
+
+
+def test_positions_and_outcomes_have_their_chances() -> None:
+    """Chi-square: every place is as likely as another, and 80/10/10 with words all alike."""
+    num, length, count, vocab_size = 4000, 22, 5, 30
+    special = np.array([0, 2, 3, 29])
+    words = np.setdiff1d(np.arange(vocab_size), special)
+    sequence = np.concatenate(([2], np.resize(words, length - 2), [3]))
+    tokens = np.tile(sequence, num)
+    positions, labels = np.zeros((2, num * count), dtype=np.int64)
+    offsets, counts = np.arange(num + 1) * length, np.full(num, count)
+    done = draw_masks(
+        *(tokens, offsets, np.arange(num), counts, special),
+        *(29, vocab_size, 6, 1234, positions, labels),
+    )
+    assert done == ALL_DRAWN
+    drawn = np.bincount(positions, minlength=length)
+    assert drawn[0] == drawn[-1] == 0
+    even = np.full(length - 2, num * count / (length - 2))
+    assert chi_square(drawn[1:-1], even) < critical_value(length - 2)
+    inputs = tokens[np.repeat(offsets[:-1], count) + positions]
+    is_mask, is_kept = inputs == 29, inputs == labels
+    outcomes = np.array([is_mask.sum(), is_kept.sum(), (~is_mask & ~is_kept).sum()])
+    by_chance = 0.1 / len(words)
+    expected = num * count * np.array([0.8, 0.1 + by_chance, 0.1 - by_chance])
+    assert chi_square(outcomes, expected) < critical_value(3)
+    replaced = np.bincount(inputs[~is_mask & ~is_kept], minlength=vocab_size)
+    assert not replaced[special].any()
+    labels_replaced = np.bincount(labels[~is_mask & ~is_kept], minlength=vocab_size)[words]
+    # A word is put in for each of the others alike.
+    total = labels_replaced.sum()
+    alike = (total - labels_replaced) / (len(words) - 1)
+    assert chi_square(replaced[words], alike) < critical_value(len(words))
+
+
+@pytest.mark.parametrize("special_per_sequence", [2, 3])
+def test_every_length_has_as_many_words_as_are_masked(special_per_sequence: int) -> None:
+    for rate in (LEAST_MASKING_RATE, 0.15, 0.3, MOST_MASKING_RATE):
+        table = masked_count_table(4096, 255, rate)
+        lengths = np.arange(special_per_sequence + 1 + (special_per_sequence == 3), 4097)
+        assert (table[lengths] <= lengths - special_per_sequence).all()
+        assert table.min() == 1
+
+
+def test_a_sample_without_words_enough_is_one_line(a_set: tuple[Path, Manifest]) -> None:
+    batch = read(a_set, IDS)
+    start, end = batch.cu_seqlens[2:4].tolist()
+    batch.input_ids[start:end] = 3
+    index = batch.masked_token_index
+    batch.labels[:] = batch.input_ids[index]
+    with pytest.raises(DataError) as caught:
+        masks_of(a_set).of(batch, step=1)
+    assert f"sample {IDS[2]} has fewer than" in str(caught.value)
+    assert "\n" not in str(caught.value)
