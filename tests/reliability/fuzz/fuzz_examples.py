@@ -1,0 +1,221 @@
+"""Examples of others as worlds to fuzz: TFRecord files, tf.train.Example, HDF5 and its child."""
+
+import atexit
+import gzip
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from fuzz_hdf5 import mutate_hdf5
+from fuzz_mutations import mutate_bytes
+from fuzz_parser import Parser
+
+from foreign_files import (
+    Example,
+    framed,
+    reference_message,
+    varint,
+    write_fixed,
+    write_packed,
+    write_ragged,
+    write_tfrecord,
+    write_tfrecord_gz,
+)
+from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples, read_tfrecord
+from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, NUM_ROWS
+from mlperf_bert.prepare.foreign_rows import Rows
+from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
+from mlperf_bert.prepare.sandbox import Sandbox, sandbox
+from mlperf_bert.prepare.tfrecord import MOST_RECORD_BYTES
+from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
+from mlperf_bert.untrusted import read_regular_file
+
+WIDTH, ROOM = 16, 4
+RECORDS, PACKED_RECORDS, MESSAGE, ROWS = "a.tfrecord", "b.tfrecord.gz", "message", "rows"
+HDF5 = {"fixed.hdf5": write_fixed, "ragged.hdf5": write_ragged, "packed.hdf5": write_packed}
+_HEAD_BYTES, _CHECKSUM_BYTES = 12, 4
+_COUNTS = (-(2**31), -2, -1, 0, 1, 2, 5, 10, 2**16, 2**22, 2**22 + 1, 2**31 - 1)
+WORDS = (*SPECIAL_TOKENS, *(f"w{number}" for number in range(95)))
+VOCABULARY = Vocabulary(WORDS, {word: id_ for id_, word in enumerate(WORDS)}, "", b"")
+
+
+def make_examples() -> list[Example]:
+    """Right ones, few and short."""
+    rng = Random(7)
+    found = []
+    for number, length in enumerate((12, 16, 9, 16, 14)):
+        tokens = [rng.randrange(5, len(WORDS)) for _ in range(length)]
+        start_of_b = rng.randrange(3, length - 2)
+        tokens[0], tokens[start_of_b - 1], tokens[-1] = 2, 3, 3
+        positions = sorted(rng.sample([1, *range(start_of_b, length - 1)], round(0.15 * length)))
+        labels = [tokens[position] for position in positions]
+        for position in positions:
+            tokens[position] = 4
+        found.append(
+            {
+                "input_ids": tokens,
+                "segment_ids": [0] * start_of_b + [1] * (length - start_of_b),
+                "masked_lm_positions": positions,
+                "masked_lm_ids": labels,
+                "next_sentence_labels": [number % 2],
+            }
+        )
+    return found
+
+
+def checked(path: Path, lots: Iterator[Rows]) -> object:
+    """As an import takes them, up to the shard that it writes."""
+    limits = ShardSettings(
+        vocabulary_sha256="",
+        max_seq_length=WIDTH,
+        max_predictions=ROOM,
+        seed=0,
+        dupe_factor=1,
+        split_sentences=False,
+        pick_eval=None,
+    )
+    examples = collect_examples(path, lots, VOCABULARY, limits)
+    check_examples(path, examples, VOCABULARY, limits)
+    return examples
+
+
+def make_records(directory: Path) -> None:
+    """The examples as TFRecord, plain and gzip."""
+    write_tfrecord(directory / RECORDS, make_examples(), WIDTH, ROOM)
+    write_tfrecord_gz(directory / PACKED_RECORDS, make_examples(), WIDTH, ROOM)
+
+
+def parse_records(directory: Path) -> object:
+    """Both files."""
+    paths = (directory / RECORDS, directory / PACKED_RECORDS)
+    return [checked(path, read_tfrecord(path)) for path in paths]
+
+
+def repair_records(directory: Path, target: str) -> None:
+    """Give the records of a plain file the checksums of what they are now, as far as they go."""
+    if target != RECORDS:
+        return
+    contents = (directory / target).read_bytes()
+    found, at = b"", 0
+    while at + _HEAD_BYTES <= len(contents):
+        length = int.from_bytes(contents[at : at + 8], "little")
+        end = at + _HEAD_BYTES + min(length, len(contents))
+        found += framed(contents[at + _HEAD_BYTES : end])
+        at = end + _CHECKSUM_BYTES
+    (directory / target).write_bytes(found)
+
+
+def mutate_packed(rng: Random, contents: bytes) -> bytes:
+    """Change a gzip file, or what is in it."""
+    if rng.random() < 0.5:
+        return mutate_bytes(rng, contents)
+    return gzip.compress(mutate_bytes(rng, gzip.decompress(contents)), 1, mtime=0)
+
+
+def mutate_message(rng: Random, contents: bytes) -> bytes:
+    """Change bytes, or put an integer of any size in the place of some."""
+    if rng.random() < 0.5:
+        return mutate_bytes(rng, contents)
+    at = rng.randrange(len(contents))
+    number = rng.choice((rng.randrange(256), 2 ** rng.randrange(64), 2 ** rng.randrange(65) - 1))
+    return contents[:at] + varint(number) + contents[at + rng.choice((0, 1, 1, 2)) :]
+
+
+def make_message(directory: Path) -> None:
+    """One example; all four of its masked positions are [MASK], which is too few to be judged."""
+    message = reference_message(make_examples()[1], WIDTH, ROOM)
+    (directory / MESSAGE).write_bytes(message)
+
+
+def parse_message(directory: Path) -> object:
+    """As the contents of a record whose checksum is right."""
+    path = directory / MESSAGE
+    try:
+        contents = read_regular_file(path, MOST_RECORD_BYTES)
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", "give another") from None
+    framed_path = directory / "framed"
+    framed_path.write_bytes(framed(contents))
+    return checked(path, read_tfrecord(framed_path))
+
+
+def make_hdf5(directory: Path) -> None:
+    """The examples in three layouts."""
+    for name, write in HDF5.items():
+        write(directory / name, make_examples(), WIDTH, ROOM)
+
+
+def parse_hdf5(directory: Path) -> object:
+    """All of them, in the sandbox's child."""
+    paths = [directory / name for name in HDF5]
+    return [checked(path, read_hdf5(path, _sandbox())) for path in paths]
+
+
+def make_rows(directory: Path) -> None:
+    """What a child answers for the file of variable length."""
+    counts, values = [], b""
+    for name in FEATURES:
+        rows = [example.get(name) for example in make_examples()]
+        counts.append([ABSENT if row is None else len(row) for row in rows])
+        values += b"".join(np.array(row or [], "<i4").tobytes() for row in rows)
+    table = np.array(counts, "<i4").T.tobytes()
+    (directory / ROWS).write_bytes(NUM_ROWS.pack(len(make_examples())) + table + values)
+
+
+def mutate_rows(rng: Random, contents: bytes) -> bytes:
+    """Change bytes, or one of the counts."""
+    if rng.random() < 0.5:
+        return mutate_bytes(rng, contents)
+    at = NUM_ROWS.size + 4 * rng.randrange(len(FEATURES) * len(make_examples()))
+    count = rng.choice(_COUNTS).to_bytes(4, "little", signed=True)
+    return contents[:at] + count + contents[at + 4 :]
+
+
+class Forger:
+    """A child that a file took over: it answers what the file holds."""
+
+    def read_pieces(self, path: Path, remedy: str) -> Iterator[bytearray]:
+        """In pieces that fit nothing."""
+        try:
+            contents = read_regular_file(path, 2**24)
+        except OSError as error:
+            raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+        for start in range(0, len(contents), 1000):
+            yield bytearray(contents[start : start + 1000])
+
+
+def parse_rows(directory: Path) -> object:
+    """The answer of a child."""
+    path = directory / ROWS
+    return checked(path, read_hdf5(path, Forger()))  # type: ignore[arg-type]
+
+
+@cache
+def _sandbox() -> Sandbox:
+    """One server for all inputs, until this process ends."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(sandbox(ROWS_READER, READING))
+
+
+EXAMPLE_PARSERS: Mapping[str, Parser] = {
+    "tfrecord": Parser(
+        make=make_records,
+        targets={RECORDS: mutate_bytes, PACKED_RECORDS: mutate_packed},
+        parse=parse_records,
+        repair=repair_records,
+    ),
+    "tf_example": Parser(make=make_message, targets={MESSAGE: mutate_message}, parse=parse_message),
+    "hdf5_rows": Parser(make=make_rows, targets={ROWS: mutate_rows}, parse=parse_rows),
+    "hdf5_examples": Parser(
+        make=make_hdf5,
+        targets=dict.fromkeys(HDF5, mutate_hdf5),
+        parse=parse_hdf5,
+        inputs=5000,
+    ),
+}
