@@ -5,8 +5,7 @@ A new reader joins with one entry of PARSERS.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,10 @@ from fuzz_checkpoint import (
     parse_checkpoint,
     repair_checkpoint,
 )
+from fuzz_examples import EXAMPLE_PARSERS
 from fuzz_hdf5 import SHARD, mutate_hdf5, parse_hdf5
-from fuzz_mutations import Mutation, mutate_bytes, mutate_json, mutate_lines, mutate_toml
+from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
+from fuzz_parser import Parser
 from fuzz_run_files import (
     CONFIG,
     LOG,
@@ -32,6 +33,7 @@ from fuzz_run_files import (
     parse_foreign_log,
     parse_run,
 )
+from fuzz_tensorflow import TENSORFLOW_PARSERS
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables, config_to_toml, load_config
@@ -53,32 +55,6 @@ from mlperf_bert.system_description import FIELDS
 from support import TINY_CONFIG
 
 MANIFEST = "index/dataset.json"
-
-
-def nothing(_directory: Path, _target: str) -> None:
-    """Leave the world as it was mutated."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parser:
-    """One reader of files that anybody may have written.
-
-    Args:
-        make: writes a valid world into a directory.
-        targets: file of that world -> how it is mutated.
-        parse: reads the world; only UserErrors may come out.
-        repair: makes digests right again after a file was changed, so that what is behind their
-            check is reached; called for half of the inputs.
-        optional: targets that need not be there.
-        inputs: how many `make test-slow` tries.
-    """
-
-    make: Callable[[Path], None]
-    targets: Mapping[str, Mutation]
-    parse: Callable[[Path], object]
-    repair: Callable[[Path, str], None] = nothing
-    optional: tuple[str, ...] = ()
-    inputs: int = 100_000
 
 
 def make_set(directory: Path) -> None:
@@ -194,6 +170,7 @@ def _write(path: Path, text: str) -> Path:
 
 ARRAYS = ("index/lengths.u16", "index/masked_counts.u8", "index/order_by_length.u32")
 PARSERS: Mapping[str, Parser] = {
+    **EXAMPLE_PARSERS,
     "sidecar": Parser(
         make=make_set,
         targets={"shards/part-0.hdf5.json": mutate_json},
@@ -273,6 +250,7 @@ PARSERS: Mapping[str, Parser] = {
     "hdf5_child": Parser(
         make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_hdf5, inputs=5000
     ),
+    **TENSORFLOW_PARSERS,
     "system_description": Parser(
         make=make_description, targets={"system.json": mutate_json}, parse=parse_description
     ),
