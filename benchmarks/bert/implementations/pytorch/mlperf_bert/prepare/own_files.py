@@ -30,6 +30,7 @@ READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}"
 MOST_EXPANSION = 100
 ALWAYS_ALLOWED_BYTES = 64 * 2**20
 _ZSTD_WINDOW_BYTES = 2**27  # of memory; what `zstd --long` writes needs as much
+_ZSTD_INPUT_BYTES = 1024  # which can be 32 MiB unpacked
 _BUFFER_BYTES = 2**20
 
 
@@ -119,23 +120,45 @@ def _zstd_reader(file: io.FileIO) -> "_Zstd":
     except ImportError:
         remedy = "`pip install zstandard`, or unpack the files"
         raise ConfigError("--corpus", "has .zst files, which need a package", remedy) from None
-    unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-    reader = unpack.stream_reader(file, read_size=_BUFFER_BYTES, read_across_frames=True)
-    return _Zstd(reader, zstandard.ZstdError)
+    return _Zstd(file, zstandard)
 
 
 class _Zstd:
-    """A zstd stream whose damages are OSErrors, as everything else that is wrong with a file."""
+    """The frames of a zstd file, one after the other; damages are OSErrors, a cut file too.
 
-    def __init__(self, reader: Any, error: type[Exception]) -> None:
-        self._reader = reader
-        self._error = error
+    The package's own reader takes a file that is cut for one that ends.
+    """
+
+    def __init__(self, file: io.FileIO, zstandard: Any) -> None:
+        self._file = io.BufferedReader(file, _BUFFER_BYTES)
+        self._unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+        self._error: type[Exception] = zstandard.ZstdError
+        self._frame: Any = None
+        self._packed = b""
+        self._unpacked = memoryview(b"")
 
     def readinto(self, buffer: Any) -> int:
+        while not self._unpacked:
+            self._packed = self._packed or self._file.read(_ZSTD_INPUT_BYTES)
+            if not self._packed:
+                if self._frame is not None:
+                    raise OSError(0, "is no whole zstd file (it ends within a frame)")
+                return 0
+            self._unpacked = memoryview(self._next())
+        count = min(len(buffer), len(self._unpacked))
+        buffer[:count] = self._unpacked[:count]
+        self._unpacked = self._unpacked[count:]
+        return count
+
+    def _next(self) -> bytes:
         try:
-            return int(self._reader.readinto(buffer))
+            self._frame = self._frame or self._unpack.decompressobj()
+            unpacked: bytes = self._frame.decompress(self._packed)
         except self._error as error:
             raise OSError(0, f"is no whole zstd file ({error})") from None
+        self._packed = self._frame.unused_data if self._frame.eof else b""
+        self._frame = None if self._frame.eof else self._frame
+        return unpacked
 
 
 class _ExpandsTooMuchError(Exception):

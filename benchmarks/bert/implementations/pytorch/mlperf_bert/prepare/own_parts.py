@@ -106,10 +106,10 @@ def plan_jobs(files: Sequence[TextFile], text_dir: Path, rules: Rules) -> list[C
     """The jobs: small files together, large plain ones cut between documents."""
     wanted = min(MOST_PART_BYTES, max(LEAST_PART_BYTES, text_bytes(files) // WANTED_PARTS))
     grouped: list[list[Piece]] = []
-    in_group = wanted
+    in_group = 0
     for file in files:
         for piece, num_bytes in _pieces(file, rules, wanted):
-            if in_group + num_bytes > wanted:
+            if not grouped or in_group + num_bytes > wanted:
                 grouped.append([])
                 in_group = 0
             grouped[-1].append(piece)

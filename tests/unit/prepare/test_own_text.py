@@ -1,0 +1,279 @@
+"""A user's own text to two prepared sets: the same whatever the way, resumable, nothing leaked."""
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import Segments
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare import own_files, own_parts
+from mlperf_bert.prepare.own_parts import digest_of, documents_of
+from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+from mlperf_bert.prepare.own_vocabulary import with_frequent_characters
+from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+
+WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
+
+
+def made_up_document(rng: random.Random) -> str:
+    sentences = [
+        " ".join(rng.choices(WORDS, k=rng.randint(5, 12))) for _ in range(rng.randint(2, 6))
+    ]
+    return " ".join(sentence.capitalize() + "." for sentence in sentences)
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    rng = random.Random(5)
+    return [made_up_document(rng) for _ in range(150)]
+
+
+@pytest.fixture
+def wanted(tmp_path: Path, texts: list[str]) -> OwnText:
+    """Small settings, and the texts in one file."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(texts) + "\n")
+    return OwnText(
+        source=path,
+        documents="empty-line",
+        text_field="text",
+        held_out_share=0.2,
+        vocab_path=None,
+        vocab_size=300,
+        max_seq_length=48,
+        max_predictions=8,
+        dupe_factor=2,
+        seed=12345,
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several jobs of a small text."""
+    monkeypatch.setattr(own_parts, "LEAST_PART_BYTES", 4000)
+
+
+def make(wanted: OwnText, out: Path, workers: int = 1) -> Path:
+    assert prepare_own_text(wanted, out, workers=workers, quiet=True)
+    return out
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file of the sets, and the vocabulary."""
+    paths = [path for name in ("train", "eval") for path in (out / name).rglob("*")]
+    found = {path.relative_to(out).as_posix(): path for path in paths if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items()} | {
+        "vocab.txt": (out / "vocab.txt").read_bytes()
+    }
+
+
+def documents_in(out: Path, stem: str) -> list[str]:
+    paths = sorted((out / "text").glob(f"{stem}*.txt"))
+    return [document for path in paths for document in documents_of(path)]
+
+
+def test_two_sets_and_a_vocabulary(wanted: OwnText, tmp_path: Path, texts: list[str]) -> None:
+    out = make(wanted, tmp_path / "out")
+    train, held_out = (Manifest.load(out / name) for name in ("train", "eval"))
+    assert len(train.shards) > 1
+    assert train.vocabulary_sha256 == held_out.vocabulary_sha256
+    assert load_vocabulary(out / "vocab.txt").sha256 == train.vocabulary_sha256
+    assert train.vocab_size == 300
+    assert held_out.baseline is not None
+    there = [documents_in(out, "train"), list(documents_of(out / "text" / "eval.txt"))]
+    everything = {" ".join(text.split()) for text in texts}
+    assert {" ".join(document.split()) for side in there for document in side} == everything
+    assert 0.1 < len(there[1]) / len(texts) < 0.3
+    assert all(digest_of(document) < 0.2 * 2**64 for document in there[1])
+    assert all(digest_of(document) >= 0.2 * 2**64 for document in there[0])
+    record = json.loads((out / "corpus.json").read_text())
+    assert record["documents"]["train"] == len(there[0])
+    assert record["documents"]["eval"] == len(there[1])
+    assert not prepare_own_text(wanted, out, workers=1, quiet=True)  # it is there
+    verify(out, full=True, workers=1, quiet=True).raise_if_wrong()
+
+
+def test_workers_layout_and_packing_change_nothing(
+    wanted: OwnText, tmp_path: Path, texts: list[str]
+) -> None:
+    expected = contents(make(wanted, tmp_path / "one"))
+    assert contents(make(wanted, tmp_path / "two", workers=2)) == expected
+    # The same name, so that it lies in the same place of the order of files.
+    for name, form, packed in (("j.jsonl", "line", False), ("g.txt.gz", "empty-line", True)):
+        directory = tmp_path / name.split(".")[0]
+        directory.mkdir()
+        lines = [json.dumps({"text": text}) for text in texts]
+        text = "\n".join(lines) if name.endswith("jsonl") else wanted.source.read_text()
+        packed_text = gzip.compress(text.encode()) if packed else text.encode()
+        (directory / name).write_bytes(packed_text)
+        other = replace(wanted, source=directory, documents=form)
+        out = make(other, tmp_path / f"out-{name}")
+        assert sorted(documents_in(out, "train")) == sorted(documents_in(tmp_path / "one", "train"))
+        assert (out / "text" / "eval.txt").read_bytes() == (
+            tmp_path / "one" / "text" / "eval.txt"
+        ).read_bytes()
+        assert (out / "vocab.txt").read_bytes() == expected["vocab.txt"]
+
+
+def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
+    wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = contents(make(wanted, tmp_path / "whole"))
+    rename = Path.replace
+    out, stops, number = tmp_path / "stopped", 0, 1
+    while True:
+        left = number
+
+        def replace_or_stop(self: Path, target: Path) -> Path:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "replace", replace_or_stop)
+        try:
+            make(wanted, out)
+            break
+        except KeyboardInterrupt:
+            stops, number = stops + 1, number + 2
+    monkeypatch.setattr(Path, "replace", rename)
+    assert stops > 5
+    assert contents(out) == expected
+
+
+def test_added_documents_move_none_across(
+    wanted: OwnText, tmp_path: Path, texts: list[str]
+) -> None:
+    before = make(wanted, tmp_path / "before")
+    rng = random.Random(9)
+    more = [made_up_document(rng) for _ in range(60)]
+    wanted.source.write_text("\n\n".join([*more[:30], *texts, *more[30:]]))
+    after = make(wanted, tmp_path / "after")
+    for stem in ("train", "eval"):
+        assert set(documents_in(before, stem)) < set(documents_in(after, stem))
+
+
+def test_held_out_documents_that_training_text_repeats_are_removed(
+    wanted: OwnText, tmp_path: Path, texts: list[str]
+) -> None:
+    plain = make(wanted, tmp_path / "plain")
+    held_out = list(documents_of(plain / "text" / "eval.txt"))
+    copied = held_out[0].split()
+    copied[3] = "another"  # so that its digest sends it to the training text, or not
+    tries = (" ".join([*copied, "w" + "o" * n, "end."]) for n in range(1, 50))
+    copy = next(text for text in tries if digest_of(text + "\n") >= 0.2 * 2**64)
+    wanted.source.write_text("\n\n".join([*texts, copy]))
+    out = make(wanted, tmp_path / "out")
+    assert set(documents_of(out / "text" / "eval.txt")) == set(held_out[1:])
+    record = json.loads((out / "corpus.json").read_text())
+    assert record["documents"]["held out, but repeated by training text"] == 1
+
+
+def test_long_documents_stay_on_one_side(
+    wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    monkeypatch.setattr("mlperf_bert.prepare.own_documents.SECTION_CHARS", 200)
+    (tmp_path / "books").mkdir()
+    for number in range(30):
+        text = "\n\n".join(texts[5 * number : 5 * number + 5])
+        (tmp_path / "books" / f"{number}.txt").write_text(text)
+    out = make(replace(wanted, source=tmp_path / "books", documents="file"), tmp_path / "out")
+    sides = [
+        {" ".join(document.split()) for document in documents_in(out, stem)}
+        for stem in ("train", "eval")
+    ]
+    for number in range(30):
+        book = {" ".join(text.split()) for text in texts[5 * number : 5 * number + 5]}
+        assert not (book & sides[0] and book & sides[1])
+    assert all(sides)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"held_out_share": 0.3}, "was made with other text, or rules for it"),
+        ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
+        ({"max_seq_length": 32}, "was made with max_seq_length = 48, now it is 32"),
+    ],
+)
+def test_a_directory_of_something_else_is_refused(
+    wanted: OwnText, tmp_path: Path, change: dict[str, int], problem: str
+) -> None:
+    out = make(wanted, tmp_path / "out")
+    before = contents(out)
+    with pytest.raises(DataError, match=problem):
+        prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
+    (out / "corpus.json").unlink()  # as if it had been stopped before its end
+    with pytest.raises(DataError):
+        prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "problem"),
+    [
+        (b"one document only, of enough letters", {}, "documents for training, 2 are needed"),
+        (b"\xff\xfe\x00" * 500, {}, "has 0 documents for training"),
+        (b"", {}, "has 0 documents for training"),
+        (b"text", {"held_out_share": 0.0}, "--held-out: is 0.0"),
+        (b"text", {"held_out_share": float("nan")}, "--held-out: is nan"),
+    ],
+)
+def test_too_little_is_one_line(
+    wanted: OwnText, tmp_path: Path, text: bytes, change: dict[str, float], problem: str
+) -> None:
+    wanted.source.write_bytes(text)
+    with pytest.raises((DataError, ConfigError), match=problem) as caught:
+        prepare_own_text(replace(wanted, **change), tmp_path / "out", workers=1, quiet=True)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out" / "train").exists()
+
+
+def test_a_vocabulary_too_small_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--vocab-size: is 100; set it within 256"):
+        prepare_own_text(replace(wanted, vocab_size=100), tmp_path / "out", workers=1, quiet=True)
+
+
+def test_a_given_vocabulary_is_used_and_kept(wanted: OwnText, tmp_path: Path) -> None:
+    first = make(wanted, tmp_path / "first")
+    given = replace(wanted, vocab_path=first / "vocab.txt")
+    assert contents(make(given, tmp_path / "out")) == contents(first)
+
+
+def test_the_share_halves_as_text_grows(tmp_path: Path) -> None:
+    def share(num_bytes: int) -> float:
+        file = own_files.TextFile(tmp_path, "a", "text", "plain", num_bytes, 0)
+        return own_parts.default_share([file])
+
+    sizes = [2**exponent for exponent in range(10, 45)]
+    found = [share(size) for size in sizes]
+    assert found[0] == 1 / 16
+    assert all(later in (earlier, earlier / 2) for earlier, later in pairwise(found))
+    assert all(s * size <= own_parts.HELD_OUT_BYTES for s, size in zip(found, sizes, strict=True))
+
+
+def test_rare_characters_leave_a_vocabulary_room() -> None:
+    rng = random.Random(4)
+    common = {f"ab{number:x}": 50 + number for number in range(100)}
+    rare = {chr(0x4E00 + number) + chr(0x5E00 + number): 1 for number in range(400)}
+    found = with_frequent_characters(common | rare, 128)
+    assert set(common) <= set(found)
+    assert len(found) < len(common | rare)
+    assert with_frequent_characters(common, 128) == common
+    shuffled = list((common | rare).items())
+    rng.shuffle(shuffled)
+    assert with_frequent_characters(dict(shuffled), 128) == found
+
+
+@pytest.mark.parametrize("segments", ["pair", "single"])
+def test_kinds_of_examples(wanted: OwnText, tmp_path: Path, segments: Segments) -> None:
+    out = make(replace(wanted, segments=segments), tmp_path / "out")
+    assert {Manifest.load(out / name).segments for name in ("train", "eval")} == {segments}
