@@ -1,0 +1,246 @@
+"""Tokenizer files: special tokens by role, text split as `tokenizers` does, refused in one line."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import ConfigError, DataError, UserError
+from mlperf_bert.prepare import tokenizer_file
+from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary, make_encoder
+from mlperf_bert.prepare.documents import tokenize_documents
+from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.prepare.wordpiece import PlainTokenizer
+from support import prepare_small
+from verify_cases import check, failed
+
+LINES = ["The model was trained on text.", "It was a text, it was: a model!", "</s> [MASK] <mask>"]
+SINGLE = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
+
+
+def byte_level(special: tuple[str, ...] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> Tokenizer:
+    """As RoBERTa's, with a few hundred tokens."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(LINES[:2] * 9, trainer)
+    if "</s>" in special and "<s>" in special:
+        ids = made.get_vocab()
+        made.post_processor = processors.RobertaProcessing(
+            ("</s>", ids["</s>"]), ("<s>", ids["<s>"])
+        )
+    return made
+
+
+def word_pieces() -> Tokenizer:
+    """As BERT's."""
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=special, show_progress=False)
+    made.train_from_iterator(LINES[:2] * 9, trainer)
+    return made
+
+
+def unigram() -> Tokenizer:
+    """As XLM-R's or ALBERT's."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(LINES[:2] * 9, trainer)
+    return made
+
+
+MADE: dict[str, Callable[[], Tokenizer]] = {
+    "byte level": byte_level,
+    "word pieces": word_pieces,
+    "unigram": unigram,
+}
+
+
+def saved(path: Path, tokenizer: Tokenizer, change: Callable[[Any], object] | None = None) -> Path:
+    values = json.loads(tokenizer.to_str())
+    if change is not None:
+        change(values)
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
+    tokenizer = MADE[kind]()
+    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
+    assert len(found) == tokenizer.get_vocab_size()
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        written = {"cls": "<s>", "sep": "</s>"}.get(name, f"<{name}>")
+        wanted = f"[{name.upper()}]" if kind == "word pieces" else written
+        assert getattr(found, f"{name}_id") == tokenizer.token_to_id(wanted)
+    plain = [
+        tokenizer.encode(line, add_special_tokens=False).ids for line in (*LINES[:2], "", "model")
+    ]
+    lines = found.encode_lines([*LINES[:2], "", "model"])
+    assert [line.tolist() for line in lines] == plain
+    assert {line.dtype for line in lines} == {np.dtype(np.uint16)}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_special_tokens_in_the_text_are_text(tmp_path: Path, kind: str) -> None:
+    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", MADE[kind]()))
+    (ids,) = found.encode_lines([LINES[2] + " model [SEP] <s>"])
+    special = [found.pad_id, found.cls_id, found.sep_id, found.mask_id]
+    assert len(ids) and not np.isin(ids, special).any()
+
+
+def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    plain = tokenizer.encode(LINES[0], add_special_tokens=False).ids
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=40)
+    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
+    assert found.encode_lines(LINES[:1])[0].tolist() == plain
+
+
+def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
+    tokenizer = word_pieces()
+    ids = tokenizer.get_vocab()
+    (tmp_path / "vocab.txt").write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n")
+    plain = PlainTokenizer(load_vocabulary(tmp_path / "vocab.txt"))
+    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
+    for line, split in zip(LINES, found.encode_lines(LINES), strict=True):
+        assert split.tolist() == plain.encode(line)
+
+
+def test_a_sentence_within_a_document_follows_white_space(tmp_path: Path) -> None:
+    path = saved(tmp_path / "tokenizer.json", byte_level())
+    vocabulary = load_any_vocabulary(path)
+    documents = tokenize_documents(
+        "was it\nwas it\n\nwas it", make_encoder(vocabulary), split=False
+    )
+    sentences = np.split(documents.tokens, documents.sentence_offsets[1:-1])
+    plain = [
+        byte_level().encode(text, add_special_tokens=False).ids for text in ("was it", " was it")
+    ]
+    assert plain[0] != plain[1]
+    assert [each.tolist() for each in sentences] == [plain[0], plain[1], plain[0]]
+
+
+def test_a_set_of_it_is_made_verified_and_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "mine.json", byte_level())
+    for name in ("train", "eval"):
+        text = tmp_path / f"{name}.txt"
+        text.write_text("\n\n".join(f"{LINES[0]}\n{LINES[1]} {name}" for _ in range(20)))
+        manifest = prepare_small([text], path, tmp_path / "sets" / name, **SINGLE)
+    assert (manifest.vocabulary_file, manifest.unk_id) == ("tokenizer.json", 3)
+    assert (tmp_path / "sets/eval/tokenizer.json").read_bytes() == path.read_bytes()
+    assert not (tmp_path / "sets/eval/vocab.txt").exists()
+    set_checks = failed(check(tmp_path / "sets" / "eval", full=True))
+    assert set_checks == {}
+    reader = SampleReader(tmp_path / "sets/eval", LengthIndex.open(tmp_path / "sets/eval").manifest)
+    assert reader.read(np.arange(2)).input_ids[0] == manifest.cls_id
+    with (tmp_path / "sets/eval/tokenizer.json").open("a") as file:
+        file.write(" ")
+    assert "vocabulary" in failed(check(tmp_path / "sets" / "eval"))
+
+
+def without(*names: str) -> Callable[[], Tokenizer]:
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    return lambda: byte_level(tuple(name for name in special if name not in names))
+
+
+@pytest.mark.parametrize("name", ["<s>", "</s>", "<pad>", "<mask>"])
+def test_a_role_without_a_token_is_one_line(tmp_path: Path, name: str) -> None:
+    path = saved(tmp_path / "tokenizer.json", without(name)())
+    with pytest.raises(DataError) as caught:
+        tokenizer_file.load(path)
+    message = str(caught.value)
+    assert "\n" not in message and name in message and "has no" in message
+
+
+def test_a_vocabulary_of_bytes_needs_no_unknown_word(tmp_path: Path) -> None:
+    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", without("<unk>")()))
+    assert found.unk_id == found.pad_id
+
+
+def set_dropout(values: dict[str, Any]) -> None:
+    values["model"]["dropout"] = 0.1
+
+
+def set_huge_id(values: dict[str, Any]) -> None:
+    values["added_tokens"].append({**values["added_tokens"][0], "content": "x1", "id": 2**31 - 1})
+    values["model"]["vocab"]["x1"] = 2**31 - 1
+
+
+def set_no_model(values: dict[str, Any]) -> None:
+    values["model"] = 3
+
+
+def set_unknown_model(values: dict[str, Any]) -> None:
+    values["model"]["type"] = "Pickle"
+
+
+@pytest.mark.parametrize("change", [set_dropout, set_huge_id, set_no_model, set_unknown_model])
+def test_what_is_no_tokenizer_for_this_is_one_line(
+    tmp_path: Path, change: Callable[[Any], object]
+) -> None:
+    path = saved(tmp_path / "tokenizer.json", byte_level(), change)
+    with pytest.raises(DataError) as caught:
+        tokenizer_file.load(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [b"", b"\xff\xfe", b"{", b"[]", b"{}", b'{"model": {}}', b'{"a": NaN}', b"[" * 100_000],
+)
+def test_garbage_is_one_line(tmp_path: Path, contents: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(contents)
+    with pytest.raises(DataError) as caught:
+        load_any_vocabulary(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="nowhere"):
+        load_any_vocabulary(tmp_path / "nowhere.json")
+
+
+def test_flipped_bytes_are_refused_or_a_tokenizer(tmp_path: Path) -> None:
+    contents = saved(tmp_path / "good.json", byte_level()).read_bytes()
+    random = np.random.default_rng(5)
+    path = tmp_path / "tokenizer.json"
+    outcomes = set()
+    for _ in range(150):
+        damaged = bytearray(contents)
+        for place in random.integers(0, len(contents), random.integers(1, 4)):
+            damaged[place] = random.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            tokenizer_file.load(path).encode_lines(LINES)
+            outcomes.add("loaded")
+        except UserError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"loaded", "refused"}
+
+
+def test_without_the_package_it_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "tokenizer.json", byte_level())
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"pip install -e \.\[tokenizers\]"):
+        tokenizer_file.load(path)
