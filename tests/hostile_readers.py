@@ -69,6 +69,16 @@ def flood(_: str) -> Iterator[bytes]:
         yield bytes(2**16)
 
 
+def pour(_: str) -> Iterator[bytes]:
+    for number in range(5):
+        yield bytes([number]) * 2**20
+
+
+def pour_and_fail(path: str) -> Iterator[bytes]:
+    yield from pour(path)
+    raise ValueError("the rest is missing")
+
+
 def fail(_: str) -> Iterator[bytes]:
     yield b"half an answer"
     raise ValueError("odd\n\x1b[31m" + "x" * 5000)
@@ -94,6 +104,8 @@ DEEDS: dict[str, Callable[[str], Iterator[bytes]]] = {
         write,
         open_many,
         flood,
+        pour,
+        pour_and_fail,
         fail,
         babble,
         nest,

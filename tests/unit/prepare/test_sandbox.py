@@ -50,6 +50,25 @@ def test_an_answer_comes_back(box: Sandbox, tmp_path: Path) -> None:
     assert copy.read_bytes(path, REMEDY) == f'{{"path": "{path}"}}'.encode()
 
 
+def test_a_long_answer_comes_in_pieces(tmp_path: Path) -> None:
+    poured = b"".join(bytes([number]) * 2**20 for number in range(5))
+    with sandbox("hostile_readers:obey", Limits(answer_bytes=8 * 2**20)) as running:
+        path = file_with(tmp_path, "pour")
+        pieces = list(running.read_pieces(path, REMEDY))
+        assert len(pieces) > 2 and max(map(len, pieces)) < 3 * 2**20
+        assert b"".join(pieces) == poured
+        # The next process is asked as if nothing had been, also where an answer is not heard out.
+        assert poured.startswith(next(running.read_pieces(path, REMEDY)))
+        failing = running.read_pieces(file_with(tmp_path, "pour_and_fail"), REMEDY)
+        heard = bytearray()
+        with pytest.raises(DataError, match=r"cannot be read .the rest is missing"):
+            for piece in failing:
+                heard += piece
+        assert heard and poured.startswith(heard)
+        with pytest.raises(DataError, match="answer more than 8,388,608 bytes"):
+            list(running.read_pieces(file_with(tmp_path, "flood"), REMEDY))
+
+
 @pytest.mark.parametrize("name", ["line\nend", "blank and ü", "\udcff"])
 def test_names_of_any_kind(box: Sandbox, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -87,7 +106,8 @@ def test_a_file_that_keeps_its_reader_busy(tmp_path: Path) -> None:
 
 def test_every_deed_of_the_hostile_reader_is_tried() -> None:
     (mark,) = test_a_hostile_file_is_an_error_of_one_line.pytestmark
-    assert {deed for deed, _ in mark.args[1]} | {"answer", "look_around", "spin"} == set(DEEDS)
+    elsewhere = {"answer", "look_around", "spin", "pour", "pour_and_fail"}
+    assert {deed for deed, _ in mark.args[1]} | elsewhere == set(DEEDS)
 
 
 def test_nothing_can_be_written(box: Sandbox, tmp_path: Path) -> None:
