@@ -18,6 +18,7 @@ from fuzz_checkpoint import (
 )
 from fuzz_examples import EXAMPLE_PARSERS
 from fuzz_hdf5 import SHARD, mutate_hdf5, parse_hdf5
+from fuzz_huggingface import HUGGINGFACE_PARSERS
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
 from fuzz_parser import Parser
 from fuzz_run_files import (
@@ -247,6 +248,7 @@ PARSERS: Mapping[str, Parser] = {
         parse=parse_checkpoint,
         repair=repair_checkpoint,
     ),
+    **HUGGINGFACE_PARSERS,
     "hdf5_child": Parser(
         make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_hdf5, inputs=5000
     ),

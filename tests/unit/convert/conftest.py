@@ -3,9 +3,18 @@
 from pathlib import Path
 
 import pytest
+from huggingface_cases import save_theirs
 
 
 @pytest.fixture(scope="session")
 def words(synthetic_data: Path) -> Path:
     """The vocabulary of the synthetic data: 69 words, so that 3 rows pad the embedding."""
     return synthetic_data / "eval" / "vocab.txt"
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved BertForPreTraining, which tests must not change."""
+    folder = tmp_path_factory.mktemp("plain") / "bert"
+    save_theirs(folder, "BertForPreTraining")
+    return folder

@@ -1,6 +1,5 @@
 """A BERT in Hugging Face's form becomes a checkpoint: the same hidden states, nothing invented."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ from mlperf_bert.convert.padding import PADDING_BIAS
 
 FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
 WORDS, WORD_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved BertForPreTraining, which tests must not change."""
-    folder = tmp_path_factory.mktemp("plain") / "bert"
-    save_theirs(folder, "BertForPreTraining")
-    return folder
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -161,143 +152,6 @@ def test_a_capital_vocabulary_is_remarked(plain: Path, tmp_path: Path, words: Pa
     (tmp_path / "cased" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     report = convert(tmp_path / "cased", tmp_path / "ours", words)
     assert any("capitals" in remark for remark in report.remarks)
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | changes))
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("model_type", "roberta"),
-        ("hidden_act", "gelu_new"),
-        ("position_embedding_type", "relative_key"),
-        ("is_decoder", True),
-        ("add_cross_attention", True),
-        ("tie_word_embeddings", False),
-        ("is_decoder", 0),
-        ("layer_norm_eps", 2.0),
-        ("layer_norm_eps", "small"),
-        ("num_attention_heads", 5),
-        ("num_hidden_layers", 3),
-        ("hidden_size", 64),
-        ("vocab_size", 70),
-        ("quantization_config", {"bits": 8}),
-        ("type_vocab_size", 1),
-    ],
-)
-def test_another_model_is_refused(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any, setting: str, value: object
-) -> None:
-    shutil.copytree(plain, tmp_path / "other")
-    edit_config(tmp_path / "other", **{setting: value})
-    assert_refused(tmp_path, words, capsys, "other", "")
-
-
-def untied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {**tensors, "cls.predictions.decoder.weight": tensors[WORDS] + 1e-3}
-
-
-def diverged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {**tensors, WORD_BIAS: torch.full_like(tensors[WORD_BIAS], float("nan"))}
-
-
-def quantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {**tensors, WORD_BIAS: tensors[WORD_BIAS].to(torch.int8)}
-
-
-def adapted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {**tensors, "bert.encoder.layer.0.adapter.weight": torch.ones(3)}
-
-
-def halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    name = "bert.encoder.layer.1.output.dense.weight"
-    return {**tensors, name: tensors[name][:16].clone()}
-
-
-def without_a_bias(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name != WORD_BIAS}
-
-
-def without_a_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if "layer.0" not in name}
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (untied, "not equal"),
-        (diverged, "not finite"),
-        (quantised, "int8"),
-        (adapted, "adapter"),
-        (halved, "[16, 48]"),
-        (without_a_bias, "missing"),
-        (without_a_layer, "1 layers"),
-    ],
-)
-def test_wrong_tensors_are_refused(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any, change: Any, problem: str
-) -> None:
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "model.safetensors"
-    save_file(change(load_file(path)), path)
-    assert_refused(tmp_path, words, capsys, "other", problem)
-
-
-def test_other_words_are_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
-    more = tmp_path / "more.txt"
-    more.write_text(words.read_text() + "another\n")
-    shutil.copytree(plain, tmp_path / "bert")
-    assert_refused(tmp_path, more, capsys, "bert", "its vocabulary 70")
-
-
-def test_a_pickle_is_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
-    shutil.copytree(plain, tmp_path / "old")
-    (tmp_path / "old" / "model.safetensors").rename(tmp_path / "old" / "pytorch_model.bin")
-    assert_refused(tmp_path, words, capsys, "old", "save_pretrained")
-
-
-def test_a_head_is_not_invented(tmp_path: Path, words: Path, capsys: Any) -> None:
-    save_theirs(tmp_path / "bare", "BertModel")
-    assert_refused(tmp_path, words, capsys, "bare", "--missing draw")
-
-
-def test_an_index_that_lies_is_refused(tmp_path: Path, words: Path, capsys: Any) -> None:
-    make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
-    path = tmp_path / "cut" / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    true_file = index["weight_map"][WORDS]
-    for wrong in ("../x.safetensors", "pytorch_model.bin", "none.safetensors"):
-        index["weight_map"][WORDS] = wrong
-        path.write_text(json.dumps(index))
-        assert_refused(tmp_path, words, capsys, "cut", "")
-    index["weight_map"] = {**index["weight_map"], WORDS: true_file, "another": true_file}
-    path.write_text(json.dumps(index))
-    assert_refused(tmp_path, words, capsys, "cut", "another")
-
-
-def test_what_is_there_is_not_written_over(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "kept").write_text("kept")
-    options = ["--from", "huggingface", "--vocab", str(words), "--out", str(tmp_path / "out")]
-    assert main(["convert", str(plain), *options]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
-
-
-def assert_refused(folder: Path, words: Path, capsys: Any, name: str, problem: str) -> None:
-    """One line, status 2, and nothing new in the folder."""
-    before = sorted(path.name for path in folder.iterdir())
-    capsys.readouterr()
-    options = ["--from", "huggingface", "--vocab", str(words), "--out", str(folder / "ours")]
-    assert main(["convert", str(folder / name), *options]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and problem in error, error
-    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

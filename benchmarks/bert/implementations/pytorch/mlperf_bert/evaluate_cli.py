@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.messages import say
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ def _in_words(result: dict[str, Any]) -> str:
     ]
     origin = result["origin"] or {}
     if "drawn" in origin:
-        lines.append(f"its {origin['drawn']} came with no weights and was drawn at random")
+        lines.append(
+            f"its {one_line(origin['drawn'])} came with no weights and was drawn at random"
+        )
     if result["expected_mlm_accuracy"] is not None:
         difference = result["mlm_accuracy"] - result["expected_mlm_accuracy"]
         lines.append(

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.errors import one_line
+
 if TYPE_CHECKING:
     from mlperf_bert.convert.weights import Source
 
@@ -43,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     origin = {"format": args.format, "name": source.name, "form": source.form}
     write_checkpoint(conversion, args.out, origin)
     report = report_of(conversion, args.out)
-    print(json.dumps(report.as_json()) if args.json else "\n".join(report.lines()))
+    lines = [json.dumps(report.as_json())] if args.json else map(one_line, report.lines())
+    print("\n".join(lines))
     return 0
 
 

@@ -81,7 +81,7 @@ def export_huggingface(
     metadata = {"format": "pt", "source": f"mlperf_bert {manifest.version}, step {state.step}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_one_by_one(folder / SINGLE, kinds, weight, metadata)
-        config = _config(model, architecture, num_rows, words.pad_id)
+        config = config_json(model, architecture, num_rows, words.pad_id)
         write_file(folder / CONFIG, config)
         for name, contents in tokenizer_files(words, model.max_position_embeddings).items():
             write_file(folder / name, contents)
@@ -121,7 +121,8 @@ def _tensors(found: Path, model: ModelSection) -> dict[str, StoredTensor]:
     return stored
 
 
-def _config(model: ModelSection, architecture: str, num_rows: int, pad_token_id: int) -> bytes:
+def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token_id: int) -> bytes:
+    """The contents of config.json for a word embedding of `num_rows`."""
     names = {**SIZES, **NUMBERS, "type_vocab_size": "type_vocab_size"}
     values = {
         "architectures": [architecture],

@@ -1,5 +1,6 @@
 """Opens a BERT in Hugging Face's form: safetensors, one file or several, and config.json."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def _stored_tensors(source: Path) -> dict[str, StoredTensor]:
         if source.suffix != ".safetensors":
             raise CheckpointError(str(source), "is no safetensors file or directory", _REMEDY)
         return read_safetensors(source)
-    if (source / SINGLE).exists() or not (source / INDEX).exists():
+    if os.path.lexists(source / SINGLE) or not os.path.lexists(source / INDEX):
         _check_not_pickled(source)
         return read_safetensors(source / SINGLE)
     record = read_record(source / INDEX, missing="is missing", remedy=_REMEDY)
@@ -116,7 +117,7 @@ def _sorted_out(
 
 
 def _remarks(folder: Path) -> tuple[str, ...]:
-    if not (folder / TOKENIZER_CONFIG).exists():
+    if not os.path.lexists(folder / TOKENIZER_CONFIG):
         return ()
     record = read_record(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
     if record.values.get("do_lower_case", True) is not False:

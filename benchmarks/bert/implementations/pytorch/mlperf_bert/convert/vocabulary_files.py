@@ -1,5 +1,6 @@
 """The vocabulary that belongs to weights: the one that is given, or what lies beside them."""
 
+import os
 from pathlib import Path
 
 from mlperf_bert.data.records import Record, read_record
@@ -20,9 +21,9 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     """
     if given is not None:
         return load_any_vocabulary(given)
-    if (folder / WORD_PIECES).exists():
+    if os.path.lexists(folder / WORD_PIECES):
         return load_any_vocabulary(folder / WORD_PIECES)
-    if not (folder / TOKENIZER).exists():
+    if not os.path.lexists(folder / TOKENIZER):
         problem = f"has neither {WORD_PIECES} nor {TOKENIZER}"
         raise CheckpointError(str(folder), problem, _REMEDY)
     record = read_record(folder / TOKENIZER, missing="is missing", remedy=_REMEDY)
