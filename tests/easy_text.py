@@ -7,6 +7,7 @@ foretells both its neighbours, and only a sentence masked as a whole cannot be k
 import random
 from pathlib import Path
 
+from mlperf_bert.data.sidecar import Segments
 from support import prepare_small
 
 NUM_CYCLES = 8
@@ -18,7 +19,7 @@ MAX_SEQ_LENGTH = 24
 MAX_PREDICTIONS = 4
 
 
-def make_easy_data(directory: Path) -> Path:
+def make_easy_data(directory: Path, segments: Segments = "pair") -> Path:
     """A data directory with train/ and eval/, from different random sentences."""
     vocabulary = directory / "words.txt"
     vocabulary.write_text("\n".join((*SPECIAL_WORDS, *WORDS)) + "\n", encoding="utf-8")
@@ -32,6 +33,7 @@ def make_easy_data(directory: Path) -> Path:
             max_seq_length=MAX_SEQ_LENGTH,
             max_predictions=MAX_PREDICTIONS,
             dupe_factor=2,
+            segments=segments,
             with_baseline=True,
         )
     return directory

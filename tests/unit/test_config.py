@@ -59,6 +59,10 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("data.cost_b=-1e-6", ["data.cost_b", "at least 0"]),
         ("data.exchange_window_steps=0", ["data.exchange_window_steps", "above zero"]),
         ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
+        ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
+        ("data.masking=always", ["data.masking", "'static' or 'dynamic'"]),
+        ("data.masking_rate=0.2", ["data.masking_rate", "use 'dynamic'"]),
+        ("data.masking_rate=0.5", ["data.masking_rate", "0.05 .. 0.4"]),
     ],
 )
 def test_bad_settings_name_field_and_remedy(
@@ -69,6 +73,17 @@ def test_bad_settings_name_field_and_remedy(
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("rate", "needed"), [("0.3", 9), ("0.16", 5), ("0.4", 12)])
+def test_masks_at_a_rate_want_room(config_file: Path, rate: str, needed: int) -> None:
+    dynamic = ("data.masking=dynamic", f"data.masking_rate={rate}")
+    assert load_config(config_file, (*dynamic, f"data.max_predictions={needed}"))
+    with pytest.raises(ConfigError, match=f"^data.max_predictions: .*asks for {needed};"):
+        load_config(config_file, (*dynamic, f"data.max_predictions={needed - 1}"))
+    for wrong in ("0.04", "0.41", "-1"):
+        with pytest.raises(ConfigError, match=r"^data\.masking_rate: is "):
+            load_config(config_file, ("data.masking=dynamic", f"data.masking_rate={wrong}"))
 
 
 @pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmax_steps = 1\n[optim]\n", "\x00"])
@@ -163,6 +178,7 @@ def test_a_captured_step_wants_batches_that_can_be_padded(config_file: Path) -> 
         *("data.sampler=strata_4_2_2_4", "data.corpus=embedded", "data.max_seq_length=128"),
         *("model.num_layers=12", "model.hidden_dropout=0.0", "parallel.local_batch_size=16385"),
         *("clip.policy=none", "clip.policy=bucket_before_allreduce", "clip.max_norm=5.0"),
+        *("model.objective=mlm", "data.masking=dynamic"),
     ],
 )
 def test_closed_division_rules(override: str) -> None:

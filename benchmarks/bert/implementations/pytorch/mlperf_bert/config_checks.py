@@ -135,7 +135,7 @@ def _check_masking(config: "RunConfig") -> None:
             remedy = f"use 'dynamic': prepared sets are masked at {STORED_MASKING_RATE}"
             raise ConfigError("data.masking_rate", problem, remedy)
         return
-    needed = round(data.masking_rate * data.max_seq_length)
+    needed = int(data.masking_rate * data.max_seq_length)  # 76 of 512, as MLPerf has it
     if needed > data.max_predictions:
         problem = f"is {data.max_predictions}, data.masking_rate asks for {needed}"
         raise ConfigError("data.max_predictions", problem, "raise it to that, or lower the rate")

@@ -1,0 +1,165 @@
+"""Masked LM alone, on single segments masked anew each time: the same run however it is made."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_ranks import free_port, sizes, torchrun
+
+from mlperf_bert.__main__ import main
+from resume_cases import DROPOUT, MISSED, run_train
+from support import metrics_losses, prepare_small, run_process, write_synthetic_text
+
+LOSS_TOLERANCE = 5e-6
+STEPS = 20
+RECIPE = (
+    *("model.objective=mlm", "data.masking=dynamic", "data.masking_rate=0.25"),
+    *("data.max_predictions=8", *DROPOUT),
+)
+
+
+@pytest.fixture(scope="module")
+def data(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sets of single segments, of as many words as the sets of pairs."""
+    directory = tmp_path_factory.mktemp("single")
+    for name, documents, seed in (("train", 150, 1), ("eval", 40, 2)):
+        write_synthetic_text(directory / f"{name}.txt", documents, seed)
+        prepare_small(
+            [directory / f"{name}.txt"],
+            synthetic_data / "words.txt",
+            directory / name,
+            max_seq_length=32,
+            max_predictions=5,
+            dupe_factor=1,
+            segments="single",
+            with_baseline=name == "eval",
+        )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one rank, which reads by itself and computes as it goes."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    saved = ("checkpoint.interval_steps=8", "checkpoint.keep_last=9")
+    assert run_train(tiny_config, data, directory, *RECIPE, *saved) == MISSED
+    assert len(metrics_losses(directory)) == STEPS
+    return directory
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    assert metrics_losses(found) == pytest.approx(
+        metrics_losses(expected), abs=LOSS_TOLERANCE, rel=0
+    )
+
+
+def words(settings: tuple[str, ...]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def test_a_captured_step_on_two_ranks_that_exchange(
+    tiny_config: Path, data: Path, whole: Path, tmp_path: Path
+) -> None:
+    settings = (*RECIPE, "data.balance=exchange_global", "run.step_mode=captured")
+    places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
+    done = run_process(*torchrun(2), "train", *places, *words(settings), *sizes(2, 8))
+    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
+    assert_same(tmp_path / "run", whole)
+
+
+def test_reader_processes(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    if not mpiexec.exists() and shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec: pip install mpich")
+    settings = (*RECIPE, "data.balance=exchange_local", "data.loader=mpi_readers")
+    places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
+    done = run_process(
+        *(mpiexec if mpiexec.exists() else "mpiexec", "-n", "4", sys.executable),
+        *("-m", "mlperf_bert", "train", *places, *words(settings), *sizes(2, 8)),
+        MASTER_PORT=free_port(),
+        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+    )
+    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
+    assert_same(tmp_path / "run", whole)
+
+
+def test_it_goes_on_bit_for_bit(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
+    saved = whole / "run_0/checkpoints/step_00000008"
+    status = run_train(tiny_config, data, tmp_path / "run", *RECIPE, resume=saved)
+    assert status == MISSED
+    assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[8:]
+
+
+@pytest.mark.parametrize(
+    "setting", ["model.objective=mlm_nsp", "data.masking=static", "data.masking_rate=0.2"]
+)
+def test_another_recipe_does_not_go_on(
+    tiny_config: Path,
+    synthetic_data: Path,
+    data: Path,
+    whole: Path,
+    tmp_path: Path,
+    setting: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    saved = whole / "run_0/checkpoints/step_00000008"
+    settings = (*RECIPE, setting)
+    if setting == "data.masking=static":
+        settings += ("data.masking_rate=0.15",)
+    status = run_train(tiny_config, data, tmp_path / "run", *settings, resume=saved)
+    assert status == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"error: {setting.partition('=')[0]}: is" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("masking", ["static", "dynamic"])
+def test_pairs_serve_masked_lm_alone(
+    tiny_config: Path,
+    synthetic_data: Path,
+    whole: Path,
+    tmp_path: Path,
+    masking: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And a model of either kind is evaluated with the masks of its held-out set."""
+    settings = ("model.objective=mlm", f"data.masking={masking}", "run.max_steps=4")
+    run = tmp_path / "run"
+    assert run_train(tiny_config, synthetic_data, run, *settings) == MISSED
+    capsys.readouterr()
+    found = []
+    for _ in range(2):
+        checkpoint = ["--checkpoint", str(run / "run_0/checkpoints")]
+        assert main(["evaluate", *checkpoint, "--data", str(synthetic_data)]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] != ""
+
+
+def test_single_segments_have_no_next_sentences(
+    tiny_config: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_train(tiny_config, data, tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "model.objective: is 'mlm_nsp'" in said and "set it to 'mlm'" in said
+
+
+def test_dynamic_masks_change_the_losses_and_depend_on_the_seed(
+    tiny_config: Path, data: Path, whole: Path, tmp_path: Path
+) -> None:
+    few = ("run.max_steps=3", "schedule.decay_steps=20")
+    runs: dict[str, Callable[[], tuple[str, ...]]] = {
+        "same": lambda: RECIPE,
+        "seed": lambda: (*RECIPE, "run.seed=12"),
+        "static": lambda: (*RECIPE, "data.masking=static", "data.masking_rate=0.15"),
+    }
+    losses = {}
+    for name, settings in runs.items():
+        assert run_train(tiny_config, data, tmp_path / name, *settings(), *few) == MISSED
+        losses[name] = metrics_losses(tmp_path / name)
+    assert losses["same"] == metrics_losses(whole)[:3]
+    assert losses["seed"] != losses["same"] and losses["static"] != losses["same"]
