@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from mlperf_bert import evaluate_cli, system_cli, train_cli
+from mlperf_bert import evaluate_cli, fill_cli, system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config_options import add_config
 from mlperf_bert.convert import convert_cli, export_cli
@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "evaluate", evaluate_cli, "accuracy of a checkpoint")
     _add(commands, "convert", convert_cli, "weights of other programs to a checkpoint")
     _add(commands, "export", export_cli, "a checkpoint to what other programs load")
+    _add(commands, "fill", fill_cli, "what a checkpoint puts in the place of [MASK]")
     _add(commands, "prepare", prepare_cli, "text to shards, sidecars and index")
     _add(commands, "verify", verify_cli, "whether prepared data is whole and right")
 
