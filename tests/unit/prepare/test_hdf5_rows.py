@@ -21,6 +21,7 @@ from mlperf_bert.prepare.foreign_features import (
 from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
+from mlperf_bert.prepare.sandbox_server import Limits
 
 WIDTH, ROOM = 16, 4
 
@@ -180,6 +181,21 @@ def test_rows_of_absurd_lengths(box: Sandbox, tmp_path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file["input_ids"][1] = np.ones(MOST_VALUES, "i2")
     assert "rows of 2097" in refusal(path, box)
+
+
+@pytest.mark.parametrize(
+    ("deed", "problem"),
+    [
+        ("crash", "ends its reader process with SIGSEGV"),
+        ("grow", "needs more than 256 MiB to be read"),
+        ("babble", "makes its reader process answer no rows"),
+    ],
+)
+def test_a_child_that_dies_is_an_error_of_one_line(tmp_path: Path, deed: str, problem: str) -> None:
+    path = tmp_path / "a.hdf5"
+    path.write_text(deed)
+    with sandbox("hostile_readers:obey", Limits(memory_bytes=2**28)) as running:
+        assert problem in refusal(path, running)
 
 
 class Forger:

@@ -138,6 +138,15 @@ def test_other_limits_or_files_in_the_same_directory_are_refused(
     assert contents(tmp_path / "set") == before
 
 
+def test_a_file_that_is_there_twice_is_found_by_the_check_at_the_end(
+    foreign: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    path = foreign["tfrecord"][0]
+    twin = Path(shutil.copy(path, tmp_path / "twin.tfrecord"))
+    with pytest.raises(DataError, match="was made from the same text as part-0"):
+        bring([path, twin], tmp_path / "set")
+
+
 def test_pick_eval_takes_evenly_and_stores_the_baseline(
     foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path
 ) -> None:
