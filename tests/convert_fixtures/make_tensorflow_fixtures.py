@@ -121,12 +121,15 @@ def save(path: Path, version: int, *, sharded: bool) -> None:
 
 
 def write_objects(path: Path) -> None:
-    """A checkpoint of TensorFlow 2's own kind: names are paths through objects."""
+    """A checkpoint of TensorFlow 2's own kind, with BERT as its model library has it."""
     path.parent.mkdir(parents=True)
-    root = tf.Module()
-    root.kernel = tf.Variable(cases.drawn("kernel", (4, 3)), name="kernel")
-    root.words = tf.Variable(["text", "is", "skipped"], name="words")
-    tf.train.Checkpoint(model=root).write(str(path))
+    model = tf.Module()
+    for number, (name, value) in enumerate(cases.second_release(cases.bert_values()).items()):
+        setattr(model, f"variable_{number}", tf.Variable(value, name=name))
+    model.words = tf.Variable(["text", "is", "skipped"], name="words")
+    model.twins = [tf.Variable(value, name="twin") for value in (1.0, 2.0)]
+    tf.train.Checkpoint(model=model).save(str(path).removesuffix("-1"))
+    (path.parent / "checkpoint").unlink()
 
 
 def scores(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,13 +12,11 @@ from mlperf_bert.convert.source import SourceTensor
 from mlperf_bert.convert.tensorflow import open_tensorflow
 from mlperf_bert.errors import CheckpointError
 from tensorflow_cases import (
-    OBJECTS,
     V1,
     V1_SHARDS,
     V2,
     V2_SHARDS,
     bert_values,
-    drawn,
     odd_values,
     partitioned_values,
 )
@@ -85,16 +83,6 @@ def test_any_file_of_a_checkpoint_names_it() -> None:
         assert list(open_tensorflow(source)) == expected
     second = V1_SHARDS.with_name(f"{V1_SHARDS.name}-00001-of-00002")
     assert list(open_tensorflow(second)) == list(open_tensorflow(V1_SHARDS))
-
-
-def test_text_is_listed_and_refused_when_read() -> None:
-    tensors = open_tensorflow(OBJECTS)
-    kernel = tensors["model/kernel/.ATTRIBUTES/VARIABLE_VALUE"]
-    np.testing.assert_array_equal(kernel.read(), drawn("kernel", (4, 3)))
-    for name in ("model/words/.ATTRIBUTES/VARIABLE_VALUE", "_CHECKPOINTABLE_OBJECT_GRAPH"):
-        assert tensors[name].dtype == "string"
-        with pytest.raises(CheckpointError, match="holds string"):
-            tensors[name].read()
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -20,6 +20,7 @@ from tensorflow_cases import (
     HIDDEN,
     INTERMEDIATE,
     LAYERS,
+    OBJECTS,
     POSITIONS,
     SCORES,
     V1,
@@ -72,7 +73,7 @@ def whole_batch() -> UnpaddedBatch:
     return make_batch(samples, np.arange(2), mlm_denominator=1.0, nsp_denominator=1.0)
 
 
-@pytest.mark.parametrize("source", [V2, V1], ids=["v2", "v1"])
+@pytest.mark.parametrize("source", [V2, V1, OBJECTS], ids=["v2", "v1", "objects"])
 def test_scores_are_those_of_tensorflow(source: Path) -> None:
     expected = np.load(SCORES)
     is_there = inputs()["input_mask"] == 1

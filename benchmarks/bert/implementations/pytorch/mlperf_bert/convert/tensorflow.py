@@ -8,6 +8,7 @@ from pathlib import Path
 from mlperf_bert.convert.source import SourceTensor
 from mlperf_bert.convert.tensorflow_bundle import read_bundle
 from mlperf_bert.convert.tensorflow_errors import damage_of
+from mlperf_bert.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
 from mlperf_bert.convert.tensorflow_slices import read_slices
 from mlperf_bert.errors import CheckpointError
 
@@ -20,7 +21,7 @@ _REMEDY = "give the name that TensorFlow saved it under, such as DIR/model.ckpt-
 
 
 def open_tensorflow(source: Path) -> Mapping[str, SourceTensor]:
-    """The tensors of a checkpoint by TensorFlow's names, none of them read.
+    """The tensors of a checkpoint by the names of their variables, none of them read.
 
     Shapes fit the sizes of the files. Reading a tensor checks its CRC32C, holds one tensor in
     memory, and may be done in any order. Tensors that hold no numbers, such as text, are listed
@@ -36,7 +37,8 @@ def open_tensorflow(source: Path) -> Mapping[str, SourceTensor]:
     with damage_of(source):
         prefix = checkpoint_prefix(source)
         if _beside(prefix, _INDEX).exists():
-            return read_bundle(prefix)
+            bundle = read_bundle(prefix)
+            return as_first_release(bundle, prefix) if OBJECT_GRAPH in bundle else bundle
         return read_slices(_files_of_v1(prefix))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.convert.protobuf import fields, integer, octets, signed
+from mlperf_bert.convert.protobuf import fields, integer, octets, signed, varint
 from mlperf_bert.convert.tensorflow_errors import damage_of
 from mlperf_bert.convert.tensorflow_keys import part_key
 from mlperf_bert.convert.tensorflow_parts import (
@@ -31,11 +31,12 @@ from mlperf_bert.convert.tensorflow_parts import (
     place_parts,
 )
 from mlperf_bert.convert.tensorflow_table import MAX_INDEX_BYTES, open_table, read_into
-from mlperf_bert.crc32c import masked_crc32c
+from mlperf_bert.crc32c import crc32c, mask, masked_crc32c
 from mlperf_bert.untrusted import in_brief, open_regular_file
 
 _HEADER_KEY = b""
 _NEWEST = 1  # version of the format that a reader must know, at most
+_MOST_TEXT_BYTES = 8 * 2**20
 _MOST_SHARDS = 100_000  # five digits in a file's name
 
 
@@ -48,6 +49,7 @@ class BundleTensor:
     dtype: str
     shape: Shape
     start: int  # byte of the file
+    num_bytes: int
     crc: int  # masked
 
     def read(self) -> NDArray[Any]:
@@ -61,6 +63,27 @@ class BundleTensor:
             if masked_crc32c(found) != self.crc:
                 raise ValueError("has a wrong checksum")
             return as_numbers(found, self.dtype).reshape(self.shape)
+
+    def read_text(self) -> bytes:
+        """The one text, of at most 8 MiB, that a tensor without dimensions is.
+
+        Before it stand its length and a checksum of that. Raises CheckpointError, as `read`.
+        """
+        with damage_of(self.path, in_brief(self.name)):
+            if self.dtype != "string" or self.shape or self.num_bytes > _MOST_TEXT_BYTES:
+                raise ValueError(f"is no text of at most {_MOST_TEXT_BYTES:,} bytes")
+            found = np.empty(self.num_bytes, np.uint8)
+            read_into(self.path, self.start, found)
+            size, place = varint(found.data, 0)
+            if size != len(found) - place - 4:
+                raise ValueError("has a text of another length than it says")
+            # The length is checked as four bytes; its checksum counts as contents.
+            before = crc32c(size.to_bytes(4, "little"))
+            if mask(before) != int.from_bytes(found[place : place + 4].tobytes(), "little"):
+                raise ValueError("has a wrong checksum")
+            if mask(crc32c(found[place:], before)) != self.crc:
+                raise ValueError("has a wrong checksum")
+            return found[place + 4 :].tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +175,8 @@ class _Bundle:
             if entry.size != wanted or wanted > MAX_TENSOR_BYTES:
                 problem = f"of {entry.size:,} bytes, not {wanted:,} as its shape has"
                 raise ValueError(f"has a tensor {in_brief(name)} {problem}")
-        return BundleTensor(path, name, entry.dtype, entry.shape, entry.start, entry.crc)
+        place = (entry.start, entry.size, entry.crc)
+        return BundleTensor(path, name, entry.dtype, entry.shape, *place)
 
     def _data_path(self, shard: int) -> Path:
         name = f"{self.prefix.name}.data-{shard:05d}-of-{self.num_shards:05d}"

@@ -7,6 +7,7 @@ that they belong to, and counters. They are known here, so that anything else is
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mlperf_bert.convert.tensorflow_objects import OBJECT_GRAPH
 from mlperf_bert.model.tensor_names import ENDINGS, WHOLE_NAMES, tensorflow_name
 
 _TRANSPOSED = "/kernel"  # end of the name of what is [in, out], where our weight is [out, in]
@@ -22,7 +23,6 @@ _COUNTERS = frozenset(
         "good_steps",
     )
 )
-OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass(frozen=True, slots=True)
