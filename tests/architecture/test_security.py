@@ -18,7 +18,7 @@ OBJECT_COLLECTIVES = {"all_gather_object", "gather_object", "broadcast_object_li
 }
 
 # Whoever catches what numba's own cache, a directory of the user's, may raise: loads nothing.
-NAMES_AN_ERROR_OF_PICKLE = {"data/gather.py", "prepare/examples.py"}
+NAMES_AN_ERROR_OF_PICKLE = {"data/numba_cache.py"}
 # torch's object collectives pickle, between the ranks of one run: those are one program.
 PICKLES_BETWEEN_RANKS = {"distributed/session.py"}
 

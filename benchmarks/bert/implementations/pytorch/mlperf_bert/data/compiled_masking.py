@@ -44,8 +44,8 @@ def draw_masks(
 ) -> int:
     """Mask sequences in place, their original tokens to `labels`.
 
-    Any choice of positions is equally likely; each is by itself [MASK] (80 %), left as it is
-    (10 %) or any token of the vocabulary that is not special (10 %).
+    Any choice of positions is equally likely; each is by itself [MASK] (80 %), as it was (10 %) or
+    any token of the vocabulary that is not special (10 %).
 
     Args:
         tokens: integers [T], written.
@@ -63,18 +63,13 @@ def draw_masks(
     Returns:
         ALL_DRAWN, or the first sequence that has fewer tokens to mask than `counts` asks for.
     """
-    longest = 0
-    for i in range(len(sample_ids)):
-        longest = max(longest, int(offsets[i + 1] - offsets[i]))
+    longest = np.diff(offsets).max() if len(sample_ids) else 0
     candidates = np.empty(longest, np.int64)
     originals = np.full(longest, -1, np.int64)
     masked = 0
     for i in range(len(sample_ids)):
         sequence = tokens[offsets[i] : offsets[i + 1]]
-        available = 0
-        for position in range(len(sequence)):
-            candidates[available] = position
-            available += not _is_special(int(sequence[position]), special)
+        available = _find_candidates(sequence, special, candidates)
         if available < counts[i]:
             return i
         for draw in range(counts[i]):
@@ -96,6 +91,18 @@ def draw_masks(
                 originals[position] = -1
                 masked += 1
     return ALL_DRAWN
+
+
+@compiled
+def _find_candidates(
+    sequence: NDArray[Any], special: NDArray[np.int64], candidates: NDArray[np.int64]
+) -> int:
+    """Positions that may be masked, to the front of `candidates`; returns how many."""
+    available = 0
+    for position in range(len(sequence)):
+        candidates[available] = position
+        available += not _is_special(int(sequence[position]), special)
+    return available
 
 
 @compiled

@@ -1,6 +1,5 @@
 """Documents of token ids to masked examples, identical to the MLPerf reference's token by token."""
 
-import pickle
 import random
 import signal
 import threading
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import cache_directory, compiled
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.compiled import compiled
+from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 from mlperf_bert.prepare.compiled_examples import (
     WORDS,
@@ -101,20 +100,6 @@ def compile_examples(vocabulary: AnyVocabulary) -> None:
     maker = ExampleMaker(vocabulary, max_seq_length=8, max_predictions=1, seed=0)
     with usable_cache(add_pass):
         maker.make(documents, dupe_factor=1)
-
-
-@contextmanager
-def usable_cache(function: object) -> Iterator[None]:
-    """Around the first call of a compiled function.
-
-    Raises ConfigError where numba's cache of its machine code is damaged or cannot be written.
-    """
-    try:
-        yield
-    except (OSError, EOFError, pickle.UnpicklingError) as error:
-        where = cache_directory(function) or "numba's cache"
-        remedy = "delete its .nbi and .nbc files, or make room"
-        raise ConfigError(where, f"cannot be used ({error})", remedy) from None
 
 
 def new_stream(seed: int) -> Stream:

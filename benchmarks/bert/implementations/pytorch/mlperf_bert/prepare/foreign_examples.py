@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare import tf_example
-from mlperf_bert.prepare.examples import ExampleArrays, usable_cache
+from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.foreign_rows import (
     PROBLEMS,
     RIGHT,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from mlperf_bert.data.sidecar import ShardSettings, read_sidecar, sidecar_path
+from mlperf_bert.data.sidecar import Segments, ShardSettings, read_sidecar, sidecar_path
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.any_vocabulary import (
     AnyVocabulary,
@@ -11,9 +11,14 @@ from mlperf_bert.prepare.any_vocabulary import (
     make_encoder,
 )
 from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker, pick_evenly
+from mlperf_bert.prepare.examples import (
+    ExampleArrays,
+    ExampleMaker,
+    compile_examples,
+    pick_evenly,
+)
 from mlperf_bert.prepare.shard_writer import write_shard
-from mlperf_bert.prepare.whole_sequences import SequenceMaker
+from mlperf_bert.prepare.whole_sequences import SequenceMaker, compile_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,17 @@ class ShardJob:
     shard_path: Path
     vocab_path: Path
     settings: ShardSettings
+
+
+def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
+    """Compile what `make_shard` runs, once: else all workers would, and write the same cache.
+
+    Raises ConfigError where numba's cache cannot be used.
+    """
+    if segments == "single":
+        compile_sequences(vocabulary)
+    else:
+        compile_examples(vocabulary)
 
 
 def make_shard(job: ShardJob) -> None:
