@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from import_cases import make_foreign, make_from_text
 from mlperf_bert.data.index import Manifest
 from support import prepare_small
 
@@ -33,3 +34,15 @@ def prepare(tmp_path: Path) -> Callable[..., Manifest]:
         return prepare_small(paths, vocab, out, **{**options, **changes})
 
     return call
+
+
+@pytest.fixture(scope="session")
+def from_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set that `prepare --text` made of two texts."""
+    return make_from_text(tmp_path_factory.mktemp("from_text"))
+
+
+@pytest.fixture(scope="session")
+def foreign(from_text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Ending -> the examples of both shards of `from_text` as files of that kind."""
+    return make_foreign(from_text, tmp_path_factory.mktemp("foreign"))
