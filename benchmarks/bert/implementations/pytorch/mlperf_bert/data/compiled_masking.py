@@ -83,13 +83,8 @@ def draw_masks(
                 sequence[position] = mask_id
             elif how >= BELOW_IS_KEPT:
                 sequence[position] = _token(what, special, vocab_size)
-        # Walking all positions sorts the masked ones.
-        for position in range(len(sequence)):
-            if originals[position] >= 0:
-                positions[masked] = position
-                labels[masked] = originals[position]
-                originals[position] = -1
-                masked += 1
+        _collect(originals[: len(sequence)], positions[masked:], labels[masked:])
+        masked += counts[i]
     return ALL_DRAWN
 
 
@@ -103,6 +98,18 @@ def _find_candidates(
         candidates[available] = position
         available += not _is_special(int(sequence[position]), special)
     return available
+
+
+@compiled
+def _collect(originals: NDArray[np.int64], positions: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Write what was masked, and forget it: walking all positions sorts the masked ones."""
+    masked = 0
+    for position in range(len(originals)):
+        if originals[position] >= 0:
+            positions[masked] = position
+            labels[masked] = originals[position]
+            originals[position] = -1
+            masked += 1
 
 
 @compiled
