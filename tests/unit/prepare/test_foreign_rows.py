@@ -51,7 +51,7 @@ def rows_of(*rows: Row) -> Rows:
 
 def test_examples_of_every_layout() -> None:
     rows = rows_of(RAGGED, PADDED, PACKED, WEIGHTED)
-    found = room_for(rows, np.dtype(np.uint16))
+    found = room_for(rows)
     assert take_rows(rows, BOUNDS, found) == (5, foreign_rows.RIGHT, 0)
     short = [2, 9, 3, 8, 3]
     assert found.offsets[:6].tolist() == [0, 6, 12, 18, 23, 29]
@@ -66,7 +66,7 @@ def test_examples_of_every_layout() -> None:
 
 def test_padding_may_be_the_vocabulary_s() -> None:
     rows = rows_of({**PADDED, "input_ids": [2, 9, 3, 8, 8, 3, 1, 1]})
-    assert take_rows(rows, BOUNDS, room_for(rows, np.dtype(np.uint16)))[0] == 1
+    assert take_rows(rows, BOUNDS, room_for(rows))[0] == 1
 
 
 def without(row: Row, name: str) -> Row:
@@ -150,7 +150,7 @@ WRONG: list[tuple[Row, int]] = [
 @pytest.mark.parametrize(("wrong", "problem"), WRONG, ids=[NAMED[number] for _, number in WRONG])
 def test_every_problem_is_found(wrong: Row, problem: int) -> None:
     rows = rows_of(RAGGED, PACKED, wrong, PADDED)
-    found = room_for(rows, np.dtype(np.uint16))
+    found = room_for(rows)
     assert take_rows(rows, BOUNDS, found)[1:] == (problem, 2)
 
 

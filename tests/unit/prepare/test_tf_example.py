@@ -186,7 +186,7 @@ def taken(contents: bytes) -> tuple[int, ...]:
     problem, _ = parse_examples(flat, np.array([0, len(flat)]), feature_names(), rows)
     if problem != tf_example.RIGHT:
         return int(problem), 0, 0
-    found = room_for(rows, np.dtype(np.uint16))
+    found = room_for(rows)
     count, problem, _ = take_rows(rows, Bounds(10, 0, 8, 2), found)
     total = found.input_ids[: found.offsets[count]].sum() if problem == 0 else 0
     return int(count), int(problem), int(total)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,8 @@ REMEDY = "give the vocabulary and limits that it was made with, or get the file 
 MOST_TOKENS = 2**28
 
 
-def compile_reading(vocabulary: Vocabulary) -> None:
-    """Compile what reading examples runs for this vocabulary, or load it from the cache.
+def compile_reading() -> None:
+    """Compile what reading examples runs, or load it from the cache.
 
     The first use after an installation takes about 15 s, later ones a fraction of a second.
     Raises ConfigError when the cache is damaged or cannot be written.
@@ -48,7 +49,7 @@ def compile_reading(vocabulary: Vocabulary) -> None:
         no_bytes, ends = np.empty(0, np.uint8), np.zeros(2, np.int64)
         tf_example.parse_examples(no_bytes, ends, tf_example.feature_names(), rows)
     with usable_cache(take_rows):
-        take_rows(rows, Bounds(1, 0, 1, 1), room_for(rows, token_dtype(len(vocabulary))))
+        take_rows(rows, Bounds(1, 0, 1, 1), room_for(rows))
 
 
 def read_tfrecord(path: Path) -> Iterator[Rows]:
@@ -87,11 +88,11 @@ def collect_examples(
     parts: list[ExampleArrays] = []
     num_rows, num_tokens = 0, 0
     for rows in lots:
-        found = room_for(rows, dtype)
+        found = room_for(rows)
         count, problem, row = take_rows(rows, bounds, found)
         if problem != RIGHT:
             raise DataError(f"{path}: row {num_rows + row}", PROBLEMS[problem], REMEDY)
-        parts.append(_used_part(found, count))
+        parts.append(_used_part(found, count, dtype))
         num_rows += len(rows.counts)
         num_tokens += int(found.offsets[count])
         if num_tokens > MOST_TOKENS:
@@ -144,15 +145,15 @@ def check_examples(
         raise DataError(str(path), problem_of_all, "get the file again: it was made wrongly")
 
 
-def _used_part(found: Found, count: int) -> ExampleArrays:
+def _used_part(found: Found, count: int, dtype: np.dtype[Any]) -> ExampleArrays:
     num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
     # Copies: the arrays are as long as the padded rows.
     return ExampleArrays(
-        input_ids=found.input_ids[:num_tokens].copy(),
+        input_ids=found.input_ids[:num_tokens].astype(dtype),
         offsets=found.offsets[: count + 1].copy(),
         segment_b_start=found.segment_b_start[:count].copy(),
         masked_lm_positions=found.masked_lm_positions[:num_masked].copy(),
-        masked_lm_ids=found.masked_lm_ids[:num_masked].copy(),
+        masked_lm_ids=found.masked_lm_ids[:num_masked].astype(dtype),
         masked_lm_offsets=found.masked_lm_offsets[: count + 1].copy(),
         next_sentence_label=found.next_sentence_label[:count].copy(),
     )

@@ -8,7 +8,7 @@ n rows; K features of FEATURES in that order, ABSENT where the file has none. A 
 start; one that has `input_mask` is padded with zeros to one length, its masked positions too.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,25 +77,25 @@ class Bounds(NamedTuple):
 class Found(NamedTuple):
     """Examples laid end to end, as ExampleArrays has them; the arrays are longer than is used."""
 
-    input_ids: NDArray[Any]
+    input_ids: NDArray[np.uint32]  # whatever the vocabulary: code is compiled once for each dtype
     offsets: NDArray[np.int64]
     segment_b_start: NDArray[np.uint16]
     masked_lm_positions: NDArray[np.uint16]
-    masked_lm_ids: NDArray[Any]
+    masked_lm_ids: NDArray[np.uint32]
     masked_lm_offsets: NDArray[np.int64]
     next_sentence_label: NDArray[np.uint8]
 
 
-def room_for(rows: Rows, token_dtype: np.dtype[Any]) -> Found:
+def room_for(rows: Rows) -> Found:
     """Arrays that hold whatever `take_rows` can make of these rows."""
     most = np.maximum(rows.counts, 0).sum(axis=0)
     examples = len(rows.counts) + int(most[LENGTHS])
     return Found(
-        np.empty(most[IDS], token_dtype),
+        np.empty(most[IDS], np.uint32),
         np.zeros(examples + 1, np.int64),
         np.empty(examples, np.uint16),
         np.empty(most[POSITIONS], np.uint16),
-        np.empty(most[POSITIONS], token_dtype),
+        np.empty(most[POSITIONS], np.uint32),
         np.zeros(examples + 1, np.int64),
         np.empty(examples, np.uint8),
     )

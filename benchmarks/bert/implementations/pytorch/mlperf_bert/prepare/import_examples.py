@@ -70,7 +70,7 @@ def import_set(
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
     # Once, here: all workers would compile at the same time, and write the same cache.
-    compile_reading(vocabulary)
+    compile_reading()
     with sandbox(ROWS_READER, READING) if format_name == "hdf5" else nullcontext() as running:
         manifest = make_set(
             jobs,
