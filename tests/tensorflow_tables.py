@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mlperf_bert.convert.protobuf import varint
+from mlperf_bert.convert.tensorflow_bundle import BundleTensor
 from mlperf_bert.convert.tensorflow_table import open_table
-from mlperf_bert.crc32c import masked_crc32c
+from mlperf_bert.crc32c import crc32c, mask, masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57
 Field = tuple[int, "int | bytes | list[Field]"]
@@ -135,6 +136,16 @@ def table(entries: Entries, *, per_block: int = 1000, kind: int = 0) -> bytes:
 def entries_of(path: Path) -> list[tuple[bytes, bytes]]:
     """What a real table holds."""
     return [(key, bytes(value)) for key, value in open_table(path).items(2**22)]
+
+
+def text_tensor(path: Path, text: bytes) -> BundleTensor:
+    """A tensor that is a text, in a file of its own, with right checksums."""
+    before = crc32c(len(text).to_bytes(4, "little"))
+    check = mask(before).to_bytes(4, "little")
+    contents = encoded(len(text)) + check + text
+    path.write_bytes(contents)
+    crc = mask(crc32c(check + text, before))
+    return BundleTensor(path, "text", "string", (), 0, len(contents), crc)
 
 
 def fields_of(contents: bytes) -> Iterator[tuple[int, int, bytes]]:

@@ -11,9 +11,12 @@ from fuzz_mutations import mutate_bytes
 from fuzz_parser import Parser
 
 from mlperf_bert.convert.tensorflow import open_tensorflow
+from mlperf_bert.convert.tensorflow_bundle import BundleTensor, read_bundle
 from mlperf_bert.convert.tensorflow_errors import damage_of
+from mlperf_bert.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
 from mlperf_bert.convert.tensorflow_table import open_table
-from tensorflow_cases import V1_SHARDS, V2_SHARDS
+from mlperf_bert.untrusted import read_regular_file
+from tensorflow_cases import OBJECTS, V1_SHARDS, V2_SHARDS
 from tensorflow_tables import (
     block_of,
     encoded,
@@ -23,6 +26,7 @@ from tensorflow_tables import (
     handle,
     sealed,
     table,
+    text_tensor,
     with_trailer,
 )
 
@@ -30,6 +34,7 @@ INDEX = f"{V2_SHARDS.name}.index"
 DATA = tuple(f"{V2_SHARDS.name}.data-{number:05d}-of-00002" for number in range(2))
 SLICES = tuple(f"{V1_SHARDS.name}-{number:05d}-of-00002" for number in range(2))
 TABLE = "table"
+GRAPH = "graph"
 _NUMBERS = (0, 1, 2, 7, 14, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62)
 _NUMBERS += (2**63 - 1, 2**63, 2**64 - 1, 2**64 - 4)
 _DEEPEST = 6  # messages in messages
@@ -68,6 +73,22 @@ def parse_table(directory: Path) -> object:
         found = open_table(path)
         keys = [key for key, _ in found.items(2**22)]
         return [found.get(key, 2**20) for key in keys[:5]]
+
+
+def make_graph(directory: Path) -> None:
+    """The graph of objects of a checkpoint of TensorFlow 2, by itself."""
+    graph = read_bundle(OBJECTS)[OBJECT_GRAPH]
+    assert isinstance(graph, BundleTensor)
+    (directory / GRAPH).write_bytes(graph.read_text())
+
+
+def parse_graph(directory: Path) -> object:
+    """Names of the tensors, with the graph as a text that has the right checksums."""
+    path = directory / GRAPH
+    with damage_of(path):
+        graph = read_regular_file(path, 2**23)
+    tensors = read_bundle(OBJECTS)
+    return as_first_release(tensors | {OBJECT_GRAPH: text_tensor(directory / "text", graph)}, path)
 
 
 def mutate_table(rng: Random, contents: bytes) -> bytes:
@@ -174,6 +195,7 @@ TENSORFLOW_PARSERS: Mapping[str, Parser] = {
         targets={INDEX: mutate_table, **dict.fromkeys(DATA, mutate_bytes)},
         parse=parse_bundle,
     ),
+    "tensorflow_graph": Parser(make=make_graph, targets={GRAPH: mutate_message}, parse=parse_graph),
     "tensorflow_slices": Parser(
         make=make_slices, targets=dict.fromkeys(SLICES, mutate_table), parse=parse_slices
     ),

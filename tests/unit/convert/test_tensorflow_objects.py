@@ -12,10 +12,9 @@ from mlperf_bert.convert.tensorflow import open_tensorflow
 from mlperf_bert.convert.tensorflow_bundle import BundleTensor, read_bundle
 from mlperf_bert.convert.tensorflow_names import sort_names
 from mlperf_bert.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
-from mlperf_bert.crc32c import crc32c, mask
 from mlperf_bert.errors import CheckpointError
 from tensorflow_cases import OBJECTS, bert_values, second_release, weight_shapes
-from tensorflow_tables import encoded, message
+from tensorflow_tables import message, text_tensor
 
 TWINS = [f"model/twins/{number}/.ATTRIBUTES/VARIABLE_VALUE" for number in range(2)]
 SLOT = "kernel/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"
@@ -66,12 +65,7 @@ def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
 def with_graph(folder: Path, graph: bytes, keys: list[str]) -> Mapping[str, SourceTensor]:
     """Tensors of three numbers by these keys, and a graph of objects, whatever it says."""
     path = folder / "data"
-    length = encoded(len(graph))
-    before = crc32c(len(graph).to_bytes(4, "little"))
-    check = mask(before).to_bytes(4, "little")
-    path.write_bytes(length + check + graph)
-    crc = mask(crc32c(check + graph, before))
-    text = BundleTensor(path, OBJECT_GRAPH, "string", (), 0, path.stat().st_size, crc)
+    text = text_tensor(path, graph)
     numbers = {key: BundleTensor(path, key, "float32", (1, 3), 0, 12, 0) for key in keys}
     return as_first_release({OBJECT_GRAPH: text, **numbers}, folder)
 
