@@ -17,6 +17,7 @@ from mlperf_bert.checkpoint.manifest import read_manifest
 from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.exit_statuses import TARGET_MISSED
 from support import run_cli
 
 
@@ -120,3 +121,23 @@ def test_the_expectation_is_printed(
     monkeypatch.setattr(evaluate_cli, "expected_accuracy", lambda *_: 0.34085)
     assert evaluate(checkpoint, synthetic_data) == 0
     assert "expected about 0.34085 for MLPerf's checkpoint" in capsys.readouterr().out
+
+
+def test_a_run_begins_from_it_and_does_not_go_on_from_it(
+    checkpoint: Path, synthetic_data: Path, tiny_config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert evaluate(checkpoint, synthetic_data, "--json") == 0
+    accuracy = json.loads(capsys.readouterr().out)["mlm_accuracy"]
+    still = ["run.max_steps=1", "run.warm_up_steps=0", "optim.learning_rate=0.0"]
+    still += ["model.num_heads=4", "model.intermediate_size=48", "model.layer_norm_epsilon=1e-7"]
+    options = ["--config", str(tiny_config), "--data", str(synthetic_data)]
+    options += [word for setting in still for word in ("--set", setting)]
+    begun = ["--run-dir", str(tmp_path / "begun"), "--init-checkpoint", str(checkpoint)]
+    assert main(["train", *options, *begun]) == TARGET_MISSED
+    lines = (tmp_path / "begun" / "run_0" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["mlm_accuracy"] == accuracy
+    capsys.readouterr()
+    on = ["--run-dir", str(tmp_path / "on"), "--resume", str(checkpoint)]
+    assert main(["train", *options, *on]) == 2
+    error = capsys.readouterr().err
+    assert "--init-checkpoint" in error and error.count("\n") == 1

@@ -65,8 +65,11 @@ def read_state(directory: Path) -> CheckpointState:
 
 
 def verify(directory: Path) -> CheckpointState:
-    """Check every file of a checkpoint; its state. Raises CheckpointError."""
+    """Check every file of a checkpoint of a run; its state. Raises CheckpointError."""
     manifest = read_manifest(directory)
+    if manifest.origin:
+        problem, remedy = "holds converted weights, no run to go on with", "use --init-checkpoint"
+        raise CheckpointError(str(directory), problem, remedy)
     verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})
     return read_state(directory)
 
