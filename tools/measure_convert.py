@@ -4,7 +4,7 @@
 """
 
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,10 +41,12 @@ def measure(*arguments: object) -> dict[str, float | str]:
     """Run a sub-command in a process of its own; its peak covers Python and torch too."""
     words = [str(argument) for argument in arguments]
     start = time.monotonic()
-    subprocess.run([sys.executable, "-m", "mlperf_bert", *words], check=True, stdout=sys.stderr)
+    child = subprocess.Popen([sys.executable, "-m", "mlperf_bert", *words], stdout=sys.stderr)
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        raise SystemExit(f"{words[0]} ended with status {status}")
     seconds = time.monotonic() - start
-    # The largest of all children so far: the first one's cannot hide behind a later one's.
-    peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    peak_mb = usage.ru_maxrss * 1024 / 1e6
     return {"command": words[0], "seconds": round(seconds, 1), "peak_mb": round(peak_mb)}
 
 
