@@ -103,6 +103,8 @@ NUMPY_ONLY = {
     "plan/explain.py",
     "plan/recipes.py",
     "plan/slurm_options.py",
+    "prepare/foreign_features.py",
+    "prepare/hdf5_examples.py",
     "prepare/sandbox.py",
     "report/doctor.py",
     "report/run.py",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.index import Manifest
@@ -24,7 +25,8 @@ from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 
-FORMATS = {"tfrecord": "TFRecord files", "hdf5": "HDF5 files"}
+Format = Literal["tfrecord", "hdf5"]
+FORMATS: dict[Format, str] = {"tfrecord": "TFRecord files", "hdf5": "HDF5 files"}
 
 
 def import_set(
@@ -32,7 +34,7 @@ def import_set(
     vocab_path: Path,
     out_dir: Path,
     *,
-    format_name: str,
+    format_name: Format,
     max_seq_length: int,
     max_predictions: int,
     workers: int,

@@ -26,7 +26,7 @@ REMEDY = "get the file again: it is damaged, or no TFRecord file"
 # One example of 65,535 tokens, the longest that a shard holds, has a third of it.
 MOST_RECORD_BYTES = 2**20
 BLOCK_BYTES = 2**20
-# Only of a gzip file: a plain one has its own size. An official part has less than 2**30.
+# All records of a file, which gzip can make of little. An official part has less than 2**30.
 MOST_UNPACKED_BYTES = 2**36
 
 _HEAD = struct.Struct("<QI")
