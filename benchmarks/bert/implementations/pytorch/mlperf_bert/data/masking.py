@@ -79,7 +79,7 @@ class DynamicMasks:
             tensor = getattr(batch, field.name)
             if isinstance(tensor, Tensor) and field.name not in _DRAWN:
                 getattr(drawn, field.name).copy_(tensor)
-        drawn.input_ids[batch.masked_token_index] = batch.labels
+        drawn.input_ids.numpy()[batch.masked_token_index.numpy()] = batch.labels.numpy()
         wrong = self._draw(drawn, counts, step)
         if wrong != ALL_DRAWN:
             number, count = int(batch.sample_ids[wrong]), int(counts[wrong])
