@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -16,12 +17,32 @@ from foreign_files import Writer, examples_of, write_fixed, write_packed, write_
 from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
 from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples
+from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples, read_tfrecord
 from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 
+OF_TENSORFLOW = Path(__file__).parents[2] / "data/tensorflow/own_seq64_dupe3_seed12345.tfrecord"
 Change = Callable[[Path], None]
+
+
+def test_a_damaged_file_of_tensorflow_is_refused(tmp_path: Path) -> None:
+    whole = OF_TENSORFLOW.read_bytes()
+    path = tmp_path / "damaged"
+    record_bytes = len(whole) // 111
+    rng = random.Random(5)
+    for _ in range(60):
+        changed = bytearray(whole)
+        bit = rng.randrange(8 * len(whole))
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match="record") as raised:
+            list(read_tfrecord(path))
+        (number,) = re.findall(r"record (\d+): has", str(raised.value))
+        assert abs(int(number) - bit // 8 / record_bytes) < 10  # records are of nearly one size
+        path.write_bytes(whole[: rng.randrange(1, record_bytes // 2)])
+        with pytest.raises(DataError, match="record 0: is cut short"):
+            list(read_tfrecord(path))
 
 
 def changed(**arrays: Callable[[np.ndarray], object]) -> Change:
