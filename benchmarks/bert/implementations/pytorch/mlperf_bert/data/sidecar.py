@@ -1,5 +1,7 @@
 """The sidecar of a shard: what the shard holds, where in the file, and what it was made from."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,7 +61,11 @@ class ShardSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sidecar:
-    """Everything training needs to map a shard without opening HDF5."""
+    """Everything training needs to map a shard without opening HDF5.
+
+    `examples_sha256` is the digest of the arrays alone, which the file around them does not change:
+    by it two machines can compare what they made. Shards of before have none.
+    """
 
     shard_bytes: int
     shard_sha256: str
@@ -68,12 +74,22 @@ class Sidecar:
     source_sha256: str
     settings: ShardSettings
     datasets: dict[str, DatasetPlace]
+    examples_sha256: str | None = None
 
     def to_json(self) -> bytes:
         """The file's contents."""
         values = {"format_version": SHARD_FORMAT_VERSION, **asdict(self)}
         values["settings"] = without_defaults(values["settings"], {"segments": SEGMENTS[0]})
-        return write_json(values)
+        return write_json(without_defaults(values, {"examples_sha256": None}))
+
+
+def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
+    """The digest of all examples of shards, in their order; None where one of them has none."""
+    digests = [sidecar.examples_sha256 for sidecar in sidecars]
+    known = [digest for digest in digests if digest is not None]
+    if len(known) < len(digests):
+        return None
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()
 
 
 def sidecar_path(shard_path: Path) -> Path:
@@ -97,6 +113,7 @@ def read_sidecar(shard_path: Path) -> Sidecar:
         source_sha256=record.text("source_sha256"),
         settings=_parse_settings(record.record("settings")),
         datasets=_parse_datasets(record.record("datasets")),
+        examples_sha256=record.text("examples_sha256") if record.has("examples_sha256") else None,
     )
     _check_counts(path, sidecar)
     return sidecar

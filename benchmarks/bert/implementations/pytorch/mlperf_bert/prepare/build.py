@@ -15,10 +15,8 @@ from mlperf_bert.data.sidecar import Segments, ShardSettings, sidecar_path
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary
 from mlperf_bert.prepare.baseline import measure_baseline
-from mlperf_bert.prepare.examples import compile_examples
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.prepare.shard_job import ShardJob, is_finished, make_shard
-from mlperf_bert.prepare.whole_sequences import compile_sequences
+from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
 
 MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
 WORKER_DIED = "a worker process died, most often for want of memory"
@@ -51,13 +49,11 @@ def prepare_text(
         max_predictions: masked positions of an example at most, 1 .. 255.
         dupe_factor: passes over the documents.
         seed: of the random stream of every text file.
-        workers: processes; 1 works in this process.
         pick_eval: take this many examples evenly out of all of the only text file.
         split_sentences: the text is paragraphs, not one sentence a line.
         segments: "single" makes sequences without pairs, `dupe_factor` times with other masks.
         with_baseline: store the context-free baseline; always done with `pick_eval`.
-        corpus: provenance to store in the manifest.
-        quiet: show no progress.
+        workers, corpus, quiet: as of `make_set`.
 
     Raises:
         ConfigError: an option out of range, or numba's cache cannot be used.
@@ -76,11 +72,7 @@ def prepare_text(
     )
     check_settings(settings, workers, len(texts))
     jobs = shard_jobs(texts, vocab_path, out_dir, settings)
-    # Once, here: all workers would compile at the same time, and write the same cache.
-    if segments == "single":
-        compile_sequences(vocabulary)
-    else:
-        compile_examples(vocabulary)
+    compile_maker(segments, vocabulary)
     return make_set(
         jobs,
         make_shard,
@@ -118,13 +110,46 @@ def make_set(
     Raises:
         DataError: as `make` does; a shard that was finished with other settings.
     """
-    out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
+    make_shards(jobs, make, vocabulary, workers=workers, quiet=quiet, words=words)
+    return index_set(jobs, vocabulary, with_baseline=with_baseline, corpus=corpus)
+
+
+def make_shards(
+    jobs: list[ShardJob],
+    make: Callable[[ShardJob], object],
+    vocabulary: AnyVocabulary,
+    *,
+    workers: int,
+    quiet: bool,
+    words: tuple[str, str] = ("prepared", "texts"),
+) -> None:
+    """The first half of `make_set`; several machines may make shards of one set at a time."""
+    out_dir = jobs[0].shard_path.parents[1]
     sizes = {job.text_path: _source_bytes(job.text_path) for job in jobs}
     _store_vocabulary(out_dir, vocabulary)
-    _clear_up(out_dir, jobs, file_name(vocabulary))
+    # Before hours of work, not after: the settings of every shard already there are looked at.
+    for job in jobs:
+        is_finished(job, source_sha256=None)
+    shards = [job.shard_path for job in jobs]
+    ours = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
+    remove_temporaries(out_dir / "shards", ours)
     with progress_of(len(jobs), sum(sizes.values()), quiet=quiet, words=words) as advance:
         for done, _ in finished(make, jobs, workers, died=WORKER_DIED):
             advance(done.text_path.name, sizes[done.text_path])
+
+
+def index_set(
+    jobs: list[ShardJob],
+    vocabulary: AnyVocabulary,
+    *,
+    with_baseline: bool,
+    corpus: dict[str, str] | None,
+) -> Manifest:
+    """The second half of `make_set`: what completes a set, whose shards are all there."""
+    out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
+    _store_vocabulary(out_dir, vocabulary)
+    remove_temporaries(out_dir, {file_name(vocabulary)})
+    remove_temporaries(out_dir / "index", {"dataset.json", *(name for name, _ in INDEX_ARRAYS)})
     manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
     return _write_set_index(out_dir, manifest, with_baseline)
 
@@ -188,23 +213,6 @@ def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
     elif copy.read_bytes() != vocabulary.contents:
         problem = "is another vocabulary than the one given"
         raise DataError(str(copy), problem, "name a new directory or delete this one")
-
-
-def _clear_up(out_dir: Path, jobs: list[ShardJob], vocabulary_file: str) -> None:
-    """Refuse shards made with other settings; only then remove what killed runs left."""
-    # Before hours of work, not after: the settings of every shard already there are looked at.
-    for job in jobs:
-        is_finished(job, source_sha256=None)
-    shards = [job.shard_path for job in jobs]
-    names = {
-        out_dir: {vocabulary_file},
-        out_dir / "shards": {
-            path.name for shard in shards for path in (shard, sidecar_path(shard))
-        },
-        out_dir / "index": {"dataset.json", *(name for name, _ in INDEX_ARRAYS)},
-    }
-    for directory, ours in names.items():
-        remove_temporaries(directory, ours)
 
 
 def _manifest_without_index(

@@ -1,10 +1,14 @@
 """Writing one shard: an HDF5 file of contiguous arrays, then the sidecar that completes it."""
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from mlperf_bert.data.atomic import replaced_file, write_file
 from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
@@ -42,6 +46,7 @@ def write_shard(
         source_sha256=source_sha256,
         settings=settings,
         datasets=datasets,
+        examples_sha256=_digest(examples),
     )
     write_file(sidecar_path(path), sidecar.to_json())
     return sidecar
@@ -52,13 +57,26 @@ def _write_arrays(path: Path, examples: ExampleArrays) -> dict[str, DatasetPlace
     with h5py.File(
         path, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
     ) as file:
-        for field in fields(examples):
-            values: np.ndarray = getattr(examples, field.name)
-            stored = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        for name, stored in _stored_arrays(examples):
             # No time stamps: the same examples must give the same bytes.
-            dataset = file.create_dataset(field.name, data=stored, track_times=False)
+            dataset = file.create_dataset(name, data=stored, track_times=False)
             offset = dataset.id.get_offset()
             if offset is None:
-                raise DataError(f"{path}: {field.name}", "has no elements", "give more text")
-            places[field.name] = DatasetPlace(stored.dtype.str, stored.size, offset)
+                raise DataError(f"{path}: {name}", "has no elements", "give more text")
+            places[name] = DatasetPlace(stored.dtype.str, stored.size, offset)
     return places
+
+
+def _digest(examples: ExampleArrays) -> str:
+    digest = hashlib.sha256()
+    for name, stored in _stored_arrays(examples):
+        digest.update(f"{name} {stored.dtype.str} {stored.size}\n".encode())
+        digest.update(np.ascontiguousarray(stored).data)
+    return digest.hexdigest()
+
+
+def _stored_arrays(examples: ExampleArrays) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Name and values of each array, little endian."""
+    for field in fields(examples):
+        values: NDArray[Any] = getattr(examples, field.name)
+        yield field.name, values.astype(values.dtype.newbyteorder("<"), copy=False)

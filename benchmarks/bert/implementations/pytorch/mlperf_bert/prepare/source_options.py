@@ -74,9 +74,13 @@ def needed_vocabulary(args: argparse.Namespace) -> Path:
 
 
 def summary(out_dir: Path, manifest: "Manifest") -> str:
-    """One line on a prepared set."""
+    """What a prepared set holds, and by which digest two of them can be compared."""
+    from mlperf_bert.data.sidecar import examples_digest, read_sidecar
+
+    shards = [out_dir / "shards" / entry.file for entry in manifest.shards]
+    digest = examples_digest(read_sidecar(shard) for shard in shards)
     num_tokens = sum(length * count for length, count in enumerate(manifest.length_histogram))
     return (
         f"{out_dir}: {manifest.num_samples} examples in {len(manifest.shards)} shards, "
-        f"mean length {num_tokens / manifest.num_samples:.1f}"
+        f"mean length {num_tokens / manifest.num_samples:.1f}\nexamples sha256 {digest}"
     )
