@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare import corpus_cli, embedded_cli, import_cli, source_options, text_cli
+from mlperf_bert.prepare import (
+    corpus_cli,
+    embedded_cli,
+    import_cli,
+    mlcommons_cli,
+    source_options,
+    text_cli,
+)
 
 
 class SourceModule(Protocol):
@@ -36,6 +43,7 @@ _SOURCES: dict[str, tuple[SourceModule, tuple[str, ...]]] = {
         corpus_cli,
         (*source_options.OF_EXAMPLES, "workers", *corpus_cli.OPTIONS),
     ),
+    "mlcommons": (mlcommons_cli, mlcommons_cli.OPTIONS),
     "tfrecord": (import_cli, import_cli.OPTIONS),
     "hdf5": (import_cli, import_cli.OPTIONS),
     "embedded": (embedded_cli, ("config", "set", "seed")),

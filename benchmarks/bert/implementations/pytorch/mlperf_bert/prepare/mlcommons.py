@@ -1,0 +1,203 @@
+"""The official text, as MLCommons hands it out, to the official sets: checked, in ranges, joined.
+
+The examples are the reference's: 512 tokens, 76 predictions, ten passes, seed 12345; for evaluation
+10,000 evenly out of all of `eval.txt`.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlperf_bert.data.atomic import make_directory, replaced_file
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.sidecar import (
+    ShardSettings,
+    Sidecar,
+    read_sidecar,
+    sidecar_path,
+)
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.build import check_settings, index_set, make_shards, shard_jobs
+from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
+from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
+from mlperf_bert.untrusted import file_sha256, open_regular_file
+
+FETCH = "fetch it again with download_dataset.sh"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Official:
+    """What is published of the text and of the sets made of it; the defaults are MLCommons'.
+
+    `files` are size and md5 of those files for which they are published. Of the other parts only
+    the size is known, about; `num_samples` is how many examples the reference makes of all parts.
+    """
+
+    parts: int = 500
+    part_bytes: tuple[int, int] = (20_000_000, 35_000_000)
+    files: dict[str, tuple[int, str]] = field(
+        default_factory=lambda: {
+            "eval.txt": (32_851_144, "2a220f790517261547b1b45ed3ada07a"),
+            "vocab.txt": (231_508, "64800d5d8528ce344256daf115d4965e"),
+            "part-00000-of-00500": (27_150_902, "a64a7c31eff5cd38ae6d94f7a6229dab"),
+            "part-00001-of-00500": (27_198_569, "549a9ed4f805257245bec936563abfd0"),
+            "part-00002-of-00500": (27_395_616, "1a1366ddfc03aef9d41ce552ee247abf"),
+            "part-00497-of-00500": (24_775_043, "66835aa75d4855f2e678e8f3d73812e9"),
+            "part-00498-of-00500": (24_575_505, "e6d68a7632e9f4aa1a94128cce556dc9"),
+            "part-00499-of-00500": (21_873_644, "b3b087ad24e3770d879a351664cebc5a"),
+        }
+    )
+    num_samples: int = 156_726_829
+    eval_samples: int = 10_000
+
+    def part(self, number: int) -> str:
+        """The name of a part."""
+        return f"part-{number:05d}-of-{self.parts:05d}"
+
+
+OFFICIAL = Official()
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the text and its vocabulary are, and the directory of both sets."""
+
+    text: Path
+    vocab: Path
+    out: Path
+
+    @property
+    def train(self) -> Path:
+        """The training set."""
+        return self.out / "train"
+
+
+def prepare_parts(
+    places: Places, numbers: Sequence[int], workers: int, official: Official
+) -> list[Sidecar]:
+    """Make the shards of some parts, without an index: one machine's share of the work.
+
+    Raises DataError for text that is not the official one, ConfigError for `workers`.
+    """
+    names = [official.part(number) for number in numbers]
+    _check_files(places, [*names, "vocab.txt"], official)
+    jobs, vocabulary = _jobs(places, "train", names, None)
+    check_settings(jobs[0].settings, workers, len(jobs))
+    compile_maker("pair", vocabulary)
+    make_shards(jobs, make_shard, vocabulary, workers=workers, quiet=False)
+    return [read_sidecar(job.shard_path) for job in jobs]
+
+
+def prepare_eval(places: Places, official: Official) -> Manifest:
+    """Make the evaluation set. Raises DataError for text that is not the official one."""
+    _check_files(places, ["eval.txt", "vocab.txt"], official)
+    jobs, vocabulary = _jobs(places, "eval", ["eval.txt"], official.eval_samples)
+    compile_maker("pair", vocabulary)
+    make_shards(jobs, make_shard, vocabulary, workers=1, quiet=False)
+    return index_set(jobs, vocabulary, with_baseline=True, corpus=None)
+
+
+def join_parts(places: Places, others: Sequence[Path], official: Official) -> Manifest:
+    """Make one training set of the shards that are there, and in the other output directories.
+
+    A shard of another directory is linked where that can be, else copied and its digest checked.
+    Raises DataError where shards are missing, with the option that makes them.
+    """
+    _check_files(places, ["vocab.txt"], official)
+    names = [official.part(number) for number in range(official.parts)]
+    jobs, vocabulary = _jobs(places, "train", names, None)
+    make_directory(places.train / "shards")
+    for job in jobs:
+        for other in others:
+            if is_finished(job, source_sha256=None):
+                break
+            _take(job, other / "train" / "shards" / job.shard_path.name)
+    missing = [number for number, job in enumerate(jobs) if not is_finished(job, None)]
+    if missing:
+        problem = f"has no shards of parts {_in_ranges(missing)}"
+        raise DataError(str(places.train), problem, "make them with --parts, then join again")
+    return index_set(jobs, vocabulary, with_baseline=False, corpus=None)
+
+
+def parse_parts(words: str, official: Official) -> range:
+    """`A-B`, both included, or `A`. Raises ConfigError."""
+    first, dash, last = words.partition("-")
+    numbers = [first, last] if dash else [first, first]
+    if all(each.isascii() and each.isdecimal() and len(each) < 9 for each in numbers):
+        low, high = map(int, numbers)
+        if low <= high < official.parts:
+            return range(low, high + 1)
+    remedy = f"give A-B, from 0 to {official.parts - 1}"
+    raise ConfigError("--parts", f"is {words!a:.40}", remedy)
+
+
+def _jobs(
+    places: Places, name: str, texts: Sequence[str], pick_eval: int | None
+) -> tuple[list[ShardJob], Vocabulary]:
+    vocabulary = load_vocabulary(places.vocab)
+    settings = ShardSettings(
+        vocabulary_sha256=vocabulary.sha256,
+        max_seq_length=512,
+        max_predictions=76,
+        seed=12345,
+        dupe_factor=10,
+        split_sentences=False,
+        pick_eval=pick_eval,
+    )
+    paths = [places.text / text for text in texts]
+    return shard_jobs(paths, places.vocab, places.out / name, settings), vocabulary
+
+
+def _check_files(places: Places, names: Sequence[str], official: Official) -> None:
+    """Before hours of work: whether all files are there and look like the official ones."""
+    for name in names:
+        path = places.vocab if name == "vocab.txt" else places.text / name
+        try:
+            with open_regular_file(path) as file:
+                num_bytes = os.fstat(file.fileno()).st_size
+                known = official.files.get(name)
+                if known is None:
+                    low, high = official.part_bytes
+                    if not low <= num_bytes <= high:
+                        problem = f"has {num_bytes:,} bytes, official parts {low:,} to {high:,}"
+                        raise DataError(str(path), problem, FETCH)
+                elif num_bytes != known[0]:
+                    raise DataError(str(path), f"has {num_bytes:,} bytes, not {known[0]:,}", FETCH)
+                elif (md5 := hashlib.file_digest(file, "md5").hexdigest()) != known[1]:
+                    raise DataError(str(path), f"has md5 {md5}, not {known[1]}", FETCH)
+        except OSError as error:
+            problem = error.strerror or "cannot be read"
+            raise DataError(str(path), problem, FETCH.replace(" again", "")) from None
+
+
+def _take(job: ShardJob, path: Path) -> None:
+    """Have the shard of another directory in this one too, if it is there."""
+    if not sidecar_path(path).exists():
+        return
+    sidecar = read_sidecar(path)
+    with replaced_file(job.shard_path) as temporary:
+        try:
+            os.link(path, temporary)
+            is_whole = temporary.stat().st_size == sidecar.shard_bytes
+        except OSError:  # another file system
+            shutil.copyfile(path, temporary)
+            is_whole = file_sha256(temporary) == sidecar.shard_sha256
+        if not is_whole:
+            raise DataError(str(path), "differs from its sidecar", "make it again with --parts")
+    with replaced_file(sidecar_path(job.shard_path)) as temporary:
+        shutil.copyfile(sidecar_path(path), temporary)
+
+
+def _in_ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 7, 9-12` of ascending numbers; the first ten ranges."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    words = [f"{low}-{high}" if low < high else str(low) for low, high in found]
+    return ", ".join(words[:10]) + (" ..." if len(words) > 10 else "")
