@@ -1,5 +1,6 @@
 """A BERT in Hugging Face's form becomes a checkpoint: the same hidden states, nothing invented."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,16 @@ def test_a_capital_vocabulary_is_remarked(plain: Path, tmp_path: Path, words: Pa
     (tmp_path / "cased" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     report = convert(tmp_path / "cased", tmp_path / "ours", words)
     assert any("capitals" in remark for remark in report.remarks)
+
+
+@pytest.mark.parametrize("named", [[], [""], ["\x1b[31m"], ["\u00e9"], "BertModel", [3]])
+def test_a_form_that_has_no_name_is_told_by_its_heads(
+    plain: Path, tmp_path: Path, words: Path, named: object
+) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
+    assert convert(tmp_path / "other", tmp_path / "ours", words).form == "BertForPreTraining"
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

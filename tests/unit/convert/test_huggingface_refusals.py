@@ -78,6 +78,11 @@ def without_a_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if "layer.0" not in name}
 
 
+def very_deep(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    name = "bert.encoder.layer.{}.output.dense.bias"
+    return tensors | {name.format(number): torch.zeros(1) for number in range(2, 1001)}
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -88,6 +93,7 @@ def without_a_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         (halved, "[16, 48]"),
         (without_a_bias, "missing"),
         (without_a_layer, "1 layers"),
+        (very_deep, "1,001 layers"),
     ],
 )
 def test_wrong_tensors_are_refused(

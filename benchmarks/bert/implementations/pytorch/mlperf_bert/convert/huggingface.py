@@ -27,6 +27,7 @@ _AS_SAFETENSORS = (
     "BertForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
 )
 _MOST_FILES = 1000
+_LONGEST_NAME = 60
 _REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
 
 
@@ -127,9 +128,10 @@ def _remarks(folder: Path) -> tuple[str, ...]:
 
 def _form(config: Record, weights: Mapping[str, Weight]) -> str:
     """The class that it was saved from, or what its heads say."""
-    named = config.values.get("architectures")
-    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
-        return in_brief(named[0]).strip("'\"")
+    classes = config.values.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else None
+    if isinstance(named, str) and named.isidentifier() and named.isascii():
+        return named[:_LONGEST_NAME]
     if "cls.seq_relationship.weight" in weights:
         return "BertForPreTraining"
     has_head = any(name.startswith("cls.predictions.") for name in weights)

@@ -17,6 +17,7 @@ from mlperf_bert.seeds import derive_seed
 from mlperf_bert.untrusted import in_brief
 
 _LAYER = "bert.encoder.layer."
+_MOST_LAYERS = 1000  # a header of 8 MiB can name 100,000, and modules would be made of them
 _FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))
 
 
@@ -94,6 +95,9 @@ def sizes_of(source: Source) -> Sizes:
     if not numbers or numbers != {str(number) for number in range(num_layers)}:
         problem = f"has {num_layers} layers, not numbered from 0 on"
         raise CheckpointError(str(source.path), problem, "give BERT's weights, all of them")
+    if num_layers > _MOST_LAYERS:
+        problem = f"has {num_layers:,} layers"
+        raise CheckpointError(str(source.path), problem, f"give at most {_MOST_LAYERS:,}")
     intermediate, _ = _matrix(source, f"{_LAYER}0.intermediate.dense.weight")
     return Sizes(
         rows,
