@@ -251,7 +251,10 @@ def test_a_checkpoint_of_another_model_leaves_no_run(
     assert "checkpoints/step_00000001" in error and "config it was made with" in error
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "verify", "config", "bench"])
+@pytest.mark.parametrize(
+    "command",
+    ["train", "evaluate", "convert", "export", "prepare", "verify", "config", "bench"],
+)
 def test_debug_shows_the_traceback_too(
     world: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -259,6 +262,8 @@ def test_debug_shows_the_traceback_too(
     arguments = {
         "train": ["--config", missing, "--data", missing],
         "evaluate": ["--checkpoint", missing, "--data", missing],
+        "convert": ["--from", "huggingface", missing, "--out", missing],
+        "export": [missing, "--to", "huggingface", missing],
         "prepare": ["--text", missing, "--vocab", missing, "--out", missing],
         "verify": [missing],
         "config": [missing],

@@ -1,6 +1,8 @@
 """What looks like a BERT of Hugging Face's and is none of ours: one line, and nothing written."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,18 @@ def test_what_is_there_is_not_written_over(
     assert main(["convert", str(plain), *options]) == 2
     assert "is there already" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
+
+
+def test_a_full_disk_leaves_nothing(
+    plain: Path, tmp_path: Path, words: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, *_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("mlperf_bert.convert.convert.write_one_by_one", fail)
+    shutil.copytree(plain, tmp_path / "bert")
+    assert_refused(tmp_path, words, capsys, "bert", "No space left")
 
 
 def assert_refused(folder: Path, words: Path, capsys: Any, name: str, problem: str) -> None:
