@@ -35,6 +35,7 @@ from fuzz_run_files import (
     parse_run,
 )
 from fuzz_tensorflow import TENSORFLOW_PARSERS
+from fuzz_tokenizer import TOKENIZER_PARSERS
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables, config_to_toml, load_config
@@ -253,6 +254,7 @@ PARSERS: Mapping[str, Parser] = {
         make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_hdf5, inputs=5000
     ),
     **TENSORFLOW_PARSERS,
+    **TOKENIZER_PARSERS,
     "system_description": Parser(
         make=make_description, targets={"system.json": mutate_json}, parse=parse_description
     ),

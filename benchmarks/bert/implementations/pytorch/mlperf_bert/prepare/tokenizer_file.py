@@ -30,6 +30,8 @@ ROLES: dict[str, tuple[str, ...]] = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 REMEDY = "give the tokenizer.json of a masked language model"
+# `tokenizers` raises plain Exception, and its panics are not even that: all else is the file's.
+_NOT_THE_FILES = (KeyboardInterrupt, SystemExit, MemoryError)
 _MAX_BYTES = 64 * 2**20  # the largest in use, of 250,000 words, have 17 MB
 _MOST_TOKENS = 2**22
 
@@ -42,6 +44,7 @@ class TokenizerFile:
     `unk_id` is `pad_id`: it never occurs.
     """
 
+    path: Path
     tokenizer: "tokenizers.Tokenizer"
     vocab_size: int
     sha256: str
@@ -70,6 +73,7 @@ class FileEncoder:
 
     def __init__(self, file: TokenizerFile) -> None:
         self.dtype = token_dtype(len(file))
+        self._path = file.path
         self._encode = file.tokenizer.encode
         ids = (file.pad_id, file.cls_id, file.sep_id, file.mask_id)
         self._special = frozenset(ids)
@@ -78,8 +82,15 @@ class FileEncoder:
         """Token ids of one line as the bytes of an array of `dtype`.
 
         What reads as a special token is text; if it is one to the vocabulary alone, it is left out.
+        Raises DataError where the file contradicts itself, which shows only now.
         """
-        ids = self._encode(line, add_special_tokens=False).ids
+        try:
+            ids = self._encode(line, add_special_tokens=False).ids
+        except _NOT_THE_FILES:
+            raise
+        except BaseException as error:
+            problem = f"cannot split text ({in_brief(str(error))})"
+            raise DataError(str(self._path), problem, REMEDY) from None
         if not self._special.isdisjoint(ids):
             ids = [token for token in ids if token not in self._special]
         return np.array(ids, dtype=self.dtype).tobytes()
@@ -115,6 +126,7 @@ def load(path: Path) -> TokenizerFile:
         problem = f"has {vocab_size:,} tokens, not {len(ROLES) + 1} .. {_MOST_TOKENS:,}"
         raise DataError(str(path), problem, REMEDY)
     return TokenizerFile(
+        path=path,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         sha256=hashlib.sha256(contents).hexdigest(),
@@ -131,9 +143,9 @@ def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
         raise ConfigError(str(path), "needs the package `tokenizers`", remedy) from None
     try:
         found = tokenizers.Tokenizer.from_str(contents.decode("utf-8"))
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except _NOT_THE_FILES:
         raise
-    except BaseException as error:  # it raises plain Exception, and panics are not even that
+    except BaseException as error:
         problem = f"is no tokenizer ({in_brief(str(error))})"
         raise DataError(str(path), problem, REMEDY) from None
     found.no_truncation()
