@@ -1,0 +1,48 @@
+"""Writes a checkpoint of BERT-large's size with the real TensorFlow: `... V1|V2 PREFIX`.
+
+398 tensors of float32, 1.34 GB, drawn at random; needs 5 GB of memory.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import numpy as np
+import tensorflow as tf
+
+import tensorflow_cases as cases
+
+SPREAD = 0.02
+
+
+def write(version: str, prefix: Path) -> None:
+    """Save all tensors under the names of the first release."""
+    sizes = {"VOCAB_SIZE": 30522, "POSITIONS": 512, "HIDDEN": 1024, "INTERMEDIATE": 4096}
+    for name, value in {**sizes, "LAYERS": 24}.items():
+        setattr(cases, name, value)
+    rng = np.random.default_rng(0)
+    values = {
+        name: rng.standard_normal(shape, np.float32) * np.float32(SPREAD)
+        for name, shape in cases.weight_shapes().items()
+    }
+    names, tensors = list(values), list(values.values())
+    if version == "V2":
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=tensors,
+        )
+        return
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        places = [tf.compat.v1.placeholder(tf.float32, tensor.shape) for tensor in tensors]
+        save = tf.raw_ops.Save(filename=str(prefix), tensor_names=names, data=places)
+        session.run(save, dict(zip(places, tensors, strict=True)))
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]))
