@@ -12,6 +12,7 @@ from foreign_files import WRITERS
 from import_cases import GOLDEN, NAMES, ROOM, VOCAB, WIDTH, bring, contents, shard_of
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.sidecar import examples_digest, read_sidecar
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.cli import add_arguments, run
 from support import run_cli
@@ -33,6 +34,11 @@ def test_every_format_gives_the_shards_of_the_text(
         ours = shard_of(tmp_path / "set", path.stem)
         # Equal arrays give equal bytes, and unequal ones do not.
         assert ours.read_bytes() == shard_of(from_text, name).read_bytes()
+    digests = {
+        examples_digest(read_sidecar(path) for path in sorted(each.glob("shards/*.hdf5")))
+        for each in (tmp_path / "set", from_text)
+    }
+    assert len(digests) == 1 and None not in digests
     found, expected = (LengthIndex.open(each) for each in (tmp_path / "set", from_text))
     np.testing.assert_array_equal(found.lengths, expected.lengths)
     np.testing.assert_array_equal(found.masked_counts, expected.masked_counts)
