@@ -1,5 +1,6 @@
 """A checkpoint that TensorFlow wrote becomes one of ours: every weight, and nothing else."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +13,9 @@ from safetensors.numpy import load_file
 import tensorflow_cases as cases
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
+from mlperf_bert.convert.mlperf_checkpoint import PUBLISHED
 from mlperf_bert.convert.padding import PADDING_BIAS
-from mlperf_bert.evaluate_cli import MLPERF_CHECKPOINT
+from mlperf_bert.evaluate_cli import MLPERF_CHECKPOINTS
 from mlperf_bert.model.tensor_names import tensorflow_name
 
 SETTINGS = {
@@ -59,9 +61,21 @@ def test_every_weight_is_there(source: Path, tmp_path: Path, given: str, capsys:
     ignored = report["ignored"]
     assert ignored.keys() == values.keys() - shapes.keys()
     manifest = read_manifest(tmp_path / "ours")
-    assert manifest.origin["name"] == cases.V2.name == MLPERF_CHECKPOINT
+    assert manifest.origin["name"] == cases.V2.name and "published" not in manifest.origin
     model = read_config(tmp_path / "ours").model
     assert (model.num_heads, model.vocab_size) == (cases.HEADS, cases.VOCAB_SIZE)
+
+
+def test_the_published_one_is_known_by_its_digest(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = (source / f"{cases.V2.name}.index").read_bytes()
+    digest = hashlib.md5(table).hexdigest()
+    published = {(len(table), digest): folder for folder in PUBLISHED.values()}
+    monkeypatch.setattr("mlperf_bert.convert.mlperf_checkpoint.PUBLISHED", published)
+    assert convert(source, tmp_path / "ours") == 0
+    assert read_manifest(tmp_path / "ours").origin["published"] in MLPERF_CHECKPOINTS
+    assert MLPERF_CHECKPOINTS == tuple(f"MLPerf {folder}" for folder in PUBLISHED.values())
 
 
 def test_both_formats_are_the_same_weights(source: Path, tmp_path: Path) -> None:

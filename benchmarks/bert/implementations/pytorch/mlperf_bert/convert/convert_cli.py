@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     source = _open(args.format, args.source)
     conversion = plan_conversion(source, args.vocab, args.config, args.missing)
-    origin = {"format": args.format, "name": source.name, "form": source.form}
-    write_checkpoint(conversion, args.out, origin)
+    write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
     report = report_of(conversion, args.out)
     lines = [json.dumps(report.as_json())] if args.json else map(one_line, report.lines())
     print("\n".join(lines))

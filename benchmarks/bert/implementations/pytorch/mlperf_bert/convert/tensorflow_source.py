@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mlperf_bert.convert.huggingface_settings import read_settings
+from mlperf_bert.convert.mlperf_checkpoint import mlperf_folder
 from mlperf_bert.convert.tensorflow import checkpoint_prefix, open_tensorflow
 from mlperf_bert.convert.tensorflow_errors import damage_of
 from mlperf_bert.convert.tensorflow_names import sort_names
@@ -37,6 +38,8 @@ def open_tensorflow_source(path: Path) -> Source:
             settings = read_settings(record)
     except DataError as error:
         raise CheckpointError(*error.args) from None
+    published = mlperf_folder(prefix)
+    is_theirs = f"this is the {published} of MLPerf's BERT, by its published md5"
     return Source(
         path=path,
         name=prefix.name,
@@ -46,4 +49,6 @@ def open_tensorflow_source(path: Path) -> Source:
         settings=settings,
         stated_in=stated_in,
         folder=prefix.parent,
+        published=f"MLPerf {published}" if published else "",
+        remarks=(is_theirs,) if published else (),
     )

@@ -58,6 +58,7 @@ class Source:
         settings: of our section [model], as far as the source states them.
         stated_in: the file that states them, for messages.
         folder: where a vocabulary may lie.
+        published: what it is, where its digest is one that its owner has published.
         remarks: what a user should know of the source.
     """
 
@@ -70,7 +71,14 @@ class Source:
     settings: Mapping[str, Any] = field(default_factory=dict)
     stated_in: str = ""
     folder: Path = Path()
+    published: str = ""
     remarks: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What a checkpoint's manifest says of it."""
+        origin = {"name": self.name, "form": self.form, "published": self.published}
+        return {key: value for key, value in origin.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
