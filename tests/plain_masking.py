@@ -1,8 +1,7 @@
 """The masking rule in plain Python: the readable reference of `data/compiled_masking.py`."""
 
 from collections.abc import Sequence
-
-import torch
+from typing import Any
 
 from mlperf_bert.model.philox import philox
 
@@ -38,6 +37,6 @@ def plain_masks(
 
 def random_words(draw: int, sample: int, number: int, seed: int) -> tuple[int, int, int]:
     """Three words of 32 bits, from the readable Philox of the model."""
-    counter = (draw, sample & 0xFFFFFFFF, number, sample >> 32)
-    a, b, c, _ = philox(tuple(map(torch.tensor, counter)), seed)  # type: ignore[arg-type]
+    counter: Any = (draw, sample & 0xFFFFFFFF, number, sample >> 32)
+    a, b, c, _ = philox(counter, seed)  # of plain integers, which it takes as it takes tensors
     return int(a), int(b), int(c)
