@@ -75,7 +75,7 @@ def test_the_published_one_is_known_by_its_digest(
     monkeypatch.setattr("mlperf_bert.convert.mlperf_checkpoint.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
     assert read_manifest(tmp_path / "ours").origin["published"] in MLPERF_CHECKPOINTS
-    assert MLPERF_CHECKPOINTS == tuple(f"MLPerf {folder}" for folder in PUBLISHED.values())
+    assert tuple(f"MLPerf {folder}" for folder in PUBLISHED.values()) == MLPERF_CHECKPOINTS
 
 
 def test_both_formats_are_the_same_weights(source: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_heads_are_not_guessed(source: Path, tmp_path: Path, capsys: Any) -> Non
 def test_what_is_no_bert_is_refused(source: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--vocab", str(source / "vocab.txt")]
     assert convert(cases.OBJECTS, tmp_path / "ours", *words) == 2
-    assert "BERT" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("\n") == 1
     assert convert(source / "vocab.txt", tmp_path / "ours", *words) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "ours").exists()
