@@ -30,8 +30,12 @@ def import_transformers() -> ModuleType:
 def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
     """A BertForPreTraining of `config` with the weights of our model, in training mode.
 
-    Its vocabulary is config.vocab_size, without our padded words.
+    Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a model
+    of masked LM alone, which has not its weights.
     """
+    if config.objective != "mlm_nsp":
+        problem = f"is {config.objective!r}, the other model is BertForPreTraining"
+        raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
     transformers = import_transformers()
     peer_config = transformers.BertConfig(
         vocab_size=config.vocab_size,
