@@ -76,8 +76,8 @@ class SlicedTensor:
     def _read_part(self, place: Place, part: Part, table: SortedTable) -> NDArray[Any]:
         with damage_of(table.path, in_brief(self.name)):
             elements, count = elements_of(self.dtype), math.prod(place.shape)
-            wanted = count * max(np.dtype(elements).itemsize, _WIDEST_VARINT_BYTES)
-            value = table.get(part_key(self.name, part), wanted + _MOST_OTHERS_BYTES)
+            most_bytes = count * _widest_bytes(self.dtype) + _MOST_OTHERS_BYTES
+            value = table.get(part_key(self.name, part), most_bytes)
             numbers = _parse_numbers(value, self.name, self.dtype)
             if len(numbers) != count:
                 raise ValueError(f"has {len(numbers):,} numbers, not {count:,} as its shape has")
@@ -119,10 +119,18 @@ def _joined(name: str, entries: Sequence[_Listed]) -> SlicedTensor:
         raise ValueError("is listed with different shapes or kinds of numbers")
     parts = [(part, entry.table) for entry in entries for part in entry.parts]
     places = place_parts(shape, [part for part, _ in parts])
-    if math.prod(shape) * 8 > 2 * MAX_TENSOR_BYTES:
+    if dtype in _FIELDS and math.prod(shape) * _widest_bytes(dtype) > MAX_TENSOR_BYTES:
         raise ValueError(f"has more than {MAX_TENSOR_BYTES:,} bytes")
     together = zip(places, parts, strict=True)
     return SlicedTensor(name, dtype, shape, tuple((place, *part) for place, part in together))
+
+
+def _widest_bytes(dtype: str) -> int:
+    """At most so many bytes stand for a number. Raises ValueError for what is not read."""
+    if dtype not in _FIELDS:
+        raise ValueError(f"holds {dtype}, where weights are floating-point numbers")
+    elements, (_, way) = np.dtype(elements_of(dtype)), _FIELDS[dtype]
+    return elements.itemsize if way == "fixed" else _WIDEST_VARINT_BYTES
 
 
 def _parse_list(table: SortedTable) -> Iterator[tuple[str, _Listed]]:
@@ -160,8 +168,6 @@ def _parse_numbers(message: memoryview, name: str, dtype: str) -> NDArray[Any]:
     saved = _field_of(message, 2)
     if _field_of(saved, 1) != name.encode():
         raise ValueError("has another tensor under its key")
-    if dtype not in _FIELDS:
-        raise ValueError(f"holds {dtype}, which this kind of checkpoint keeps in no known way")
     number, way = _FIELDS[dtype]
     packed = _field_of(_field_of(saved, 3), number)
     elements = np.dtype(elements_of(dtype))
