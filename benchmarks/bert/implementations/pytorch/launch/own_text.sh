@@ -3,11 +3,13 @@
 # it the accuracy of what was saved, and the model in the form that other programs load.
 
 own_text_options() { # what decides the data; sets `data_options`, and adds to options and overrides
-    local name number tokens
+    local name number tokens numbers=(max_seq_length max_predictions)
+    local count='import pathlib, sys; from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
+print(len(load_any_vocabulary(pathlib.Path(sys.argv[1]))))'
     data_options=(--corpus "$CORPUS")
     if [ -n "${VOCAB:-}" ]; then
         [ -f "$VOCAB" ] || fail "VOCAB: there is no file '$VOCAB'; give the vocab.txt, or leave it out"
-        tokens=$(grep -c '' "$VOCAB" || true)
+        tokens=$("${here[@]}" -c "$count" "$VOCAB") || fail "VOCAB: '$VOCAB' cannot be read, see above"
         options=(--set "model.vocab_size=$tokens" ${options[@]+"${options[@]}"})
         overrides=(--set "model.vocab_size=$tokens" ${overrides[@]+"${overrides[@]}"})
         data_options+=(--vocab "$VOCAB")
@@ -15,7 +17,8 @@ own_text_options() { # what decides the data; sets `data_options`, and adds to o
         number=$(setting model.vocab_size)
         data_options+=(--vocab-size "$number")
     fi
-    for name in max_seq_length max_predictions dupe_factor; do
+    if [ "$(setting model.objective)" = mlm ]; then data_options+=(--segments single); else numbers+=(dupe_factor); fi
+    for name in "${numbers[@]}"; do
         number=$(setting "data.$name")
         data_options+=("--${name//_/-}" "$number")
     done
@@ -37,7 +40,9 @@ prepare_own_text() { # sets DATADIR where it is not given: one for each text and
 hand_over() { # index; the accuracy and the exported form of a run's last checkpoint
     local run=$LOGDIR/run_$1
     [ "$leads" = 1 ] || return 0
-    cp "$DATADIR/vocab.txt" "$LOGDIR/vocab.txt" # by which `fill` finds it
+    for words in vocab.txt tokenizer.json; do # by which `fill` finds it
+        [ ! -f "$DATADIR/$words" ] || cp "$DATADIR/$words" "$LOGDIR/$words"
+    done
     "${here[@]}" -m mlperf_bert evaluate --checkpoint "$run/checkpoints" --data "$DATADIR"
     "${here[@]}" -m mlperf_bert export --to huggingface --data "$DATADIR/train" "$run/checkpoints" "$run/huggingface"
     echo "to fill in words: ${here[*]} -m mlperf_bert fill --checkpoint $run/checkpoints \"The [MASK] was trained on text.\""

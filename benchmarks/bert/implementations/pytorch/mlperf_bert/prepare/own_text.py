@@ -27,7 +27,6 @@ from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
 from mlperf_bert.prepare.own_parts import (
     REMEDY,
     Cleaned,
-    Part,
     Rules,
     clean,
     default_share,
@@ -80,7 +79,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
     text_dir = out_dir / "text"
     make_directory(text_dir)
     cleaned = _clean_all(files, text_dir, rules, workers, quiet)
-    train = _training_parts(cleaned.train, text_dir, wanted)
+    train = _training_parts(cleaned, text_dir, wanted)
     held_out = choose_held_out(
         [text_dir / part.file for part in cleaned.held_out],
         train,
@@ -88,7 +87,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
         died=WORKER_DIED,
         quiet=quiet,
     )
-    eval_path = _eval_text(held_out, text_dir, wanted)
+    eval_path = _eval_text(held_out, cleaned, text_dir, wanted)
     vocab_path = _vocabulary(wanted, out_dir, train, workers)
     corpus = _provenance(files, cleaned, held_out)
     sets = {"train": (train, wanted.dupe_factor), "eval": ([eval_path], EVAL_DUPE_FACTOR)}
@@ -175,14 +174,14 @@ def _clean_all(
     )
 
 
-def _training_parts(parts: Sequence[Part], text_dir: Path, wanted: OwnText) -> list[Path]:
+def _training_parts(cleaned: Cleaned, text_dir: Path, wanted: OwnText) -> list[Path]:
     """Parts with documents enough; those of the others, together, are one more."""
-    large = [part for part in parts if part.documents >= LEAST_DOCUMENTS]
-    small = [part for part in parts if part.documents < LEAST_DOCUMENTS]
+    large = [part for part in cleaned.train if part.documents >= LEAST_DOCUMENTS]
+    small = [part for part in cleaned.train if part.documents < LEAST_DOCUMENTS]
     if small and len(small) < LEAST_DOCUMENTS and large:
         small.append(large.pop())
     if sum(part.documents for part in [*large, *small]) < LEAST_DOCUMENTS:
-        raise _too_few(wanted, "training", sum(part.documents for part in parts))
+        raise _too_few(wanted, "training", sum(part.documents for part in cleaned.train), cleaned)
     paths = [text_dir / part.file for part in large]
     if small:
         path = text_dir / "train-others.txt"
@@ -191,16 +190,19 @@ def _training_parts(parts: Sequence[Part], text_dir: Path, wanted: OwnText) -> l
     return paths
 
 
-def _eval_text(held_out: HeldOut, text_dir: Path, wanted: OwnText) -> Path:
+def _eval_text(held_out: HeldOut, cleaned: Cleaned, text_dir: Path, wanted: OwnText) -> Path:
     if len(held_out.documents) < LEAST_DOCUMENTS:
-        raise _too_few(wanted, "evaluation", len(held_out.documents))
+        raise _too_few(wanted, "evaluation", len(held_out.documents), cleaned)
     path = text_dir / "eval.txt"
     write_file(path, "\n".join(held_out.documents).encode())
     return path
 
 
-def _too_few(wanted: OwnText, what: str, number: int) -> DataError:
+def _too_few(wanted: OwnText, what: str, number: int, cleaned: Cleaned) -> DataError:
     problem = f"has {number} documents for {what}, {LEAST_DOCUMENTS} are needed"
+    if cleaned.left_out:
+        reasons = (f"{count:,} {reason}" for reason, count in sorted(cleaned.left_out.items()))
+        problem += f" (left out: {', '.join(reasons)})"
     ends = {"empty-line": "an empty line", "line": "a line end", "file": "a file's end"}
     remedy = f"a document ends at {ends[wanted.documents]}: see --documents, or give more text"
     if what == "evaluation":
