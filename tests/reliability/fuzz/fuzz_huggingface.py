@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.convert.convert import plan_conversion
+from mlperf_bert.convert import convert
 from mlperf_bert.convert.export import config_json
 from mlperf_bert.convert.huggingface import CONFIG, INDEX, SINGLE, open_huggingface
 from mlperf_bert.convert.tokenizer import TOKENIZER_CONFIG, tokenizer_files
@@ -53,7 +53,7 @@ def make_huggingface_parts(directory: Path) -> None:
 
 def parse_huggingface(directory: Path) -> object:
     """As `convert` does, up to the last tensor; nothing is written."""
-    conversion = plan_conversion(open_huggingface(directory), None, None, "draw")
+    conversion = convert.plan_conversion(open_huggingface(directory), None, None, "draw")
     return [conversion.weight(name) for name in conversion.shapes]
 
 
@@ -71,6 +71,9 @@ def mutate_header(rng: Random, contents: bytes) -> bytes:
         size = rng.choice((0, 1, size - 1, size + 1, 2**31, 2**32, 2**62, 2**63, 2**64 - 1))
     return size.to_bytes(8, "little") + header + rest
 
+
+# Modules for the same sizes again and again would take three quarters of the time.
+convert.parameter_shapes = cache(convert.parameter_shapes)
 
 HUGGINGFACE_PARSERS: Mapping[str, Parser] = {
     "huggingface": Parser(

@@ -33,12 +33,12 @@ from mlperf_bert.convert.weights import (
     check_floats,
     drawn_weight,
     missing_heads,
+    parameter_shapes,
     sizes_of,
 )
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.environment import git_commit, package_version
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name
 
 Missing = Literal["refuse", "draw"]
@@ -86,8 +86,7 @@ def plan_conversion(
     vocabulary = find_vocabulary(source.folder, given_vocabulary)
     _check_rows(source, sizes, vocabulary)
     config, remarks = config_of(source, sizes, len(vocabulary), config_path)
-    model = BertForPretraining(config.model, torch.device("meta"))
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = parameter_shapes(config.model)
     drawn = missing_heads(source, shapes)
     if drawn and missing == "refuse":
         heads = " and no ".join(dict.fromkeys(drawn.values()))

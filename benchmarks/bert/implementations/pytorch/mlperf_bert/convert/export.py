@@ -34,9 +34,9 @@ from mlperf_bert.convert.new_directory import new_directory
 from mlperf_bert.convert.padding import rows_that_matter
 from mlperf_bert.convert.safetensors_file import StoredTensor, read_safetensors
 from mlperf_bert.convert.tokenizer import tokenizer_files
+from mlperf_bert.convert.weights import parameter_shapes
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, load_any_vocabulary
 
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files
@@ -112,8 +112,7 @@ def _vocabulary(
 def _tensors(found: Path, model: ModelSection) -> dict[str, StoredTensor]:
     """Those of the model, exactly. Raises CheckpointError."""
     stored = read_safetensors(found / MODEL)
-    wanted = BertForPretraining(model, torch.device("meta")).state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    shapes = parameter_shapes(model)
     if {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()} != {
         name: (shape, "float32") for name, shape in shapes.items()
     }:

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.convert.huggingface_names import HEADS
 from mlperf_bert.convert.source import SourceTensor
 from mlperf_bert.errors import CheckpointError
+from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.untrusted import in_brief
 
@@ -87,6 +89,12 @@ class Sizes:
 
     word_rows: int
     settings: Mapping[str, int]  # of our section [model]
+
+
+def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """Our parameters by name; no memory is taken for them."""
+    parameters = BertForPretraining(model, torch.device("meta")).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
 def sizes_of(source: Source) -> Sizes:
