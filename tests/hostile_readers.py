@@ -74,6 +74,16 @@ def pour(_: str) -> Iterator[bytes]:
         yield bytes([number]) * 2**20
 
 
+def pour_and_spin(path: str) -> Iterator[bytes]:
+    for piece in pour(path):
+        yield piece
+        end_s = time.process_time() + 0.4
+        while time.process_time() < end_s:  # no more than may be until the next one
+            pass
+    while True:
+        pass
+
+
 def pour_and_fail(path: str) -> Iterator[bytes]:
     yield from pour(path)
     raise ValueError("the rest is missing")
@@ -106,6 +116,7 @@ DEEDS: dict[str, Callable[[str], Iterator[bytes]]] = {
         flood,
         pour,
         pour_and_fail,
+        pour_and_spin,
         fail,
         babble,
         nest,

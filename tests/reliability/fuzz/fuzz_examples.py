@@ -4,6 +4,7 @@ import atexit
 import gzip
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -200,7 +201,9 @@ def _sandbox() -> Sandbox:
     """One server for all inputs, until this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(sandbox(ROWS_READER, READING))
+    # One in some hundred damaged files sends libhdf5 into a loop without end.
+    limits = replace(READING, piece_cpu_seconds=1)
+    return stack.enter_context(sandbox(ROWS_READER, limits))
 
 
 EXAMPLE_PARSERS: Mapping[str, Parser] = {

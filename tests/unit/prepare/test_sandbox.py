@@ -104,9 +104,20 @@ def test_a_file_that_keeps_its_reader_busy(tmp_path: Path) -> None:
     assert "not read within 1 s of processor time" in line
 
 
+def test_time_is_given_by_the_piece(tmp_path: Path) -> None:
+    limits = Limits(cpu_seconds=60, piece_cpu_seconds=1, answer_bytes=8 * 2**20)
+    with sandbox("hostile_readers:obey", limits) as running:
+        heard = bytearray()
+        with pytest.raises(DataError, match="takes its reader 1 s of processor time at one place"):
+            for piece in running.read_pieces(file_with(tmp_path, "pour_and_spin"), REMEDY):
+                heard += piece
+    assert len(heard) > 3 * 2**20  # more pieces than one piece's time is for
+
+
 def test_every_deed_of_the_hostile_reader_is_tried() -> None:
     (mark,) = test_a_hostile_file_is_an_error_of_one_line.pytestmark
     elsewhere = {"answer", "look_around", "spin", "pour", "pour_and_fail"}
+    elsewhere |= {"pour_and_spin"}
     assert {deed for deed, _ in mark.args[1]} | elsewhere == set(DEEDS)
 
 

@@ -122,6 +122,8 @@ class Sandbox:
             TOO_MUCH: f"makes its reader answer more than {limits.answer_bytes:,} bytes",
             TIMED_OUT: f"was not read within {limits.wall_seconds} s",
             -signal.SIGXCPU: f"was not read within {limits.cpu_seconds} s of processor time",
+            -signal.SIGPROF: f"takes its reader {limits.piece_cpu_seconds} s of processor time at "
+            "one place",
         }
         if status in known:
             return known[status]

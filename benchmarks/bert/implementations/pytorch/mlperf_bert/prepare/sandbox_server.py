@@ -33,6 +33,7 @@ class Limits:
 
     memory_bytes: int = 2**30  # of address space, beyond what the server has
     cpu_seconds: int = 30
+    piece_cpu_seconds: int = 30  # of these, until the next piece of the answer
     wall_seconds: int = 60
     answer_bytes: int = 2**20
     open_files: int = 16
@@ -90,11 +91,13 @@ def _answer(connection: socket.socket, reader: Reader, limits: Limits) -> int:
     _set_limits(limits)
     sent = 0
     try:
+        _give_time(limits)
         for piece in reader(path):
             sent += memoryview(piece).nbytes
             if sent > limits.answer_bytes:
                 return TOO_MUCH
             connection.sendall(piece)
+            _give_time(limits)
     except MemoryError:
         return OUT_OF_MEMORY
     except Exception as error:
@@ -140,6 +143,11 @@ def _set_limits(limits: Limits) -> None:
                 # SIGXCPU comes a second before SIGKILL, and tells which limit it was.
                 hard = value + 1 if name == "RLIMIT_CPU" else value
                 resource.setrlimit(getattr(resource, name), (value, hard))
+
+
+def _give_time(limits: Limits) -> None:
+    """Have SIGPROF end this process where its next piece takes too long, measured from now."""
+    signal.setitimer(signal.ITIMER_PROF, limits.piece_cpu_seconds)
 
 
 def _address_space_bytes() -> int:
