@@ -201,7 +201,7 @@ class Campaign:
             begun: list[float] = []
 
             def is_time(seconds: float) -> bool:
-                if not begun and attempt.has_begun():
+                if not begun and attempt.phase() != "start-up":
                     begun.append(seconds)
                 return bool(begun) and seconds >= begun[0] + waited
 
