@@ -23,7 +23,8 @@ test: setup
 # A real cluster of two nodes, and two network namespaces; installs SLURM where it is missing.
 test-real: setup
 	tests/slurm/install.sh
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real \
+		-o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 
 # What is too long for every run of the tests.
 test-slow: setup

@@ -169,7 +169,7 @@ class Campaign:
     ) -> Kill | None:
         """Kill a rank and wait for the end of its job; None where that ended before."""
         run, victim = attempt.run, self.random.randrange(setup.ranks)
-        is_time = self._moment(expected, run, aim)
+        is_time = self._moment(expected, attempt, aim)
         phase = strike(job, attempt, setup.ranks, victim, aim, is_time)
         if phase is None:
             return None
@@ -189,12 +189,23 @@ class Campaign:
             checkpoints=run.check_checkpoints(),
         )
 
-    def _moment(self, expected: Undisturbed, run: Run, aim: Aim) -> Callable[[float], bool]:
+    def _moment(self, expected: Undisturbed, attempt: Attempt, aim: Aim) -> Callable[[float], bool]:
         """From when on to strike, as a function of the seconds since all ranks were there."""
-        if aim in ("any", "start-up"):
-            longest = 0.5 * expected.start_up_s if aim == "start-up" else expected.seconds
-            drawn = self.random.uniform(0, longest)
+        run = attempt.run
+        if aim == "start-up":
+            drawn = self.random.uniform(0, 0.5 * expected.start_up_s)
             return lambda seconds: seconds >= drawn
+        if aim == "any":
+            # The clock starts with the training: starting takes most of so short a run.
+            waited = self.random.uniform(0, expected.seconds - expected.start_up_s)
+            begun: list[float] = []
+
+            def is_time(seconds: float) -> bool:
+                if not begun and attempt.phase() != "start-up":
+                    begun.append(seconds)
+                return bool(begun) and seconds >= begun[0] + waited
+
+            return is_time
         wanted = min(run.last_step() + self.random.randint(1, 16), STEPS - 8)
         return lambda _: run.last_step() >= wanted
 
