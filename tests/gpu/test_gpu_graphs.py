@@ -37,6 +37,7 @@ def stream() -> None:
         ("optim.name=lamb",),
         ("model.precision=fp8",),
         ("model.kernels=reference",),
+        ("model.objective=mlm",),
     ],
     ids=lambda overrides: overrides[0] if overrides else "bf16",
 )

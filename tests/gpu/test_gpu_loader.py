@@ -12,16 +12,18 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.padding import pad
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
-from shard_sets import write_set
+from shard_sets import MAX_PREDICTIONS, assert_same_batch, write_set
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: copies to a GPU are not run here"
 )
 NUM_STEPS = 30
+DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}
 ON_THE_HOST = ("lengths", "masked_counts", "shape")
 TENSORS = [name for name in UnpaddedBatch.__slots__ if name not in ON_THE_HOST]
 
@@ -105,3 +107,23 @@ def test_padded_batches_are_right_when_the_device_lags_behind(
         assert shape is not None
         expected += [sums_of(pad(batch, shape)) for batch in direct.micro_batches(plan)]
     assert torch.stack(sums).tolist() == torch.stack(expected).tolist()
+
+
+def test_masks_drawn_anew_are_pinned_and_those_of_the_cpu(
+    parts: tuple[StepPlanner, SampleReader],
+) -> None:
+    planner, reader = parts
+    plain, pinned = (
+        DynamicMasks(
+            reader.set_dir,
+            reader.manifest,
+            rate=0.2,
+            max_predictions=MAX_PREDICTIONS,
+            seed=4,
+            pin_memory=pin_memory,
+        )
+        for pin_memory in (False, True)
+    )
+    batch = Gatherer(reader).batch(planner.plan(1).ids_of(0, 0), **DENOMINATORS)
+    assert_same_batch(pinned.of(batch, 7), plain.of(batch, 7))
+    assert pinned.of(batch, 7).block.is_pinned()

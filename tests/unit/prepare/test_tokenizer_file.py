@@ -1,6 +1,7 @@
 """Tokenizer files: special tokens by role, text split as `tokenizers` does, refused in one line."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from mlperf_bert.__main__ import main
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError, UserError
@@ -18,7 +20,8 @@ from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary, make_encoder
 from mlperf_bert.prepare.documents import tokenize_documents
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 from mlperf_bert.prepare.wordpiece import PlainTokenizer
-from support import prepare_small
+from resume_cases import MISSED, run_train
+from support import metrics_losses, prepare_small
 from verify_cases import check, failed
 
 LINES = ["The model was trained on text.", "It was a text, it was: a model!", "</s> [MASK] <mask>"]
@@ -140,22 +143,48 @@ def test_a_sentence_within_a_document_follows_white_space(tmp_path: Path) -> Non
     assert [each.tolist() for each in sentences] == [plain[0], plain[1], plain[0]]
 
 
-def test_a_set_of_it_is_made_verified_and_read(tmp_path: Path) -> None:
-    path = saved(tmp_path / "mine.json", byte_level())
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train and eval of single segments, beside the tokenizer they were made with."""
+    directory = tmp_path_factory.mktemp("made")
+    path = saved(directory / "mine.json", byte_level())
     for name in ("train", "eval"):
-        text = tmp_path / f"{name}.txt"
+        text = directory / f"{name}.txt"
         text.write_text("\n\n".join(f"{LINES[0]}\n{LINES[1]} {name}" for _ in range(20)))
-        manifest = prepare_small([text], path, tmp_path / "sets" / name, **SINGLE)
+        prepare_small([text], path, directory / "sets" / name, **SINGLE)
+    return directory / "sets"
+
+
+def test_a_set_of_it_keeps_it_and_passes_verification(sets: Path, tmp_path: Path) -> None:
+    manifest = LengthIndex.open(sets / "eval").manifest
     assert (manifest.vocabulary_file, manifest.unk_id) == ("tokenizer.json", 3)
-    assert (tmp_path / "sets/eval/tokenizer.json").read_bytes() == path.read_bytes()
-    assert not (tmp_path / "sets/eval/vocab.txt").exists()
-    set_checks = failed(check(tmp_path / "sets" / "eval", full=True))
-    assert set_checks == {}
-    reader = SampleReader(tmp_path / "sets/eval", LengthIndex.open(tmp_path / "sets/eval").manifest)
+    kept = sets / "eval" / "tokenizer.json"
+    assert kept.read_bytes() == (sets.parent / "mine.json").read_bytes()
+    assert not (sets / "eval" / "vocab.txt").exists()
+    assert failed(check(sets / "eval", full=True)) == {}
+    reader = SampleReader(sets / "eval", manifest)
     assert reader.read(np.arange(2)).input_ids[0] == manifest.cls_id
-    with (tmp_path / "sets/eval/tokenizer.json").open("a") as file:
+    copy = Path(shutil.copytree(sets / "eval", tmp_path / "eval"))
+    with (copy / "tokenizer.json").open("a") as file:
         file.write(" ")
-    assert "vocabulary" in failed(check(tmp_path / "sets" / "eval"))
+    assert "vocabulary" in failed(check(copy))
+
+
+def test_a_set_of_it_is_staged_and_trained_on(
+    sets: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    size = LengthIndex.open(sets / "train").manifest.vocab_size
+    settings = ("model.objective=mlm", f"model.vocab_size={size}", "run.max_steps=2")
+    settings += ("data.masking=dynamic", "checkpoint.save=never")
+    words = [word for setting in settings for word in ("--set", setting)]
+    places = ["--data", str(sets), "--out", str(tmp_path / "stage")]
+    assert main(["stage-data", "--config", str(tiny_config), *places, *words]) == 0
+    assert (tmp_path / "stage/train/tokenizer.json").exists()
+    for data in (sets, tmp_path / "stage"):
+        run = tmp_path / data.name
+        assert run_train(tiny_config, data, run / "run", *settings) == MISSED
+    losses = [metrics_losses(tmp_path / name / "run") for name in ("sets", "stage")]
+    assert losses[0] == losses[1]
 
 
 def without(*names: str) -> Callable[[], Tokenizer]:
