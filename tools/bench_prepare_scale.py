@@ -1,7 +1,7 @@
 """What the official set costs: `prepare` on parts of official size, on 1 and 2 cores.
 
     .venv/bin/python tools/bench_prepare_scale.py [--part-bytes N] [--parts-each N] [--workers 1 2]
-        [--repeats N] [--json FILE]
+        [--repeats N] [--json FILE] [--report FILE]
 
 Every run is the whole command, in a process of its own: start, text, examples, shards, index. The
 text is the documentation of the running Python, repeated, with one word in 20 replaced by one that
@@ -150,13 +150,15 @@ def report(result: dict[str, Any]) -> None:
             f"{one['examples_per_cpu_s']:,.0f} | {one['peak_bytes'] / 1e9:.2f} GB |"
         )
     most = measured[max(measured)]
-    print("\n| cores | hours for the official set | of the reference |\n|---|---|---|")
+    print("\n| cores | hours for the official set | by processor seconds | of the reference |")
+    print("|---|---|---|---|")
     for cores in CORES:
         # No more processes work at a time than there are parts, and the last ones work alone.
-        rounds = -(-OFFICIAL_PARTS // cores) / OFFICIAL_PARTS
-        hours = OFFICIAL_EXAMPLES * rounds / most["examples_per_s_per_core"] / 3600
-        theirs = OFFICIAL_EXAMPLES * rounds / REFERENCE_RATE / 3600
-        print(f"| {cores} | {hours:,.2f} | {theirs:,.1f} |")
+        examples = OFFICIAL_EXAMPLES * -(-OFFICIAL_PARTS // cores) / OFFICIAL_PARTS
+        rates = (most["examples_per_s_per_core"], most["examples_per_cpu_s"], REFERENCE_RATE)
+        print(
+            f"| {cores} | " + " | ".join(f"{examples / rate / 3600:,.2f}" for rate in rates) + " |"
+        )
     on_disk = most["bytes_per_example"] * OFFICIAL_EXAMPLES
     print(f"\n{most['bytes_per_example']:.0f} bytes an example: {on_disk / 1e9:.0f} GB for all")
 
@@ -169,7 +171,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="print a --json file's tables")
     args = parser.parse_args()
+    if args.report:
+        report(json.loads(args.report.read_text()))
+        return
     with tempfile.TemporaryDirectory() as directory:
         result = measure(args, Path(directory))
     report(result)

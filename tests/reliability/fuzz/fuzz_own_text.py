@@ -1,0 +1,86 @@
+"""A user's own text as fuzzed input: packed and plain files, and what a stopped run left."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
+from fuzz_parser import Parser
+
+from mlperf_bert.data.atomic import make_directory
+from mlperf_bert.prepare.clean_text import clean_document
+from mlperf_bert.prepare.near_duplicates import windows_of
+from mlperf_bert.prepare.own_documents import next_document, sections
+from mlperf_bert.prepare.own_files import find_files
+from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs
+
+DOCUMENTS = (
+    "A first document with a sentence. And another, of some more words.",
+    "Größe und 中文。第二句。 \u0645\u0631\u062d\u0628\u0627 and enough letters to stay.",
+    "x" * 700 + " A long one.",
+)
+RULES = Rules(documents="empty-line", text_field="text", held_out_share=0.25)
+
+
+def make_texts(directory: Path) -> None:
+    """The same documents in every form, and a job's record of them."""
+    import zstandard
+
+    text = "\n\n".join(DOCUMENTS).encode()
+    objects = [json.dumps({"text": document, "id": 1}) for document in DOCUMENTS]
+    make_directory(directory / "in")
+    (directory / "in" / "a.txt").write_bytes(text)
+    (directory / "in" / "b.jsonl").write_text("\n".join(objects) + "\n")
+    (directory / "in" / "c.txt.gz").write_bytes(gzip.compress(text, mtime=0))
+    (directory / "in" / "d.txt.zst").write_bytes(
+        zstandard.ZstdCompressor(write_checksum=True).compress(text)
+    )
+
+
+def parse_texts(directory: Path) -> object:
+    """Every document of every file, cleaned; and where a plain file would be cut."""
+    found = []
+    for file in find_files(directory / "in"):
+        if file.packing == "plain":
+            next_document(file.path, file.form, "empty-line", file.size_bytes // 2)
+        for job in plan_jobs([file], directory, RULES):
+            for piece in job.pieces:
+                for section in sections(piece, "empty-line", "text"):
+                    cleaned = clean_document(section.paragraphs)
+                    found.append(windows_of("".join(cleaned)))
+    return found
+
+
+def make_record(directory: Path) -> None:
+    """A job of one file, done."""
+    make_texts(directory)
+    for name in ("b.jsonl", "c.txt.gz", "d.txt.zst"):
+        (directory / "in" / name).unlink()
+    make_directory(directory / "text")
+    parse_record(directory)
+
+
+def parse_record(directory: Path) -> object:
+    """The job again, as after a stop."""
+    os.utime(directory / "in" / "a.txt", ns=(0, 0))  # what is copied would be another text
+    files = find_files(directory / "in")
+    return [clean(job) for job in plan_jobs(files, directory / "text", RULES)]
+
+
+OWN_TEXT_PARSERS = {
+    "own_text": Parser(
+        make=make_texts,
+        targets={
+            "in/a.txt": mutate_bytes,
+            "in/b.jsonl": mutate_lines(""),
+            "in/c.txt.gz": mutate_bytes,
+            "in/d.txt.zst": mutate_bytes,
+        },
+        optional=("in/a.txt", "in/b.jsonl", "in/c.txt.gz", "in/d.txt.zst"),
+        parse=parse_texts,
+    ),
+    "own_text_record": Parser(
+        make=make_record, targets={"text/job-00000.json": mutate_json}, parse=parse_record
+    ),
+}
