@@ -20,6 +20,7 @@ DOCUMENTS = (
     "Größe und 中文。第二句。 \u0645\u0631\u062d\u0628\u0627 and enough letters to stay.",
     "x" * 700 + " A long one.",
 )
+NAMES = ("a.txt", "b.jsonl", "c.txt.gz", "d.txt.zst")
 RULES = Rules(documents="empty-line", text_field="text", held_out_share=0.25)
 
 
@@ -41,7 +42,8 @@ def make_texts(directory: Path) -> None:
 def parse_texts(directory: Path) -> object:
     """Every document of every file, cleaned; and where a plain file would be cut."""
     found = []
-    for file in find_files(directory / "in"):
+    for name in NAMES:
+        (file,) = find_files(directory / "in" / name)
         if file.packing == "plain":
             next_document(file.path, file.form, "empty-line", file.size_bytes // 2)
         for job in plan_jobs([file], directory, RULES):
@@ -55,7 +57,7 @@ def parse_texts(directory: Path) -> object:
 def make_record(directory: Path) -> None:
     """A job of one file, done."""
     make_texts(directory)
-    for name in ("b.jsonl", "c.txt.gz", "d.txt.zst"):
+    for name in NAMES[1:]:
         (directory / "in" / name).unlink()
     make_directory(directory / "text")
     parse_record(directory)
@@ -77,10 +79,12 @@ OWN_TEXT_PARSERS = {
             "in/c.txt.gz": mutate_bytes,
             "in/d.txt.zst": mutate_bytes,
         },
-        optional=("in/a.txt", "in/b.jsonl", "in/c.txt.gz", "in/d.txt.zst"),
         parse=parse_texts,
     ),
     "own_text_record": Parser(
-        make=make_record, targets={"text/job-00000.json": mutate_json}, parse=parse_record
+        make=make_record,
+        targets={"text/job-00000.json": mutate_json},
+        optional=("text/job-00000.json",),
+        parse=parse_record,
     ),
 }

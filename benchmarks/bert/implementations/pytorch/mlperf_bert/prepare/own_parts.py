@@ -7,6 +7,7 @@ section, where it is cut): adding documents moves no other one across.
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -123,7 +124,7 @@ def plan_jobs(files: Sequence[TextFile], text_dir: Path, rules: Rules) -> list[C
 
 def clean(job: CleanJob) -> Cleaned:
     """Do a job, or read what it made before. Raises DataError for what cannot be read."""
-    if job.record_path.exists():
+    if os.path.lexists(job.record_path):
         return _read(job)
     train = _PartWriter(job.text_dir, f"train-{job.number:05d}")
     held_out = _PartWriter(job.text_dir, f"held_out-{job.number:05d}")
