@@ -179,8 +179,21 @@ def test_rows_of_absurd_lengths(box: Sandbox, tmp_path: Path) -> None:
     path = tmp_path / "a.hdf5"
     write_ragged(path, make_examples(2), WIDTH, ROOM)
     with h5py.File(path, "r+") as file:
-        file["input_ids"][1] = np.ones(MOST_VALUES, "i2")
-    assert "rows of 2097" in refusal(path, box)
+        file["input_ids"][1] = np.ones(MOST_VALUES + 1, "i2")
+    assert f"it has a row of {MOST_VALUES + 1} values" in refusal(path, box)
+
+
+def test_long_rows_of_their_own_lengths_come_in_smaller_lots(box: Sandbox, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = [rng.integers(0, 9, 9_000 + number, np.int8) for number in range(600)]
+    assert sum(map(len, rows[:512])) > MOST_VALUES
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for name in ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
+            file.create_dataset(name, (len(rows),), h5py.vlen_dtype(np.int8))
+        file["input_ids"][:] = rows
+        file["next_sentence_labels"] = np.zeros(len(rows), np.int8)
+    found = [row["input_ids"] for row in as_lists(read_hdf5(tmp_path / "a.hdf5", box))]
+    assert found == [row.tolist() for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreign_files import WRITERS
-from import_cases import GOLDEN, NAMES, ROOM, VOCAB, WIDTH, bring, contents, shard_of
+from foreign_files import WRITERS, examples_of
+from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import examples_digest, read_sidecar
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.cli import add_arguments, run
-from support import run_cli
+from mlperf_bert.prepare.verify.check import verify
+from support import prepare_small, run_cli
 
 OF_TENSORFLOW = Path(__file__).parents[2] / "data" / "tensorflow"
 
@@ -110,19 +111,53 @@ def test_pick_eval_takes_evenly_and_stores_the_baseline(
         bring([path], tmp_path / "more", pick_eval=5000)
 
 
-def test_a_vocabulary_of_more_than_sixteen_bits(
-    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path
-) -> None:
+def with_more_words(directory: Path, number: int) -> Path:
     words = VOCAB.read_text(encoding="utf-8").splitlines()
-    words += [f"more{number}" for number in range(70_000)]
-    vocab = tmp_path / "vocab.txt"
+    words += [f"more{each}" for each in range(number)]
+    vocab = directory / "vocab.txt"
     vocab.write_text("\n".join(words) + "\n", encoding="utf-8")
-    # Fewer random tokens than one in ten are those that the larger vocabulary would have given.
-    bring(foreign["tfrecord"][:1], tmp_path / "set", vocab=vocab)
+    return vocab
+
+
+def test_a_vocabulary_of_more_than_sixteen_bits(from_text: Path, tmp_path: Path) -> None:
+    vocab = with_more_words(tmp_path, 70_000)
+    text = from_text.parent / f"{NAMES[0]}.txt"
+    prepare_small([text], vocab, tmp_path / "made", **SMALL, dupe_factor=1)
+    expected = Shard(shard_of(tmp_path / "made", NAMES[0])).arrays()
+    path = tmp_path / f"{NAMES[0]}.tfrecord"
+    WRITERS["tfrecord"](path, examples_of(shard_of(tmp_path / "made", NAMES[0])), WIDTH, ROOM)
+    bring([path], tmp_path / "set", vocab=vocab)
     found = Shard(shard_of(tmp_path / "set", NAMES[0])).arrays()
     assert found.input_ids.dtype == np.uint32
-    expected = Shard(shard_of(from_text, NAMES[0])).arrays()
     np.testing.assert_array_equal(found.input_ids, expected.input_ids)
+
+
+@pytest.mark.parametrize("number", [200, 70_000])
+def test_a_vocabulary_with_words_behind_that_no_random_token_is_of(
+    foreign: dict[str, list[Path]], tmp_path: Path, number: int
+) -> None:
+    vocab = with_more_words(tmp_path, number)
+    with pytest.raises(DataError, match="is larger than the one it was made with"):
+        bring(foreign["tfrecord"][:1], tmp_path / "set", vocab=vocab)
+    assert not (tmp_path / "set" / "index").exists()
+
+
+def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--vocab.*give the vocab\.txt"):
+        bring([tmp_path / "none.tfrecord"], tmp_path / "set", vocab=tmp_path / "tokenizer.json")
+
+
+def test_the_same_examples_in_another_form_are_found(
+    foreign: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    kinds = ("tfrecord", "tfrecord.gz")
+    twins = [Path(shutil.copy(foreign[kind][0], tmp_path / f"{kind}.tfrecord")) for kind in kinds]
+    with pytest.raises(DataError, match=r"holds the same examples as tfrecord\.hdf5"):
+        bring(twins, tmp_path / "set")
+    for kind, part in zip(kinds, ("train", "eval"), strict=True):
+        bring(foreign[kind][:1], tmp_path / "pair" / part)
+    (problem,) = verify(tmp_path / "pair", full=False, workers=1, quiet=True).problems()
+    assert "holds the same examples as train's part-0" in str(problem)
 
 
 @pytest.mark.parametrize(

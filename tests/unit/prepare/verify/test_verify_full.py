@@ -54,6 +54,10 @@ def test_a_flipped_bit_anywhere_is_found(pair: Path) -> None:
         flip(shard(pair), bit)
 
 
+def with_one_other_label(arrays: Arrays) -> None:
+    arrays["next_sentence_label"][0] ^= 1
+
+
 def with_other_rates(arrays: Arrays) -> None:
     """[MASK] everywhere that a token was kept or replaced."""
     arrays["input_ids"][masked_rows(arrays)] = MASK
@@ -234,6 +238,9 @@ def test_a_text_twice_under_another_digest(made: Path, tmp_path: Path) -> None:
     texts = [made.parent / "a.txt", tmp_path / "again.txt"]
     texts[1].write_text(texts[0].read_text() + " \n")
     manifest = prepare_set(texts, tmp_path / "set")
+    problems = failed(check(tmp_path / "set"))
+    assert "again.hdf5: holds the same examples as a.hdf5" in problems["different texts"]
+    spoil(tmp_path / "set" / "shards" / "again.hdf5", with_one_other_label)
     assert failed(check(tmp_path / "set")) == {}
     problems = failed(check(tmp_path / "set", full=True))
     assert set(problems) == {"duplicates"}

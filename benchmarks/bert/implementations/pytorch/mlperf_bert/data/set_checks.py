@@ -4,7 +4,7 @@ Sidecars, vocabulary and index are held against the manifest and each other. Not
 names and counts may be hostile. Each check raises the DataError it finds, or returns all of them.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -89,32 +89,47 @@ def wrong_settings(
 
 
 def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataError]:
-    """Shards that were made from the same text as one before them, copies of it among them."""
-    made_from = defaultdict(list)
+    """Shards of the same text, or with the same examples, as one before them, copies among them."""
+    before: dict[str, str] = {}
+    problems = []
     for file, sidecar in sidecars.items():
-        made_from[sidecar.source_sha256].append(file)
-    return [
-        DataError(
-            str(set_dir / "shards" / file),
-            f"was made from the same text as {files[0]}",
-            "prepare the set in a new directory, with each text once",
-        )
-        for files in made_from.values()
-        for file in files[1:]
-    ]
+        problem = _shared(sidecar, before)
+        if problem is not None:
+            remedy = "prepare the set in a new directory, with each text once"
+            problems.append(DataError(str(set_dir / "shards" / file), problem, remedy))
+        for digest in _digests(sidecar):
+            before.setdefault(digest, file)
+    return problems
 
 
 def shared_texts(
     eval_dir: Path, train: Mapping[str, Sidecar], held_out: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Shards of the held-out set that were made from a text that is trained on."""
-    texts = {sidecar.source_sha256: file for file, sidecar in train.items()}
+    """Shards of the held-out set of a text, or with just the examples, that is trained on."""
+    trained_on = {
+        digest: f"train's {file}" for file, sidecar in train.items() for digest in _digests(sidecar)
+    }
+    found = [(file, _shared(sidecar, trained_on)) for file, sidecar in held_out.items()]
     return [
-        DataError(
-            str(eval_dir / "shards" / file),
-            f"was made from the same text as train's {texts[sidecar.source_sha256]}",
-            PAIR_REMEDY,
-        )
-        for file, sidecar in held_out.items()
-        if sidecar.source_sha256 in texts
+        DataError(str(eval_dir / "shards" / file), problem, PAIR_REMEDY)
+        for file, problem in found
+        if problem is not None
     ]
+
+
+def _digests(sidecar: Sidecar) -> dict[str, str]:
+    """What a shard can share with another -> how to say so.
+
+    Files of others hold the same examples in several forms, which have digests of their own.
+    """
+    said = {sidecar.source_sha256: "was made from the same text as"}
+    if sidecar.examples_sha256 is not None:
+        said.setdefault(sidecar.examples_sha256, "holds the same examples as")
+    return said
+
+
+def _shared(sidecar: Sidecar, others: Mapping[str, str]) -> str | None:
+    for digest, said in _digests(sidecar).items():
+        if digest in others:
+            return f"{said} {others[digest]}"
+    return None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.mask_counts import special_ids
 from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.data.sidecar import ShardSettings
@@ -27,7 +28,12 @@ from mlperf_bert.prepare.foreign_rows import (
 from mlperf_bert.prepare.tfrecord import read_records
 from mlperf_bert.prepare.verify.contents import check_arrays
 from mlperf_bert.prepare.verify.duplicates import MAX_COPIED_SHARE
-from mlperf_bert.prepare.verify.rates import check_masking, check_next_sentence, check_unknown
+from mlperf_bert.prepare.verify.rates import (
+    check_masking,
+    check_next_sentence,
+    check_unknown,
+    check_vocabulary_size,
+)
 from mlperf_bert.prepare.vocabulary import Vocabulary
 from mlperf_bert.prepare.wordpiece import token_dtype
 
@@ -135,6 +141,7 @@ def check_examples(
     tally = contents.tally
     for check in (
         check_masking({path: tally}, tally, len(vocabulary)),
+        check_vocabulary_size({path: tally}, tally, len(vocabulary), special_ids(manifest)),
         check_next_sentence({path: tally}, tally),
         check_unknown(path, tally),
     ):

@@ -21,6 +21,10 @@ _CACHE_BYTES = 32 * 2**20  # a dataset: no chunk is unpacked once for every piec
 _INT32 = np.iinfo(np.int32)
 
 
+class _TooLongError(Exception):
+    """More values of a feature than a piece may have; how many."""
+
+
 def read_rows(path: str) -> Iterator[bytes | memoryview]:
     """Yield pieces of rows, as foreign_features.py says.
 
@@ -31,9 +35,18 @@ def read_rows(path: str) -> Iterator[bytes | memoryview]:
             name: _dataset(file, name) for name in FEATURES if name in file and name not in UNREAD
         }
         num_rows = _check(datasets)
-        step = _rows_at_a_time(datasets)
-        for first in range(0, num_rows, step):
-            yield from _piece(datasets, first, min(num_rows, first + step))
+        first, step = 0, _rows_at_a_time(datasets)
+        while first < num_rows:
+            end = min(num_rows, first + step)
+            try:
+                piece = _piece(datasets, first, end)
+            except _TooLongError as error:  # rows of their own lengths: known when they are read
+                if end - first == 1:
+                    raise ValueError(f"it has a row of {error} values") from None
+                step = (end - first) // 2
+                continue
+            yield from piece
+            first = end
 
 
 def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
@@ -85,17 +98,15 @@ def _rows_at_a_time(datasets: dict[str, h5py.Dataset]) -> int:
     return int(min(max(usual, chunk), MOST_ROWS, max(1, MOST_VALUES // width)))
 
 
-def _piece(datasets: dict[str, h5py.Dataset], first: int, end: int) -> Iterator[bytes | memoryview]:
+def _piece(datasets: dict[str, h5py.Dataset], first: int, end: int) -> list[bytes | memoryview]:
     counts = np.full((end - first, len(FEATURES)), ABSENT, np.int32)
     values = []
     for number, name in enumerate(FEATURES):
         if name in datasets:
             counts[:, number], found = _values(datasets[name], first, end)
             values.append(_as_int32(name, found))
-    yield NUM_ROWS.pack(end - first)
-    yield counts.data.cast("B")
-    for array in values:
-        yield array.data.cast("B") if array.size else b""
+    head = [NUM_ROWS.pack(end - first), counts.data.cast("B")]
+    return head + [array.data.cast("B") if array.size else b"" for array in values]
 
 
 def _values(dataset: h5py.Dataset, first: int, end: int) -> tuple[Any, NDArray[Any]]:
@@ -105,7 +116,7 @@ def _values(dataset: h5py.Dataset, first: int, end: int) -> tuple[Any, NDArray[A
         return rows.size // len(rows), rows.reshape(-1)
     counts = [len(row) for row in rows]
     if sum(counts) > MOST_VALUES:
-        raise ValueError(f"it has rows of {sum(counts) // len(counts)} values in the mean")
+        raise _TooLongError(sum(counts))
     return counts, np.concatenate(rows)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.errors import DataError
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import check_settings, make_set, shard_jobs
 from mlperf_bert.prepare.examples import pick_evenly
 from mlperf_bert.prepare.foreign_examples import (
@@ -59,6 +59,9 @@ def import_set(
         ConfigError: an option out of range, or numba's cache cannot be used.
         DataError: a file, the vocabulary, or a shard that was finished with other limits.
     """
+    if vocab_path.suffix == ".json":
+        problem = f"{vocab_path}: files of examples are read with word pieces"
+        raise ConfigError("--vocab", problem, "give the vocab.txt that they were made with")
     vocabulary = load_vocabulary(vocab_path)
     settings = ShardSettings(
         vocabulary_sha256=vocabulary.sha256,

@@ -20,7 +20,6 @@ from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 if TYPE_CHECKING:
     import tokenizers
 
-FILE_NAME = "tokenizer.json"
 # What BERT's and RoBERTa's families call the token of a role; the first that is there is taken.
 ROLES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),

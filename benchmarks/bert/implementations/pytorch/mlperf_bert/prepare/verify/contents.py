@@ -30,7 +30,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over some samples; two tallies add up."""
+    """Counts over some samples, and the highest token id; two tallies add up."""
 
     samples: int = 0
     tokens: int = 0
@@ -39,10 +39,13 @@ class Tally:
     kept: int = 0  # of them, input is the label
     unknown: int = 0  # [UNK] in the text
     random_next: int = 0  # samples with label 1
+    highest_id: int = 0  # of all inputs and labels
 
     def __add__(self, other: "Tally") -> "Tally":
         names = [field.name for field in fields(self)]
-        return Tally(*(getattr(self, name) + getattr(other, name) for name in names))
+        counts = {name: getattr(self, name) + getattr(other, name) for name in names}
+        counts["highest_id"] = max(self.highest_id, other.highest_id)
+        return Tally(**counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +264,7 @@ class _Checker:
             kept=int(np.count_nonzero(inputs == chunk.labels)),
             unknown=int(np.count_nonzero(text == self._manifest.unk_id)),
             random_next=int(np.count_nonzero(chunk.next_labels)),
+            highest_id=int(max(chunk.tokens.max(), chunk.labels.max())),
         )
 
     def _choice_bits(self) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from mlperf_bert.prepare.verify.rates import (
     check_masking,
     check_next_sentence,
     check_unknown,
+    check_vocabulary_size,
     rate_statistics,
 )
 from mlperf_bert.prepare.verify.report import Check
@@ -116,8 +117,12 @@ class FullCheck:
         copied = {shards_dir / file: count for file, count in self._copied.items()}
         manifest = self._manifest
         is_pair = manifest.segments == "pair"
-        excluded = 0 if is_pair else len(special_ids(manifest))
-        checks.append(check_masking(by_path, total, manifest.vocab_size, excluded))
+        special = special_ids(manifest)
+        excluded = 0 if is_pair else len(special)
+        checks += [
+            check_masking(by_path, total, manifest.vocab_size, excluded),
+            check_vocabulary_size(by_path, total, manifest.vocab_size, special),
+        ]
         if is_pair:
             checks.append(check_next_sentence(by_path, total))
         checks += [

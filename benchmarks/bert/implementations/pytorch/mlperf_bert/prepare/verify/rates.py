@@ -10,9 +10,12 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Baseline
-from mlperf_bert.data.set_checks import SHARD_REMEDY
+from mlperf_bert.data.set_checks import SHARD_REMEDY, VOCABULARY_REMEDY
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.contents import Tally
 from mlperf_bert.prepare.verify.report import Check
@@ -53,6 +56,30 @@ def check_masking(
                 problems.append(DataError(str(path), problem, SHARD_REMEDY))
     shares = [f"{_percent(n, total.masked)} {name}" for name, n in _outcomes(total).items()]
     return Check("masking 80/10/10", f"{', '.join(shares)} of {total.masked:,}", tuple(problems))
+
+
+def check_vocabulary_size(
+    tallies: Mapping[Path, Tally], total: Tally, vocab_size: int, special: NDArray[np.int64]
+) -> Check:
+    """Random tokens reach up to the end of the vocabulary, as they are any of it alike.
+
+    Ids that end early are of a smaller vocabulary, whose tokens mean something else. Only those of
+    `special` may never be put in for a word: int64, ascending.
+    """
+    problems = []
+    for path, tally in tallies.items():
+        replaced = _outcomes(tally)["replaced"]
+        unseen = vocab_size - 1 - tally.highest_id
+        unseen -= int(np.count_nonzero(special > tally.highest_id))
+        # -log of the chance that none of them is one of these.
+        if unseen > 0 and -replaced * math.log1p(-unseen / vocab_size) > MAX_SURPRISE:
+            problem = (
+                f"has no token above {tally.highest_id:,}, among them {replaced:,} random ones: "
+                f"the vocabulary of {vocab_size:,} is larger than the one it was made with"
+            )
+            problems.append(DataError(str(path), problem, VOCABULARY_REMEDY))
+    summary = f"ids up to {total.highest_id:,} of {vocab_size:,}"
+    return Check("vocabulary used", summary, tuple(problems))
 
 
 def check_next_sentence(tallies: Mapping[Path, Tally], total: Tally) -> Check:
