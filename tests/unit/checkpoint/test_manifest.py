@@ -1,6 +1,7 @@
 """A hostile or damaged manifest, state or LATEST is refused in one line, and leads nowhere else."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,18 @@ def test_every_file_of_the_manifest_is_verified(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_bytes(STATE.to_json())
     with pytest.raises(CheckpointError):
         verify(tmp_path)
+
+
+def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path: Path) -> None:
+    run = tmp_path / "run_0"
+    for file in ("run_0/checkpoints/LATEST", "theirs/config.json", "tf/model.ckpt-7.index"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("")
+    for directory, remedy in (
+        (run, f"give {run / 'checkpoints'}"),
+        (tmp_path / "theirs", f"mlperf_bert convert --from huggingface {tmp_path / 'theirs'}"),
+        (tmp_path / "tf", f"mlperf_bert convert --from tensorflow {tmp_path / 'tf'}"),
+        (tmp_path, "give a checkpoint directory"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(remedy)):
+            resolve(directory)

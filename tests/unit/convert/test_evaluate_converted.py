@@ -1,6 +1,7 @@
 """Weights of others are evaluated as ours are: on any ranks, with what is known of them."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,29 @@ def test_the_expectation_is_of_one_pair_alone(checkpoint: Path, synthetic_data: 
     named = replace(ours, origin={"format": "tensorflow", "name": "model.ckpt-28252"})
     for other in (ours, named, replace(mlperf, step=9)):
         assert evaluate_cli.expected_accuracy(other, theirs) is None
+    imported = replace(theirs, seed=0)
+    assert evaluate_cli.expected_accuracy(mlperf, imported) == evaluate_cli.MLPERF_ACCURACY
     for changed in ({"num_samples": 9_999}, {"max_seq_length": 128}, {"seed": 1}):
         other_set = replace(theirs, **changed)
         assert evaluate_cli.expected_accuracy(mlperf, other_set) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "smaller"), [("max_seq_length", 8), ("max_predictions", 1), ("vocab_size", 60)]
+)
+def test_other_data_is_told_in_words_of_the_checkpoint(
+    checkpoint: Path, synthetic_data: Path, tmp_path: Path, capsys: Any, setting: str, smaller: int
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "small")
+    path = tmp_path / "small" / "manifest.json"
+    values = json.loads(path.read_text())
+    section = "model" if setting == "vocab_size" else "data"
+    values["config"][section][setting] = smaller
+    path.write_text(json.dumps(values))
+    assert evaluate(tmp_path / "small", synthetic_data) == 2
+    error = capsys.readouterr().err
+    assert f"--data: {section}.{setting} of the checkpoint is {smaller}, the data in" in error
+    assert f"give data that was prepared for {tmp_path / 'small'}" in error
 
 
 def test_the_expectation_is_printed(
@@ -137,6 +158,12 @@ def test_a_run_begins_from_it_and_does_not_go_on_from_it(
     assert main(["train", *options, *begun]) == TARGET_MISSED
     lines = (tmp_path / "begun" / "run_0" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["mlm_accuracy"] == accuracy
+    for setting, stated in (("num_heads=2", 4), ("layer_norm_epsilon=1e-6", 1e-7)):
+        again = ["--set", f"model.{setting}", *begun[2:], "--run-dir", str(tmp_path / setting)]
+        capsys.readouterr()
+        assert main(["train", *options, *again]) == 2
+        error = capsys.readouterr().err
+        assert f"trained with {stated}; set it to the checkpoint's" in error
     capsys.readouterr()
     on = ["--run-dir", str(tmp_path / "on"), "--resume", str(checkpoint)]
     assert main(["train", *options, *on]) == 2

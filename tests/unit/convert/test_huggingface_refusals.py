@@ -67,6 +67,30 @@ def adapted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, "bert.encoder.layer.0.adapter.weight": torch.ones(3)}
 
 
+def other_positions(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.embeddings.position_ids": torch.arange(32).flip(0)[None]}
+
+
+def other_segments(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.embeddings.token_type_ids": torch.ones(1, 32, dtype=torch.int64)}
+
+
+def a_second_pooler(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.pooler.second.weight": torch.ones(32, 32)}
+
+
+def a_third_sentence(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**without_pairs(tensors), "cls.seq_relationship.third.bias": torch.ones(2)}
+
+
+def without_pairs(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith("cls.seq_relationship.")
+    }
+
+
 def halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     name = "bert.encoder.layer.1.output.dense.weight"
     return {**tensors, name: tensors[name][:16].clone()}
@@ -92,6 +116,10 @@ def very_deep(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         (diverged, "not finite"),
         (quantised, "int8"),
         (adapted, "adapter"),
+        (other_positions, "position_ids': are not 0, 1, 2"),
+        (other_segments, "token_type_ids': are not all 0"),
+        (a_second_pooler, "is no part of the BERT"),
+        (a_third_sentence, "is no part of the BERT"),
         (halved, "[16, 48]"),
         (without_a_bias, "missing"),
         (without_a_layer, "1 layers"),

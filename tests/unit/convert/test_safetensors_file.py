@@ -40,16 +40,15 @@ def test_what_the_library_wrote_comes_back(path: Path) -> None:
     for name, tensor in TENSORS.items():
         assert found[name].shape == tuple(tensor.shape)
         assert found[name].dtype == str(tensor.dtype).removeprefix("torch.")
-        if tensor.is_floating_point():
+        if name != "flags":
             values = found[name].read()
             wanted = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             assert np.array_equal(values, wanted.numpy()) and values.dtype == wanted.numpy().dtype
 
 
-@pytest.mark.parametrize("name", ["numbers", "flags"])
-def test_what_is_no_weight_is_not_read(path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="holds"):
-        read_safetensors(path)[name].read()
+def test_what_is_no_number_is_not_read(path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds bool"):
+        read_safetensors(path)["flags"].read()
 
 
 def test_one_tensor_at_a_time_is_written(tmp_path: Path) -> None:

@@ -163,6 +163,17 @@ def test_a_directory_must_have_just_one(v2: Path) -> None:
         open_tensorflow(v2.parent)
 
 
+@pytest.mark.parametrize("source", [V1, V1_SHARDS])
+def test_a_directory_with_one_of_v1(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source.parent, tmp_path / "copy")
+    for name in ("checkpoint", "vocab.txt", f"{source.name}.meta"):
+        (tmp_path / "copy" / name).write_text("text")
+    assert list(open_tensorflow(tmp_path / "copy")) == list(open_tensorflow(source))
+    (tmp_path / "copy" / "other").write_bytes(V1.read_bytes())
+    with pytest.raises(CheckpointError, match=f"has 2 checkpoints; name .*{source.name}, other"):
+        open_tensorflow(tmp_path / "copy")
+
+
 def test_a_part_of_v1_that_is_missing(tmp_path: Path) -> None:
     shutil.copytree(V1_SHARDS.parent, tmp_path / "copy")
     prefix = tmp_path / "copy" / V1_SHARDS.name

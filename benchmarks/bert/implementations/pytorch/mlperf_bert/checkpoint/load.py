@@ -15,6 +15,7 @@ from mlperf_bert.checkpoint.manifest import (
     RANK_STATES,
     STATE,
     Manifest,
+    read_config,
     read_manifest,
     resolve,
     verify_files,
@@ -24,12 +25,14 @@ from mlperf_bert.checkpoint.rank_states import set_rank_states
 from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 ITS_CONFIG = "use the config it was made with"
+# What decides the model's function and shows in no shape.
+_WITHOUT_A_SHAPE = ("num_heads", "layer_norm_epsilon")
 
 
 def load_checkpoint(
@@ -102,7 +105,7 @@ def load_weights(
     prediction leaves out what a checkpoint has for it.
 
     Raises CheckpointError where files are missing or damaged, or made for another model or
-    vocabulary.
+    vocabulary, and ConfigError where the model has other settings that no shape shows.
     """
     directory = resolve(directory)
     manifest = read_manifest(directory)
@@ -115,6 +118,7 @@ def load_weights(
         }
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names_and_shapes(directory, tensors, shapes)
+    _check_settings(directory, model)
     model.load_state_dict(tensors)
     if FP8 in manifest.files:
         verify_files(directory, manifest, (FP8,))
@@ -137,6 +141,15 @@ def _check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
     if read_state(directory).vocabulary_sha256 != vocabulary_sha256:
         problem, remedy = "was trained with another vocabulary", "use the data it was made from"
         raise CheckpointError(str(directory), problem, remedy)
+
+
+def _check_settings(directory: Path, model: BertForPretraining) -> None:
+    stated = read_config(directory).model
+    for name in _WITHOUT_A_SHAPE:
+        ours, theirs = getattr(model.config, name), getattr(stated, name)
+        if ours != theirs:
+            problem = f"is {ours}, the weights in {directory} were trained with {theirs}"
+            raise ConfigError(f"model.{name}", problem, "set it to the checkpoint's")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -24,9 +24,12 @@ FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
 VOCABULARIES = ("vocab.txt", "tokenizer.json")  # at most one, where it was at hand
 LATEST = "LATEST"
+OF_A_RUN = "checkpoints"  # the directory in a run's
 ELSE = "use another checkpoint"
 
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARIES))
+# Whose weights a file of such a name tells of.
+_OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -91,11 +94,22 @@ def resolve(directory: Path) -> Path:
         name = read_regular_file(directory / LATEST, 100).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         problem = f"holds no {MANIFEST} and no {LATEST}"
-        raise CheckpointError(str(directory), problem, "give a checkpoint directory") from None
+        raise CheckpointError(str(directory), problem, _likely_remedy(directory)) from None
     if not _STEP_NAME.fullmatch(name) or not (directory / name / MANIFEST).is_file():
         problem = f"names {in_brief(name)}, not a checkpoint"
         raise CheckpointError(str(directory / LATEST), problem, "give one of its steps")
     return directory / name
+
+
+def _likely_remedy(directory: Path) -> str:
+    """What to do about a directory that is no checkpoint, by what else it may be."""
+    within = directory / OF_A_RUN
+    if (within / LATEST).is_file():
+        return f"give {within}"
+    for form, pattern in _OF_OTHERS:
+        if next(directory.glob(pattern), None) is not None:
+            return f"make one of it: mlperf_bert convert --from {form} {directory} --out NEW"
+    return "give a checkpoint directory"
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -43,6 +43,11 @@ from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name
 
 Missing = Literal["refuse", "draw"]
 _SPARE_BYTES = 2**20  # of JSON and headers
+_NEXT_SENTENCE = frozenset(
+    f"{layer}.{part}"
+    for layer in ("bert.pooler.dense", "cls.seq_relationship")
+    for part in ("weight", "bias")
+)
 _FILLS = {WORDS: 0.0, WORD_BIAS: PADDING_BIAS}
 
 
@@ -92,7 +97,7 @@ def plan_conversion(
         heads = " and no ".join(dict.fromkeys(drawn.values()))
         remedy = "give weights that have it, or let it be drawn at random with --missing draw"
         raise CheckpointError(str(source.path), f"has no {heads}", remedy)
-    unused = _unused(source, shapes)
+    unused = _unused(source, shapes, config.model.objective)
     _check_shapes(source, shapes)
     _check_copies(source)
     remarks = (*source.remarks, *remarks)
@@ -165,13 +170,14 @@ def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None
         raise CheckpointError(str(source.path), problem, remedy)
 
 
-def _unused(source: Source, shapes: Mapping[str, object]) -> dict[str, str]:
+def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dict[str, str]:
     """Raises CheckpointError for a tensor that changes what the model computes."""
     unused = {}
+    may_lack_use = _NEXT_SENTENCE if objective == "mlm" else frozenset()
     for name, weight in source.weights.items():
         if name in shapes or name in source.copies:
             continue
-        if not name.startswith(("bert.pooler.", "cls.seq_relationship.")):
+        if name not in may_lack_use:
             problem = "is no part of the BERT that this program computes"
             raise CheckpointError(weight.where or name, problem, "give the weights of a plain BERT")
         unused[name] = "not used without next-sentence prediction"

@@ -1,8 +1,11 @@
 """Opens a BERT in Hugging Face's form: safetensors, one file or several, and config.json."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from mlperf_bert.convert.huggingface_names import (
     BUFFERS,
@@ -27,6 +30,7 @@ _AS_SAFETENSORS = (
     "BertForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
 )
 _MOST_FILES = 1000
+_MOST_POSITIONS = 2**20
 _LONGEST_NAME = 60
 _REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
 
@@ -101,6 +105,7 @@ def _sorted_out(
     for name, ours in our_names(stored).items():
         where = f"{stored[name].path}: {in_brief(name)}"
         if ours in BUFFERS:
+            _check_buffer(stored[name], where, ours)
             ignored[name] = "numbers that every model has"
         elif ours not in COPIES and not ours.startswith(("bert.", "cls.")):
             ignored[name] = "no part of pre-training"
@@ -115,6 +120,18 @@ def _sorted_out(
         elif copy in weights:
             weights[original] = weights.pop(copy)
     return weights, copies, ignored
+
+
+def _check_buffer(tensor: StoredTensor, where: str, name: str) -> None:
+    """0, 1, 2 .. for positions, 0 for segments: with others the model would compute otherwise."""
+    size = math.prod(tensor.shape)
+    if size > _MOST_POSITIONS:
+        raise CheckpointError(where, f"has {size:,} numbers", _REMEDY)
+    numbers = tensor.read().ravel()
+    wanted = np.arange(size) if name.endswith("position_ids") else np.zeros(size)
+    if not np.array_equal(numbers, wanted):
+        problem = "are not 0, 1, 2 .." if name.endswith("position_ids") else "are not all 0"
+        raise CheckpointError(where, f"{problem}, as in every BERT", _REMEDY)
 
 
 def _remarks(folder: Path) -> tuple[str, ...]:

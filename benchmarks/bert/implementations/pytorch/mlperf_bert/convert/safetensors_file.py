@@ -46,7 +46,8 @@ _DTYPES = {
     "F8_E4M3": ("|u1", "float8_e4m3"),
     "F8_E5M2": ("|u1", "float8_e5m2"),
 }
-_READABLE = frozenset(("float64", "float32", "float16", "bfloat16"))
+# Weights, and the whole numbers among which older files keep positions.
+_READABLE = frozenset(("float64", "float32", "float16", "bfloat16", "int64", "int32"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class StoredTensor:
     def read(self) -> NDArray[Any]:
         """The numbers, bfloat16 as float32.
 
-        Raises CheckpointError where the file is cut short by now, or holds no floating-point
-        numbers there.
+        Raises CheckpointError where the file is cut short by now, or holds numbers of
+        another kind there.
         """
         if self.dtype not in _READABLE:
             problem = f"{in_brief(self.name)} holds {self.dtype}"

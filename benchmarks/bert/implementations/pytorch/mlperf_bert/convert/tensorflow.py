@@ -10,6 +10,7 @@ from mlperf_bert.convert.tensorflow_bundle import read_bundle
 from mlperf_bert.convert.tensorflow_errors import damage_of
 from mlperf_bert.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
 from mlperf_bert.convert.tensorflow_slices import read_slices
+from mlperf_bert.convert.tensorflow_table import has_footer
 from mlperf_bert.errors import CheckpointError
 
 _INDEX = ".index"
@@ -57,11 +58,18 @@ def _only_one(folder: Path) -> Path:
     if len(names) > _MOST_FILES:
         raise CheckpointError(str(folder), f"has more than {_MOST_FILES:,} files", _REMEDY)
     found = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
+    if not found:
+        found = sorted({_SHARD.sub("", name) for name in names if _is_table(folder / name)})
     if len(found) != 1:
-        problem = f"has {len(found)} checkpoints with an {_INDEX} file"
+        problem = f"has {len(found)} checkpoints"
         remedy = f"name one of them: {', '.join(found[:8])}" if found else _REMEDY
         raise CheckpointError(str(folder), problem, remedy)
     return folder / found[0]
+
+
+def _is_table(path: Path) -> bool:
+    """Whether it may be a file of a V1 checkpoint, which no ending of its name tells."""
+    return path.is_file() and has_footer(path)
 
 
 def _files_of_v1(prefix: Path) -> list[Path]:

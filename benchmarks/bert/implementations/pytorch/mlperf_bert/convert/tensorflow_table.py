@@ -79,16 +79,30 @@ class SortedTable:
                 yield key, value
 
 
+def has_footer(path: Path) -> bool:
+    """Whether a file ends as a table does. Raises OSError."""
+    return _is_footer(_read_footer(path)[0])
+
+
+def _read_footer(path: Path) -> tuple[memoryview, int]:
+    """The last bytes of a file, and how many it has."""
+    with open_regular_file(path) as file:
+        file_bytes = file.seek(0, 2)
+        file.seek(max(0, file_bytes - FOOTER_BYTES))
+        return memoryview(file.read(FOOTER_BYTES) or b""), file_bytes
+
+
+def _is_footer(footer: memoryview) -> bool:
+    return len(footer) == FOOTER_BYTES and int.from_bytes(footer[-8:], "little") == _MAGIC
+
+
 def open_table(path: Path) -> SortedTable:
     """Read footer and index of a table.
 
     Raises ValueError where it is none, or damaged; OSError.
     """
-    with open_regular_file(path) as file:
-        file_bytes = file.seek(0, 2)
-        file.seek(max(0, file_bytes - FOOTER_BYTES))
-        footer = memoryview(file.read(FOOTER_BYTES) or b"")
-    if len(footer) < FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
+    footer, file_bytes = _read_footer(path)
+    if not _is_footer(footer):
         raise ValueError("is cut short, or no checkpoint of TensorFlow")
     end = file_bytes - FOOTER_BYTES
     _, place = _handle(footer, 0, end)  # of more about the table, of which there is nothing
