@@ -11,7 +11,7 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.exit_statuses import TARGET_MISSED
-from support import NUM_WORDS, REPOSITORY, run_process
+from support import NUM_WORDS, REPOSITORY, prepare_small, run_process
 
 Train = Callable[..., int]
 
@@ -145,6 +145,27 @@ def test_contradictions_are_one_line(
     assert train("run", *overrides) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_room_for_more_masks_than_any_example_has_is_not_needed(
+    train: Train, tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    for name in ("train", "eval"):  # as they are, but for the default of --max-predictions
+        prepare_small(
+            [synthetic_data / f"{name}.txt"],
+            synthetic_data / "words.txt",
+            tmp_path / "data" / name,
+            max_seq_length=32,
+            max_predictions=76,
+            dupe_factor=2,
+            with_baseline=True,
+        )
+    assert train("before", "run.max_steps=10") == TARGET_MISSED
+    places = ["--data", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    steps = ["--config", str(tiny_config), "--set", "run.max_steps=10"]
+    assert main(["train", *steps, *places]) == TARGET_MISSED
+    assert losses(tmp_path / "run") == losses(tmp_path / "before")
+    assert main(["train", *steps, *places, "--set", "data.max_predictions=4"]) == 2
 
 
 def test_missing_data_is_one_line(

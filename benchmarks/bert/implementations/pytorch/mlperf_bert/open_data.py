@@ -93,9 +93,13 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
             f"is 'mlm_nsp', the examples in {set_dir} are no sentence pairs",
             "set it to 'mlm', or prepare pairs",
         )
+    limits = config.data.max_seq_length, config.data.max_predictions
+    used_masks = manifest.max_predictions
+    if used_masks > limits[1]:  # as it is where short sequences were prepared with the default
+        used_masks = int(index.masked_counts.max())
     for field, limit, used in (
-        ("data.max_seq_length", config.data.max_seq_length, manifest.max_seq_length),
-        ("data.max_predictions", config.data.max_predictions, manifest.max_predictions),
+        ("data.max_seq_length", limits[0], manifest.max_seq_length),
+        ("data.max_predictions", limits[1], used_masks),
     ):
         if used > limit:
             raise ConfigError(
