@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.data.atomic import remove_temporaries, replaced_file
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import DataError
 from support import run_process
@@ -18,6 +19,7 @@ LEFT_BY_KILLED_RUNS = [
     "shards/.part-00001.hdf5.json.77.tmp",
     "index/.lengths.u16.77.tmp",
     "index/.dataset.json.77.tmp",
+    "index/.dataset.json.77-0123abcd.tmp",
 ]
 OF_THE_USER = [".notes.tmp", ".notes.77.tmp", "index/.vocab.txt.77.tmp", "shards/.part.x.tmp"]
 
@@ -26,11 +28,11 @@ WITH_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 from mlperf_bert.prepare import build
-def compile_and_limit(vocabulary, compile_examples=build.compile_examples):
-    compile_examples(vocabulary)
+def compile_and_limit(segments, vocabulary, compile_maker=build.compile_maker):
+    compile_maker(segments, vocabulary)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[4]),) * 2)
-build.compile_examples = compile_and_limit
+build.compile_maker = compile_and_limit
 text, vocab, out = map(Path, sys.argv[1:4])
 try:
     build.prepare_text(
@@ -55,6 +57,31 @@ def test_left_overs_go_and_files_of_the_user_stay(
     prepare(texts)
     found = {path.relative_to(set_dir).as_posix() for path in set_dir.rglob(".*")}
     assert found == set(OF_THE_USER)
+
+
+def test_files_that_another_machine_is_writing_stay(tmp_path: Path) -> None:
+    with replaced_file(tmp_path / "a.hdf5") as ours:
+        ours.touch()
+        there = ours.name.removesuffix(".tmp").rpartition("-")[0] + "-0123abcd.tmp"
+        theirs = ours.with_name(there)
+        theirs.touch()
+        remove_temporaries(tmp_path, {"a.hdf5"}, of="this machine")
+        assert not ours.exists()
+        assert theirs.exists()
+        remove_temporaries(tmp_path, {"a.hdf5"})
+        assert not theirs.exists()
+        ours.touch()
+
+
+def test_shards_of_files_that_are_not_given_now_are_no_left_overs_to_replace(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
+    prepare(texts)
+    index = tmp_path / "set" / "index" / "dataset.json"
+    before = index.read_bytes()
+    with pytest.raises(DataError, match=r"part-00001\.hdf5: is the shard of a file that is not"):
+        prepare(texts[:1])
+    assert index.read_bytes() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

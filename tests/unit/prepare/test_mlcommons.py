@@ -120,6 +120,38 @@ def test_a_shard_that_was_cut_on_the_way_is_refused(
     assert call(text, tmp_path / "a", "--join", tmp_path / "b") == 0
 
 
+def test_shards_of_other_text_are_not_joined(
+    text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert call(text, out, "--parts", f"0-{PARTS - 1}", "--workers", 1) == 0
+    part = text.directory / text.official.part(2)
+    other = text.directory / text.official.part(1)
+    before = part.read_bytes()
+    part.write_bytes(other.read_bytes())
+    assert call(text, out, "--join") == 2
+    assert "was finished with text sha256 = " in capsys.readouterr().err
+    shards = out / "train" / "shards"
+    for end in (".hdf5", ".hdf5.json"):
+        shutil.copy(shards / f"{other.name}{end}", shards / f"{part.name}{end}")
+    part.unlink()  # each machine has its own parts
+    assert call(text, out, "--join") == 2
+    assert f"was made of the same text as {other.name}" in capsys.readouterr().err
+    assert not (out / "train" / "index").exists()
+    part.write_bytes(before)
+
+
+def test_all_text_is_looked_at_before_any_is_prepared(
+    text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(text, tmp_path / "out", "--workers", 0) == 2
+    assert "workers: is 0" in capsys.readouterr().err
+    (text.directory / text.official.part(PARTS - 1)).unlink()
+    assert call(text, tmp_path / "out", "--workers", 1) == 2
+    assert "No such file or directory; fetch it with" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def no_link(*_: object) -> None:
     raise OSError(18, "Invalid cross-device link")
 

@@ -14,64 +14,24 @@ from mlperf_bert.data.sidecar import Segments
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_files, own_parts
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
-from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+from mlperf_bert.prepare.own_request import OwnText
+from mlperf_bert.prepare.own_text import prepare_own_text
 from mlperf_bert.prepare.own_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.vocabulary import load_vocabulary
-
-WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
-
-
-def made_up_document(rng: random.Random) -> str:
-    sentences = [
-        " ".join(rng.choices(WORDS, k=rng.randint(5, 12))) for _ in range(rng.randint(2, 6))
-    ]
-    return " ".join(sentence.capitalize() + "." for sentence in sentences)
+from own_texts import contents, made_up_document, made_up_texts, make, own_text
 
 
 @pytest.fixture
 def texts() -> list[str]:
-    rng = random.Random(5)
-    return [made_up_document(rng) for _ in range(150)]
+    return made_up_texts()
 
 
 @pytest.fixture
-def wanted(tmp_path: Path, texts: list[str]) -> OwnText:
-    """Small settings, and the texts in one file."""
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(texts) + "\n")
-    return OwnText(
-        source=path,
-        documents="empty-line",
-        text_field="text",
-        held_out_share=0.2,
-        vocab_path=None,
-        vocab_size=300,
-        max_seq_length=48,
-        max_predictions=8,
-        dupe_factor=2,
-        seed=12345,
-    )
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several jobs of a small text."""
+def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> OwnText:
+    """Small settings, the texts in one file, and several jobs of it."""
     monkeypatch.setattr(own_parts, "LEAST_PART_BYTES", 4000)
-
-
-def make(wanted: OwnText, out: Path, workers: int = 1) -> Path:
-    assert prepare_own_text(wanted, out, workers=workers, quiet=True)
-    return out
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    """Every file of the sets, and the vocabulary."""
-    paths = [path for name in ("train", "eval") for path in (out / name).rglob("*")]
-    found = {path.relative_to(out).as_posix(): path for path in paths if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items()} | {
-        "vocab.txt": (out / "vocab.txt").read_bytes()
-    }
+    return own_text(tmp_path / "text.txt", texts)
 
 
 def documents_in(out: Path, stem: str) -> list[str]:
@@ -237,11 +197,6 @@ def test_too_little_is_one_line(
     assert not (tmp_path / "out" / "train").exists()
 
 
-def test_a_vocabulary_too_small_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--vocab-size: is 100; set it within 256"):
-        prepare_own_text(replace(wanted, vocab_size=100), tmp_path / "out", workers=1, quiet=True)
-
-
 def test_a_given_vocabulary_is_used_and_kept(wanted: OwnText, tmp_path: Path) -> None:
     first = make(wanted, tmp_path / "first")
     given = replace(wanted, vocab_path=first / "vocab.txt")
@@ -250,7 +205,7 @@ def test_a_given_vocabulary_is_used_and_kept(wanted: OwnText, tmp_path: Path) ->
 
 def test_the_share_halves_as_text_grows(tmp_path: Path) -> None:
     def share(num_bytes: int) -> float:
-        file = own_files.TextFile(tmp_path, "a", "text", "plain", num_bytes, 0)
+        file = own_files.TextFile(tmp_path, "a", "text", "plain", num_bytes)
         return own_parts.default_share([file])
 
     sizes = [2**exponent for exponent in range(10, 45)]

@@ -1,9 +1,12 @@
 """All-or-nothing file writing: written beside under a temporary name, then renamed."""
 
+import hashlib
 import os
+import platform
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from mlperf_bert.errors import DataError
 
@@ -54,21 +57,35 @@ def make_directory(path: Path) -> None:
 
 
 def is_temporary(name: str, of: Collection[str]) -> bool:
-    """Whether the bare file name is `.NAME.PID.tmp` for a NAME in `of`: a killed writer's rest."""
-    stem, _, pid = name.removesuffix(".tmp").rpartition(".")
-    is_ours = name.endswith(".tmp") and pid.isdecimal()
+    """Whether the bare file name is `.NAME.PID-MACHINE.tmp` for a NAME in `of`, or `.NAME.PID.tmp`.
+
+    That is what a killed writer leaves.
+    """
+    stem, _, writer = name.removesuffix(".tmp").rpartition(".")
+    is_ours = name.endswith(".tmp") and writer.partition("-")[0].isdecimal()
     return is_ours and stem.startswith(".") and stem[1:] in of
 
 
-def remove_temporaries(directory: Path, names: Collection[str]) -> None:
-    """Remove what killed writers of these files left; no writer of them may be at work there."""
+def remove_temporaries(
+    directory: Path, names: Collection[str], *, of: Literal["this machine", "all"] = "all"
+) -> None:
+    """Remove what killed writers of these files left; no writer of them may be at work there.
+
+    `of` "this machine" leaves those of others alone, which may be at work.
+    """
     for path in directory.glob(".*.tmp"):
-        if is_temporary(path.name, names):
+        machine = path.stem.rpartition(".")[2].partition("-")[2]
+        if is_temporary(path.name, names) and (of == "all" or machine in ("", _machine())):
             path.unlink(missing_ok=True)
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}.tmp")
+
+
+def _machine() -> str:
+    """Tells apart the machines that write into one directory, which may have equal process ids."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def _not_written(path: Path, error: OSError) -> DataError:

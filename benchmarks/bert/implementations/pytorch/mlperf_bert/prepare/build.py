@@ -108,8 +108,9 @@ def make_set(
         words: of the progress, as `progress_of` takes them.
 
     Raises:
-        DataError: as `make` does; a shard that was finished with other settings.
+        DataError: as `make` does; a shard that was finished with other settings, or is of no job.
     """
+    check_left_overs(jobs)
     make_shards(jobs, make, vocabulary, workers=workers, quiet=quiet, words=words)
     return index_set(jobs, vocabulary, with_baseline=with_baseline, corpus=corpus)
 
@@ -130,9 +131,7 @@ def make_shards(
     # Before hours of work, not after: the settings of every shard already there are looked at.
     for job in jobs:
         is_finished(job, source_sha256=None)
-    shards = [job.shard_path for job in jobs]
-    ours = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
-    remove_temporaries(out_dir / "shards", ours)
+    remove_temporaries(out_dir / "shards", _file_names(jobs), of="this machine")
     with progress_of(len(jobs), sum(sizes.values()), quiet=quiet, words=words) as advance:
         for done, _ in finished(make, jobs, workers, died=WORKER_DIED):
             advance(done.text_path.name, sizes[done.text_path])
@@ -148,10 +147,22 @@ def index_set(
     """The second half of `make_set`: what completes a set, whose shards are all there."""
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     _store_vocabulary(out_dir, vocabulary)
+    check_left_overs(jobs)
+    remove_temporaries(out_dir / "shards", _file_names(jobs))
     remove_temporaries(out_dir, {file_name(vocabulary)})
     remove_temporaries(out_dir / "index", {"dataset.json", *(name for name, _ in INDEX_ARRAYS)})
     manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
     return _write_set_index(out_dir, manifest, with_baseline)
+
+
+def check_left_overs(jobs: list[ShardJob]) -> None:
+    """Raise DataError where the set has shards of other files: they would not be in its index."""
+    shards = jobs[0].shard_path.parent
+    ours = {job.shard_path.name for job in jobs}
+    for path in sorted(shards.glob("*.hdf5")):
+        if path.name not in ours:
+            remedy = "give that one too, or name a new directory"
+            raise DataError(str(path), "is the shard of a file that is not given now", remedy)
 
 
 def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
@@ -191,6 +202,11 @@ def shard_jobs(
         ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
         for stem in sorted(found)
     ]
+
+
+def _file_names(jobs: list[ShardJob]) -> set[str]:
+    shards = [job.shard_path for job in jobs]
+    return {path.name for shard in shards for path in (shard, sidecar_path(shard))}
 
 
 def _source_bytes(path: Path) -> int:

@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsCont
 
 def run(args: argparse.Namespace) -> int:
     """Prepare unless it is there. Raises ConfigError and DataError."""
-    from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+    from mlperf_bert.prepare.own_request import OwnText
+    from mlperf_bert.prepare.own_text import prepare_own_text
 
     if args.vocab is not None and args.vocab_size is not None:
         raise ConfigError("--vocab-size", "does not go with --vocab", "leave one of them out")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlperf_bert.data.atomic import make_directory, replaced_file
+from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import (
     ShardSettings,
@@ -75,6 +76,17 @@ class Places:
         return self.out / "train"
 
 
+def check_text(places: Places, workers: int, official: Official) -> None:
+    """Before hours of work: whether the whole text is there, and `workers` can work.
+
+    Raises DataError for text that is not the official one, ConfigError for `workers`.
+    """
+    parts = [official.part(number) for number in range(official.parts)]
+    _check_files(places, ["vocab.txt", "eval.txt", *parts], official)
+    jobs, _ = _jobs(places, "train", parts, None)
+    check_settings(jobs[0].settings, workers, len(jobs))
+
+
 def prepare_parts(
     places: Places, numbers: Sequence[int], workers: int, official: Official
 ) -> list[Sidecar]:
@@ -104,7 +116,8 @@ def join_parts(places: Places, others: Sequence[Path], official: Official) -> Ma
     """Make one training set of the shards that are there, and in the other output directories.
 
     A shard of another directory is linked where that can be, else copied and its digest checked.
-    Raises DataError where shards are missing, with the option that makes them.
+    Raises DataError where shards are missing, with the option that makes them, where one was made
+    of other text than the part that is there, and where two were made of the same.
     """
     _check_files(places, ["vocab.txt"], official)
     names = [official.part(number) for number in range(official.parts)]
@@ -119,7 +132,22 @@ def join_parts(places: Places, others: Sequence[Path], official: Official) -> Ma
     if missing:
         problem = f"has no shards of parts {_in_ranges(missing)}"
         raise DataError(str(places.train), problem, "make them with --parts, then join again")
+    _check_texts(jobs)
     return index_set(jobs, vocabulary, with_baseline=False, corpus=None)
+
+
+def _check_texts(jobs: Sequence[ShardJob]) -> None:
+    """Whether every shard is of its own part, as far as the parts are here."""
+    found: dict[str, Path] = {}
+    for job in jobs:
+        if job.text_path.exists():
+            is_finished(job, file_digest(job.text_path, FETCH))
+        other = found.setdefault(read_sidecar(job.shard_path).source_sha256, job.shard_path)
+        if other != job.shard_path:
+            problem = f"was made of the same text as {other.name}"
+            raise DataError(
+                str(job.shard_path), problem, "delete the wrong one, and make it with --parts"
+            )
 
 
 def parse_parts(words: str, official: Official) -> range:

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"parts {args.parts}: {num_samples:,} examples in {len(made)} shards")
         print(f"examples sha256 {examples_digest(made)}")
         return 0
+    if args.join is None:
+        mlcommons.check_text(places, workers(args), official)
     held_out = mlcommons.prepare_eval(places, official)
     print(summary(args.out / "eval", held_out), flush=True)
     if args.join is None:

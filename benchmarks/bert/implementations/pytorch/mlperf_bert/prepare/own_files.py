@@ -4,12 +4,14 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from mlperf_bert.data.file_checks import file_digest
+from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.untrusted import in_brief, open_regular_file
 
@@ -29,6 +31,7 @@ READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}"
 # Text shrinks to a third or a sixth. What expands a hundredfold is made to fill the disk.
 MOST_EXPANSION = 100
 ALWAYS_ALLOWED_BYTES = 64 * 2**20
+LONG_READ_BYTES = 2**30  # takes seconds: worth a word
 _ZSTD_WINDOW_BYTES = 2**27  # of memory; what `zstd --long` writes needs as much
 _ZSTD_INPUT_BYTES = 1024  # which can be 32 MiB unpacked
 _BUFFER_BYTES = 2**20
@@ -43,14 +46,13 @@ class TextFile:
     form: Form
     packing: Packing
     size_bytes: int
-    modified_ns: int
 
 
-def find_files(source: Path) -> list[TextFile]:
+def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
     """The text files of a directory, at any depth, by name; or the one file that is named.
 
-    Hidden ones and those of other kinds are left out; a file that is named itself is read as plain
-    text where its kind is not known. Raises DataError where there is none.
+    Hidden ones, those of other kinds, and `leave_out` are left out; a file that is named itself is
+    read as plain text where its kind is not known. Raises DataError where there is none.
     """
     if not source.is_dir():
         return [_text_file(source, source.name, "text")]
@@ -59,11 +61,25 @@ def find_files(source: Path) -> list[TextFile]:
         subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
         for name in names:
             path = Path(directory) / name
+            if leave_out is not None and path.resolve() == leave_out.resolve():
+                continue
             if not name.startswith(".") and _kind(path)[0] is not None:
                 found.append(_text_file(path, path.relative_to(source).as_posix(), None))
     if not found:
         raise DataError(str(source), "has no text files", f"these are read: {READ}")
     return sorted(found, key=lambda file: file.name)
+
+
+def digests(files: Sequence[TextFile], *, quiet: bool) -> list[str]:
+    """The sha256 of every file, as it lies there. Raises DataError where one cannot be read."""
+    total = sum(file.size_bytes for file in files)
+    quiet = quiet or total < LONG_READ_BYTES
+    found = []
+    with progress_of(len(files), total, quiet=quiet, words=("read", "files")) as advance:
+        for file in files:
+            found.append(file_digest(file.path, "give readable text files"))
+            advance(file.path.name, file.size_bytes)
+    return found
 
 
 @contextmanager
@@ -105,7 +121,7 @@ def _text_file(path: Path, name: str, otherwise: Form | None) -> TextFile:
         raise DataError(str(path), problem, "give a text file or a directory of them") from None
     if "\n" in name or not name.isprintable():
         raise DataError(in_brief(name), "is no printable name", "rename the file")
-    return TextFile(path, name, form, packing, status.st_size, status.st_mtime_ns)
+    return TextFile(path, name, form, packing, status.st_size)
 
 
 def _unpacked(file: io.FileIO, packing: Packing) -> Any:
@@ -118,7 +134,7 @@ def _zstd_reader(file: io.FileIO) -> "_Zstd":
     try:
         import zstandard
     except ImportError:
-        remedy = "`pip install zstandard`, or unpack the files"
+        remedy = "install it with `pip install -e .[zstd]`, or unpack the files"
         raise ConfigError("--corpus", "has .zst files, which need a package", remedy) from None
     return _Zstd(file, zstandard)
 

@@ -1,5 +1,6 @@
 """The held-out text of a user's corpus: few documents, none that training text repeats."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,16 +99,19 @@ def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], int]:
 
 
 def find_seen(job: SeenJob) -> NDArray[np.bool_]:
-    """Which held-out windows a part has, bool; kept in a file beside it, with what it is of."""
+    """Which held-out windows a part has, bool; kept beside it, behind a digest of both."""
     hashes = np.fromfile(job.path.with_name(HASHES), dtype="<u8")
-    num_bytes = (len(hashes) + 7) // 8
+    made_of = hashlib.sha256(hashes.tobytes() + job.path.read_bytes()).digest()
+    num_bytes = len(made_of) + (len(hashes) + 7) // 8
     if job.seen_path.exists() and job.seen_path.stat().st_size == num_bytes:
-        packed = np.fromfile(job.seen_path, dtype=np.uint8)
-        return np.unpackbits(packed, count=len(hashes)).astype(bool)
+        before = job.seen_path.read_bytes()
+        if before.startswith(made_of):
+            packed = np.frombuffer(before[len(made_of) :], dtype=np.uint8)
+            return np.unpackbits(packed, count=len(hashes)).astype(bool)
     seen = np.zeros(len(hashes), dtype=bool)
     for document in documents_of(job.path):
         mark_seen(document, hashes, seen)
-    write_file(job.seen_path, np.packbits(seen).tobytes())
+    write_file(job.seen_path, made_of + np.packbits(seen).tobytes())
     return seen
 
 

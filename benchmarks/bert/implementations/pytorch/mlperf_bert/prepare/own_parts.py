@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.data.records import Record, read_record, write_json
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.clean_text import REASONS, clean_document
 from mlperf_bert.prepare.own_documents import (
     DocumentRule,
@@ -96,16 +95,20 @@ def default_share(files: Sequence[TextFile]) -> float:
     return share
 
 
-def fingerprint(files: Sequence[TextFile], rules: Rules) -> str:
-    """The digest of what decides the parts; files by name, size and time of last change."""
-    listed = [(file.name, file.size_bytes, file.modified_ns) for file in files]
-    values = {"version": CLEANING_VERSION, "rules": asdict(rules), "files": listed}
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+def fingerprint(files: Sequence[TextFile], digests: Sequence[str], rules: Rules) -> str:
+    """The digest of what decides the parts: the contents of the files in their order, `digests`."""
+    return _fingerprint(
+        [(file.form, file.packing, digest) for file, digest in zip(files, digests, strict=True)],
+        rules,
+    )
 
 
-def plan_jobs(files: Sequence[TextFile], text_dir: Path, rules: Rules) -> list[CleanJob]:
+def plan_jobs(
+    files: Sequence[TextFile], digests: Sequence[str], text_dir: Path, rules: Rules
+) -> list[CleanJob]:
     """The jobs: small files together, large plain ones cut between documents."""
     wanted = min(MOST_PART_BYTES, max(LEAST_PART_BYTES, text_bytes(files) // WANTED_PARTS))
+    digest_by_path = {file.path: digest for file, digest in zip(files, digests, strict=True)}
     grouped: list[list[Piece]] = []
     in_group = 0
     for file in files:
@@ -115,17 +118,27 @@ def plan_jobs(files: Sequence[TextFile], text_dir: Path, rules: Rules) -> list[C
                 in_group = 0
             grouped[-1].append(piece)
             in_group += num_bytes
-    digest = fingerprint(files, rules)
-    return [
-        CleanJob(number, tuple(pieces), text_dir, rules, digest)
-        for number, pieces in enumerate(grouped)
-    ]
+    jobs = []
+    for number, pieces in enumerate(grouped):
+        # Of its own pieces: where another file is mended, this job need not be done again.
+        made_of = [
+            (piece.form, piece.packing, piece.start, piece.stop, digest_by_path[piece.path])
+            for piece in pieces
+        ]
+        digest = _fingerprint(made_of, rules)
+        jobs.append(CleanJob(number, tuple(pieces), text_dir, rules, digest))
+    return jobs
 
 
 def clean(job: CleanJob) -> Cleaned:
-    """Do a job, or read what it made before. Raises DataError for what cannot be read."""
-    if os.path.lexists(job.record_path):
-        return _read(job)
+    """Do a job, or read what it made before of the same text.
+
+    Raises DataError for what cannot be read.
+    """
+    before = _read(job) if os.path.lexists(job.record_path) else None
+    if before is not None:
+        return before
+    job.record_path.unlink(missing_ok=True)  # its parts are about to change
     train = _PartWriter(job.text_dir, f"train-{job.number:05d}")
     held_out = _PartWriter(job.text_dir, f"held_out-{job.number:05d}")
     left_out: Counter[str] = Counter()
@@ -223,11 +236,17 @@ class _PartWriter:
         self._contents, self._documents = bytearray(), 0
 
 
-def _read(job: CleanJob) -> Cleaned:
+def _fingerprint(made_of: Sequence[tuple[object, ...]], rules: Rules) -> str:
+    values = {"version": CLEANING_VERSION, "rules": asdict(rules), "text": made_of}
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _read(job: CleanJob) -> Cleaned | None:
+    """What the record says; None where it is of other text, or of other rules."""
     record = read_record(job.record_path, missing="is missing", remedy=REMEDY)
     record.check_version(RECORD_VERSION)
     if record.text("fingerprint") != job.fingerprint:
-        raise DataError(str(job.record_path), "was made from other text", REMEDY)
+        return None
     left_out = record.record("left_out")
     return Cleaned(
         train=_parts(record, "train"),

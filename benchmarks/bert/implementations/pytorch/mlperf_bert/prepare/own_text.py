@@ -10,59 +10,44 @@ where it was; DIR/text holds those of the first steps.
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.records import read_record, write_json
-from mlperf_bert.data.sidecar import Segments
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.data.records import write_json
+from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.prepare.build import WORKER_DIED, prepare_text
-from mlperf_bert.prepare.own_documents import DocumentRule
-from mlperf_bert.prepare.own_files import TextFile, find_files
+from mlperf_bert.prepare.own_files import TextFile, digests, find_files
 from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
 from mlperf_bert.prepare.own_parts import (
     REMEDY,
     Cleaned,
+    CleanJob,
     Rules,
     clean,
-    default_share,
     fingerprint,
     plan_jobs,
     text_bytes,
+)
+from mlperf_bert.prepare.own_request import (
+    RECORD_VERSION,
+    OwnText,
+    begin_sets,
+    check_options,
+    is_ready,
+    rules_of,
+    settings_of,
 )
 from mlperf_bert.prepare.own_vocabulary import own_vocabulary
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 
 RECIPE = "own-1"
-RECORD_VERSION = 1
 EVAL_DUPE_FACTOR = 2  # as of the embedded corpus: fewer passes give an unsteady accuracy
 LEAST_DOCUMENTS = 2  # of a part: the reference pairs a document with another one
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnText:
-    """What to make of which text.
-
-    `vocab_path` is a given vocabulary or tokenizer; without it one of `vocab_size` tokens is made.
-    `held_out_share` of the documents are held out; None: `default_share`.
-    """
-
-    source: Path
-    documents: DocumentRule
-    text_field: str
-    held_out_share: float | None
-    vocab_path: Path | None
-    vocab_size: int
-    max_seq_length: int
-    max_predictions: int
-    dupe_factor: int
-    seed: int
-    segments: Segments = "pair"
 
 
 def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: bool = False) -> bool:
@@ -71,14 +56,18 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
     Returns whether anything had to be made. Raises ConfigError and DataError for what the user can
     mend, and where `out_dir` was made of other text or with other settings.
     """
-    files = find_files(wanted.source)
-    rules = _rules(wanted, files)
-    settings = _settings(wanted, files, rules)
-    if _is_ready(out_dir, settings):
+    check_options(wanted, out_dir, workers)
+    files = find_files(wanted.source, wanted.vocab_path)
+    rules = rules_of(wanted, files)
+    contents = digests(files, quiet=quiet)
+    settings = settings_of(wanted, fingerprint(files, contents, rules))
+    if is_ready(out_dir, settings):
         return False
     text_dir = out_dir / "text"
     make_directory(text_dir)
-    cleaned = _clean_all(files, text_dir, rules, workers, quiet)
+    jobs = plan_jobs(files, contents, text_dir, rules)
+    cleaned = _clean_all(jobs, text_bytes(files), workers, quiet)
+    begin_sets(out_dir, wanted, settings["text"])
     train = _training_parts(cleaned, text_dir, wanted)
     held_out = choose_held_out(
         [text_dir / part.file for part in cleaned.held_out],
@@ -88,7 +77,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
         quiet=quiet,
     )
     eval_path = _eval_text(held_out, cleaned, text_dir, wanted)
-    vocab_path = _vocabulary(wanted, out_dir, train, workers)
+    vocab_path = _vocabulary(wanted, out_dir, train, workers, quiet)
     corpus = _provenance(files, cleaned, held_out)
     sets = {"train": (train, wanted.dupe_factor), "eval": ([eval_path], EVAL_DUPE_FACTOR)}
     manifests = {
@@ -114,51 +103,10 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
     return True
 
 
-def _rules(wanted: OwnText, files: Sequence[TextFile]) -> Rules:
-    share = default_share(files) if wanted.held_out_share is None else wanted.held_out_share
-    if not 0 < share <= 0.5:
-        raise ConfigError("--held-out", f"is {share}", "set it above 0, to 0.5 at most")
-    return Rules(documents=wanted.documents, text_field=wanted.text_field, held_out_share=share)
-
-
-def _settings(wanted: OwnText, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
-    """What must be the same for a directory to be the one that is asked for."""
-    given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
-    return {
-        "text": fingerprint(files, rules),
-        "vocabulary": given or f"own, {wanted.vocab_size} tokens",
-        "max_seq_length": str(wanted.max_seq_length),
-        "max_predictions": str(wanted.max_predictions),
-        "dupe_factor": str(wanted.dupe_factor),
-        "seed": str(wanted.seed),
-        "segments": wanted.segments,
-    }
-
-
-def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
-    """Whether `corpus.json` is there; raises DataError where it says anything else."""
-    path = out_dir / "corpus.json"
-    if not path.exists():
-        return False
-    record = read_record(path, missing="is missing", remedy=REMEDY)
-    record.check_version(RECORD_VERSION)
-    before = record.record("settings")
-    for name, value in settings.items():
-        found = before.text(name)
-        if found != value:
-            was = f"{name} = {found}, now it is {value}"
-            problem = "was made with " + ("other text, or rules for it" if name == "text" else was)
-            raise DataError(str(out_dir), problem, REMEDY)
-    return True
-
-
-def _clean_all(
-    files: Sequence[TextFile], text_dir: Path, rules: Rules, workers: int, quiet: bool
-) -> Cleaned:
-    jobs = plan_jobs(files, text_dir, rules)
+def _clean_all(jobs: Sequence[CleanJob], num_text_bytes: int, workers: int, quiet: bool) -> Cleaned:
     made: dict[int, Cleaned] = {}
     words = ("cleaned", "pieces")
-    num_bytes = text_bytes(files) // len(jobs)
+    num_bytes = num_text_bytes // len(jobs)
     with progress_of(len(jobs), num_bytes * len(jobs), quiet=quiet, words=words) as advance:
         for job, cleaned in finished(clean, jobs, workers, died=WORKER_DIED):
             made[job.number] = cleaned
@@ -210,12 +158,14 @@ def _too_few(wanted: OwnText, what: str, number: int, cleaned: Cleaned) -> DataE
     return DataError(str(wanted.source), problem, remedy)
 
 
-def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
+def _vocabulary(
+    wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: int, quiet: bool
+) -> Path:
     if wanted.vocab_path is not None:
         return wanted.vocab_path
     path = out_dir / "vocab.txt"
     if not path.exists():
-        tokens = own_vocabulary(train, wanted.vocab_size, workers, WORKER_DIED)
+        tokens = own_vocabulary(train, wanted.vocab_size, workers, died=WORKER_DIED, quiet=quiet)
         write_file(path, ("\n".join(tokens) + "\n").encode())
     elif len(load_vocabulary(path)) != wanted.vocab_size:
         problem = f"has {len(load_vocabulary(path))} tokens, now it is {wanted.vocab_size}"

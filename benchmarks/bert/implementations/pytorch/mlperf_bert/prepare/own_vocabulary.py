@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlperf_bert.data.file_progress import progress_of
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
 from mlperf_bert.prepare.pool import finished
@@ -29,18 +30,33 @@ class CountJob:
     share: float
 
 
-def own_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int, died: str) -> list[str]:
+def own_vocabulary(
+    parts: Sequence[Path], vocab_size: int, workers: int, *, died: str, quiet: bool
+) -> list[str]:
     """Exactly `vocab_size` tokens, the same for the same parts. Raises ConfigError for the size."""
+    check_vocab_size(vocab_size)
+    sizes = {path: path.stat().st_size for path in parts}
+    share = min(1.0, SAMPLE_BYTES / sum(sizes.values()))
+    raw_counts: Counter[str] = Counter()
+    jobs = [CountJob(path, share) for path in parts]
+    words_of_progress = ("words counted", "parts")
+    with progress_of(
+        len(jobs), sum(sizes.values()), quiet=quiet, words=words_of_progress
+    ) as advance:
+        for job, counts in finished(count_part, jobs, workers, died=died):
+            raw_counts.update(counts)
+            advance(job.path.name, sizes[job.path])
+    words = with_frequent_characters(count_words(raw_counts), vocab_size // 2)
+    if not quiet:
+        print(f"making a vocabulary of {vocab_size:,} tokens of {len(words):,} words", flush=True)
+    return vocabulary_of_words(words, vocab_size)
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise ConfigError where no vocabulary of so many tokens can be made."""
     if not LEAST_VOCAB_SIZE <= vocab_size <= MOST_VOCAB_SIZE:
         remedy = f"set it within {LEAST_VOCAB_SIZE} .. {MOST_VOCAB_SIZE:,}"
         raise ConfigError("--vocab-size", f"is {vocab_size}", remedy)
-    share = min(1.0, SAMPLE_BYTES / sum(path.stat().st_size for path in parts))
-    raw_counts: Counter[str] = Counter()
-    jobs = [CountJob(path, share) for path in parts]
-    for _, counts in finished(count_part, jobs, workers, died=died):
-        raw_counts.update(counts)
-    words = count_words(raw_counts)
-    return vocabulary_of_words(with_frequent_characters(words, vocab_size // 2), vocab_size)
 
 
 def count_part(job: CountJob) -> Counter[str]:

@@ -1,9 +1,12 @@
 """Jobs done by worker processes, or by this one where a second would be of no use."""
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import TypeVar
 
 from mlperf_bert.errors import DataError
@@ -17,7 +20,8 @@ def finished(
 ) -> Iterator[tuple[Job, Result]]:
     """Each job with `function(job)`, in the order in which they end; no result is kept.
 
-    Raises what `function` raises, and DataError with the problem `died` when a worker dies.
+    Raises what `function` raises, and DataError with the problem `died` when a worker dies. Ctrl-C
+    reaches this process alone, which then ends the workers: their jobs must bear that.
     """
     if workers == 1 or len(jobs) <= 1:
         for job in jobs:
@@ -26,11 +30,32 @@ def finished(
     # spawn: a forked child would inherit the locks of whatever threads the caller runs.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        futures = {pool.submit(function, job): job for job in jobs}
+        others = set(multiprocessing.active_children())
+        with _without_interrupts():
+            futures = {pool.submit(function, job): job for job in jobs}
+        workers_now = [each for each in multiprocessing.active_children() if each not in others]
         try:
             for future in as_completed(list(futures)):
                 yield futures.pop(future), future.result()
         except BrokenProcessPool:
             raise DataError("workers", died, "use fewer and run again") from None
+        except (KeyboardInterrupt, GeneratorExit):
+            for worker in workers_now:
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back here, and from processes started here for as long as they live.
+
+    Each of them would else print where it was, one that has just started as well.
+    """
+    resource_tracker.ensure_running()  # which, started later, would let it through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

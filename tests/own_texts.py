@@ -1,0 +1,54 @@
+"""A made-up text of a user, and the sets that are prepared of it."""
+
+import random
+from pathlib import Path
+
+from mlperf_bert.prepare.own_request import OwnText
+from mlperf_bert.prepare.own_text import prepare_own_text
+
+WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
+
+
+def made_up_document(rng: random.Random) -> str:
+    """A few sentences."""
+    sentences = [
+        " ".join(rng.choices(WORDS, k=rng.randint(5, 12))) for _ in range(rng.randint(2, 6))
+    ]
+    return " ".join(sentence.capitalize() + "." for sentence in sentences)
+
+
+def made_up_texts() -> list[str]:
+    """The same documents at every call."""
+    rng = random.Random(5)
+    return [made_up_document(rng) for _ in range(150)]
+
+
+def own_text(path: Path, texts: list[str]) -> OwnText:
+    """Small settings for documents that are written to `path`."""
+    path.write_text("\n\n".join(texts) + "\n")
+    return OwnText(
+        source=path,
+        documents="empty-line",
+        text_field="text",
+        held_out_share=0.2,
+        vocab_path=None,
+        vocab_size=300,
+        max_seq_length=48,
+        max_predictions=8,
+        dupe_factor=2,
+        seed=12345,
+    )
+
+
+def make(wanted: OwnText, out: Path, workers: int = 1) -> Path:
+    assert prepare_own_text(wanted, out, workers=workers, quiet=True)
+    return out
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file of the sets, and the vocabulary."""
+    paths = [path for name in ("train", "eval") for path in (out / name).rglob("*")]
+    found = {path.relative_to(out).as_posix(): path for path in paths if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items()} | {
+        "vocab.txt": (out / "vocab.txt").read_bytes()
+    }

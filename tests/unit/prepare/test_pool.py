@@ -1,0 +1,53 @@
+"""Worker processes: Ctrl-C ends them without a word of theirs, whatever they are doing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from mlperf_bert.prepare.pool import finished
+there, moment = Path(sys.argv[1]), sys.argv[2]
+
+def work(job):
+    (there / str(job)).touch()
+    time.sleep(0 if job == "idle" else 600)
+
+if __name__ == "__main__":
+    try:
+        for _ in finished(work, ["idle", "busy"], 2, died="died"):
+            pass
+    except KeyboardInterrupt:
+        print("interrupted")
+elif moment == "start":
+    (there / "busy").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("moment", ["start", "work"])
+def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path: Path, moment: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    running = subprocess.Popen(
+        [sys.executable, script, tmp_path, moment],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not (tmp_path / "busy").exists() and running.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.3)  # so that the other worker has nothing to do
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        printed, errors = running.communicate(timeout=100)
+    finally:
+        running.kill()
+    assert (printed, errors) == ("interrupted\n", "")
