@@ -34,7 +34,8 @@ LEVELS = (
     {"build_step", "build_evaluation", "build_loader", "saving"},
     {"build_start"},
     {"build"},
-    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"} | {"fill"},
+    {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"}
+    | {"checkpoint_vocabulary", "fill"},
     {"train_cli", "convert", "fill_cli"},
     {"doctor"},
     {"__main__"},
@@ -73,7 +74,11 @@ CONVERT_MAY_IMPORT = (
     "prepare.vocabulary",
     "prepare.wordpiece",
 )
-FILL_MAY_IMPORT = ("prepare.any_vocabulary", "prepare.vocabulary")
+FILL_MAY_IMPORT = (
+    "prepare.any_vocabulary",
+    "prepare.tokenizer_file",
+    "prepare.vocabulary",
+)
 REPORT_MAY_IMPORT = "plan.convergence"
 NUMPY_ONLY = {
     "data/balance.py",
@@ -155,7 +160,7 @@ def is_allowed(importer: str, module: str) -> bool:
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
         return True
-    if importer in {"fill", "fill_cli"} and module.startswith(FILL_MAY_IMPORT):
+    if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True
     if importer == "report" and module.startswith(REPORT_MAY_IMPORT):
         return True

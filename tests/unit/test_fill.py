@@ -19,6 +19,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.fill import fill, tokens_of
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
 from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
 
 CPU = torch.device("cpu")
@@ -137,3 +138,25 @@ def test_command(
     monkeypatch.chdir(checkpoint)
     assert main(["fill", text]) == 2
     assert "--checkpoint: is not given" in capsys.readouterr().err
+
+
+def test_a_byte_level_vocabulary(config: RunConfig, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "<pad>", "</s>", "<mask>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["one two"], trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_any_vocabulary(tmp_path / "tokenizer.json")
+    wanted = tokens_of("one [MASK] two", vocabulary, 32)
+    assert wanted.count(vocabulary.mask_id) == 1
+    assert tokens_of("one <mask> two", vocabulary, 32) == wanted
+    sized = replace(config, model=replace(config.model, vocab_size=len(vocabulary)))
+    (found,) = fill(make_model(sized, 3, CPU).eval(), vocabulary, "<mask>", 1000)
+    shown = [candidate.token for candidate in found]
+    assert len(shown) == len(vocabulary) - len(special) > 256
+    assert all(shown) and "\u0120" in shown  # the space's name

@@ -16,8 +16,8 @@ from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.convert import convert
 from mlperf_bert.convert.export import config_json
 from mlperf_bert.convert.huggingface import CONFIG, INDEX, SINGLE, open_huggingface
-from mlperf_bert.convert.tokenizer import TOKENIZER_CONFIG, tokenizer_files
-from mlperf_bert.convert.vocabulary_files import TOKENIZER
+from mlperf_bert.convert.tokenizer import tokenizer_files
+from mlperf_bert.convert.vocabulary_files import TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, parse_vocabulary
 
@@ -34,7 +34,7 @@ MODEL = ModelSection(
 
 
 def make_huggingface(directory: Path) -> None:
-    """One file of weights, and the files of a tokenizer; vocab.txt is not there."""
+    """One file of weights, and the files of a tokenizer."""
     _write_settings(directory)
     write_tensors(directory / SINGLE, _tensors(), {"format": "pt"})
 
@@ -84,7 +84,7 @@ HUGGINGFACE_PARSERS: Mapping[str, Parser] = {
             TOKENIZER_CONFIG: mutate_json,
             SINGLE: mutate_header,
         },
-        optional=(TOKENIZER_CONFIG,),
+        optional=(TOKENIZER_CONFIG, TOKENIZER),
         parse=parse_huggingface,
     ),
     "huggingface_parts": Parser(
@@ -103,6 +103,6 @@ def _tensors() -> dict[str, Tensor]:
 def _write_settings(directory: Path) -> None:
     vocabulary = parse_vocabulary("\n".join(WORDS).encode(), "words")
     files = tokenizer_files(vocabulary, MODEL.max_position_embeddings)
-    for name in (TOKENIZER, TOKENIZER_CONFIG):
+    for name in (WORD_PIECES, TOKENIZER, TOKENIZER_CONFIG):
         (directory / name).write_bytes(files[name])
     (directory / CONFIG).write_bytes(config_json(MODEL, "BertForPreTraining", len(WORDS), 0))

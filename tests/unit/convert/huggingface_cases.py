@@ -57,7 +57,7 @@ def save_theirs(directory: Path, form: str, **settings: Any) -> Any:
     return model
 
 
-def convert(source: Path, out: Path, words: Path, missing: Any = "refuse") -> Report:
+def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> Report:
     """As the command does."""
     conversion = plan_conversion(open_huggingface(source), words, None, missing)
     write_checkpoint(conversion, out, {"format": "huggingface", "name": source.name})

@@ -168,31 +168,6 @@ def test_words_are_split_as_ours(tmp_path: Path) -> None:
         assert pair["token_type_ids"][-2:] == [1, 1]
 
 
-def test_another_tokenizer_goes_along(tmp_path: Path) -> None:
-    import transformers
-    from tokenizers import Tokenizer as TheirTokenizer
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
-
-    made = TheirTokenizer(BPE())
-    made.pre_tokenizer = ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<mask>"]
-    made.train_from_iterator(["one two"], BpeTrainer(special_tokens=special, show_progress=False))
-    made.save(str(tmp_path / "tokenizer.json"))
-    vocabulary = load_any_vocabulary(tmp_path / "tokenizer.json")
-    words = f"model.vocab_size={len(vocabulary)}"
-    checkpoint = trained(tmp_path / "run", tmp_path / "tokenizer.json", words)
-    export_huggingface(checkpoint, tmp_path / "out", tmp_path / "tokenizer.json", None)
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == vocabulary.contents
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert (loaded.mask_token, loaded.cls_token, loaded.pad_token) == ("<mask>", "<s>", "<pad>")
-    assert loaded("one two")["input_ids"] == made.encode("one two").ids
-    report = convert(tmp_path / "out", tmp_path / "again", tmp_path / "tokenizer.json")
-    assert report.vocabulary["file"] == "tokenizer.json"
-    assert tensors_of(tmp_path / "again").keys() == tensors_of(checkpoint).keys()
-
-
 def test_the_vocabulary_is_found_with_the_data(
     tmp_path: Path, words: Path, synthetic_data: Path
 ) -> None:

@@ -145,7 +145,9 @@ def test_the_vocabulary_beside_the_weights(plain: Path, tmp_path: Path, words: P
     for name in ("list", "file"):
         options = ["--from", "huggingface", "--out", str(tmp_path / "out" / name)]
         assert main(["convert", str(tmp_path / name), *options]) == 0
-        assert (tmp_path / "out" / name / "vocab.txt").read_bytes() == given
+    assert (tmp_path / "out" / "list" / "vocab.txt").read_bytes() == given
+    kept = (tmp_path / "out" / "file" / "tokenizer.json").read_bytes()
+    assert kept == (tmp_path / "file" / "tokenizer.json").read_bytes()
 
 
 def test_a_capital_vocabulary_is_remarked(plain: Path, tmp_path: Path, words: Path) -> None:

@@ -12,6 +12,7 @@ from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, empty_batch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, make_encoder
+from mlperf_bert.prepare.tokenizer_file import TokenizerFile
 from mlperf_bert.prepare.vocabulary import Vocabulary
 
 MASK = "[MASK]"
@@ -53,7 +54,10 @@ def fill(
 
 
 def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
-    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`."""
+    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
+
+    A mask is [MASK], or what the vocabulary calls it.
+    """
     encoder = make_encoder(vocabulary)
 
     def encode(part: str) -> list[int]:
@@ -61,7 +65,7 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
         return ids
 
     # Where white space belongs to the word after it, the space before a mask is the mask's own.
-    *before, last = text.split(MASK)
+    *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
     first, *others = [*(part.rstrip() for part in before), last]
     if not others:
         raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
@@ -78,7 +82,19 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
 def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.tokens[token]
-    return str(vocabulary.tokenizer.decode([token])).strip()
+    # What is no character by itself, such as a space or a byte, has only its name.
+    return str(vocabulary.tokenizer.decode([token])).strip() or _name_of(token, vocabulary)
+
+
+def _name_of(token: int, vocabulary: TokenizerFile) -> str:
+    return str(vocabulary.tokenizer.id_to_token(token))
+
+
+def _own_mask(vocabulary: AnyVocabulary) -> str:
+    """What a text may have in the place of [MASK]."""
+    if isinstance(vocabulary, TokenizerFile):
+        return _name_of(vocabulary.mask_id, vocabulary)
+    return MASK
 
 
 def _batch(tokens: list[int], vocabulary: AnyVocabulary) -> UnpaddedBatch:

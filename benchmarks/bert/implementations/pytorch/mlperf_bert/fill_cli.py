@@ -6,18 +6,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.errors import CheckpointError, ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.messages import say
 
 if TYPE_CHECKING:
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo
-    from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 
 RUNS = Path("runs")
-VOCABULARIES = ("vocab.txt", "tokenizer.json")
-LEVELS_ABOVE = 3  # of a checkpoint: its run's checkpoints, the run, its directory
 MOST = 1000
 
 
@@ -45,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.build_start import make_model
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
+    from mlperf_bert.checkpoint_vocabulary import vocabulary_of
     from mlperf_bert.distributed.session import in_session
     from mlperf_bert.fill import fill
     from mlperf_bert.step import weights_dtype
@@ -53,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--top", f"is {args.top}", f"set it within 1 .. {MOST}")
     checkpoint = resolve(_newest_of_all_runs() if args.checkpoint is None else args.checkpoint)
     config = read_config(checkpoint)
-    vocabulary = _vocabulary(args, checkpoint, read_manifest(checkpoint).vocabulary_sha256)
+    sha256 = read_manifest(checkpoint).vocabulary_sha256
+    vocabulary = vocabulary_of(checkpoint, sha256, args.vocab, args.data)
     # The policy changes no result, and the one it was trained with may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
 
@@ -84,26 +83,3 @@ def _newest_of_all_runs() -> Path:
     newest = max(found, key=lambda path: path.stat().st_mtime).parent
     say(f"the newest checkpoint: {newest}")
     return newest
-
-
-def _vocabulary(args: argparse.Namespace, checkpoint: Path, sha256: str) -> "AnyVocabulary":
-    """The one that was given, of the data, or near the checkpoint, and in any case its own."""
-    from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
-
-    if args.data is not None:
-        directories = [args.data, args.data / "train"]
-    else:
-        directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
-    places = [directory / name for directory in directories for name in VOCABULARIES]
-    path = args.vocab or next((place for place in places if place.exists()), None)
-    remedy = "give the vocab.txt of its data with --vocab, or the data with --data"
-    if path is None:
-        problem = f"no {' and no '.join(VOCABULARIES)} in it" + (
-            "" if args.data else " nor above it"
-        )
-        raise CheckpointError(str(args.data or checkpoint), problem, remedy)
-    vocabulary = load_any_vocabulary(path)
-    if vocabulary.sha256 != sha256:
-        problem = "is not the vocabulary that the checkpoint was trained with"
-        raise CheckpointError(str(path), problem, remedy)
-    return vocabulary

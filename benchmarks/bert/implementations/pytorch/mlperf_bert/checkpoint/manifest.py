@@ -12,6 +12,7 @@ from typing import Any
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables
+from mlperf_bert.data.index import VOCABULARY_FILES
 from mlperf_bert.data.records import Record, read_record, write_json
 from mlperf_bert.errors import CheckpointError, DataError
 from mlperf_bert.untrusted import file_sha256, in_brief, read_regular_file
@@ -22,12 +23,11 @@ STATE = "state.json"
 MODEL = "model.safetensors"
 FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
-VOCABULARIES = ("vocab.txt", "tokenizer.json")  # at most one, where it was at hand
 LATEST = "LATEST"
 OF_A_RUN = "checkpoints"  # the directory in a run's
 ELSE = "use another checkpoint"
 
-_NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARIES))
+_NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
 # Whose weights a file of such a name tells of.
 _OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")

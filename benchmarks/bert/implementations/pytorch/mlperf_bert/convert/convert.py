@@ -26,7 +26,7 @@ from mlperf_bert.convert.model_settings import config_of
 from mlperf_bert.convert.new_directory import new_directory
 from mlperf_bert.convert.padding import MOST_SPARE_ROWS, PADDING_BIAS, with_rows
 from mlperf_bert.convert.report import Report
-from mlperf_bert.convert.vocabulary_files import find_vocabulary
+from mlperf_bert.convert.vocabulary_files import find_vocabulary, setting_against_ours
 from mlperf_bert.convert.weights import (
     Sizes,
     Source,
@@ -40,8 +40,10 @@ from mlperf_bert.data.atomic import write_file
 from mlperf_bert.environment import git_commit, package_version
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name
+from mlperf_bert.prepare.vocabulary import Vocabulary
 
 Missing = Literal["refuse", "draw"]
+_WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
 _SPARE_BYTES = 2**20  # of JSON and headers
 _NEXT_SENTENCE = frozenset(
     f"{layer}.{part}"
@@ -100,6 +102,9 @@ def plan_conversion(
     unused = _unused(source, shapes, config.model.objective)
     _check_shapes(source, shapes)
     _check_copies(source)
+    setting = setting_against_ours(source.folder)
+    if setting and isinstance(vocabulary, Vocabulary):
+        remarks = (*remarks, f"its tokenizer has no {setting}, {_WORD_PIECES_DROP}")
     remarks = (*source.remarks, *remarks)
     return Conversion(source, config, vocabulary, shapes, drawn, unused, sizes.word_rows, remarks)
 

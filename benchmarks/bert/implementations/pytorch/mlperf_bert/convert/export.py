@@ -18,8 +18,6 @@ from mlperf_bert.checkpoint.manifest import (
     ELSE,
     MODEL,
     STATE,
-    VOCABULARIES,
-    Manifest,
     read_config,
     read_manifest,
     resolve,
@@ -27,25 +25,24 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.state import read_state
 from mlperf_bert.checkpoint.tensor_file import write_one_by_one
+from mlperf_bert.checkpoint_vocabulary import vocabulary_of
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.convert.huggingface import CONFIG, SINGLE
 from mlperf_bert.convert.huggingface_names import FIXED, NUMBERS, SIZES, WORD_BIAS, WORDS
 from mlperf_bert.convert.new_directory import new_directory
 from mlperf_bert.convert.padding import rows_that_matter
 from mlperf_bert.convert.safetensors_file import StoredTensor, read_safetensors
-from mlperf_bert.convert.tokenizer import tokenizer_files
+from mlperf_bert.convert.tokenizer import remarks_on, tokenizer_files
 from mlperf_bert.convert.weights import parameter_shapes
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, load_any_vocabulary
 
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files
-_NO_VOCABULARY = "give the vocab.txt of its data with --vocab, or the data with --data"
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: class of `transformers`, tensors, their numbers, rows of words."""
+    """What was written: class of `transformers`, tensors, their numbers, rows of words, remarks."""
 
     architecture: str
     out: str
@@ -53,6 +50,7 @@ class Exported:
     parameters: int
     word_rows: int
     step: int
+    remarks: tuple[str, ...]
 
 
 def export_huggingface(
@@ -63,7 +61,7 @@ def export_huggingface(
     manifest = read_manifest(found)
     verify_files(found, manifest, (MODEL, STATE))
     state = read_state(found)
-    words = _vocabulary(found, manifest, vocabulary, data)
+    words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary, data)
     model = read_config(found).model
     tensors = _tensors(found, model)
     num_rows = rows_that_matter(tensors[WORDS].read(), tensors[WORD_BIAS].read(), len(words))
@@ -83,30 +81,22 @@ def export_huggingface(
         write_one_by_one(folder / SINGLE, kinds, weight, metadata)
         config = config_json(model, architecture, num_rows, words.pad_id)
         write_file(folder / CONFIG, config)
-        for name, contents in tokenizer_files(words, model.max_position_embeddings).items():
+        files = tokenizer_files(words, model.max_position_embeddings)
+        for name, contents in files.items():
             write_file(folder / name, contents)
-    return Exported(architecture, str(out), len(kinds), num_bytes // 4, num_rows, state.step)
+    return Exported(
+        architecture=architecture,
+        out=str(out),
+        tensors=len(kinds),
+        parameters=num_bytes // 4,
+        word_rows=num_rows,
+        step=state.step,
+        remarks=remarks_on(words, files),
+    )
 
 
 def _has_words(name: str) -> bool:
     return name in (WORDS, WORD_BIAS)
-
-
-def _vocabulary(
-    found: Path, manifest: Manifest, given: Path | None, data: Path | None
-) -> AnyVocabulary:
-    """The one that was given, in a set of `data`, or in the checkpoint, of the right digest."""
-    folders = [data, *(data / name for name in ("train", "eval"))] if data else [found]
-    places = [folder / name for folder in folders for name in VOCABULARIES]
-    path = given or next((place for place in places if place.exists()), None)
-    if path is None:
-        where = f"no {' and no '.join(VOCABULARIES)} in it"
-        raise CheckpointError(str(data or found), where, _NO_VOCABULARY)
-    vocabulary = load_any_vocabulary(path)
-    if vocabulary.sha256 != manifest.vocabulary_sha256:
-        problem = "is not the vocabulary that the checkpoint was trained with"
-        raise CheckpointError(str(path), problem, _NO_VOCABULARY)
-    return vocabulary
 
 
 def _tensors(found: Path, model: ModelSection) -> dict[str, StoredTensor]:

@@ -13,7 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=("huggingface",), required=True)
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json it was trained with"
+        "--vocab",
+        type=Path,
+        metavar="FILE",
+        help="default: in the checkpoint or above it",
     )
     source.add_argument(
         "--data", type=Path, metavar="DIR", help="prepared set, or its parent, that has it"
@@ -31,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(
             f"{done.architecture} of step {done.step:,}: {done.tensors} tensors, "
-            f"{done.parameters:,} weights, {done.word_rows:,} rows of words\nwritten: {done.out}"
+            f"{done.parameters:,} weights, {done.word_rows:,} rows of words"
         )
+        print("\n".join((*done.remarks, f"written: {done.out}")))
     return 0

@@ -22,7 +22,6 @@ from mlperf_bert.untrusted import in_brief
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _AS_SAFETENSORS = (
@@ -45,7 +44,6 @@ def open_huggingface(source: Path) -> Source:
         config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
         settings = read_settings(config)
         stored = _stored_tensors(source)
-        remarks = _remarks(folder)
     except DataError as error:
         raise CheckpointError(*error.args) from None
     weights, copies, ignored = _sorted_out(stored)
@@ -59,7 +57,6 @@ def open_huggingface(source: Path) -> Source:
         settings=settings,
         stated_in=config.where,
         folder=folder,
-        remarks=remarks,
     )
 
 
@@ -132,15 +129,6 @@ def _check_buffer(tensor: StoredTensor, where: str, name: str) -> None:
     if not np.array_equal(numbers, wanted):
         problem = "are not 0, 1, 2 .." if name.endswith("position_ids") else "are not all 0"
         raise CheckpointError(where, f"{problem}, as in every BERT", _REMEDY)
-
-
-def _remarks(folder: Path) -> tuple[str, ...]:
-    if not os.path.lexists(folder / TOKENIZER_CONFIG):
-        return ()
-    record = read_record(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
-    if record.values.get("do_lower_case", True) is not False:
-        return ()
-    return ("its tokenizer keeps capitals and accents, `prepare --vocab` drops them",)
 
 
 def _form(config: Record, weights: Mapping[str, Weight]) -> str:

@@ -8,13 +8,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mlperf_bert.convert.vocabulary_files import TOKENIZER, WORD_PIECES
+from mlperf_bert.convert.vocabulary_files import TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES
+from mlperf_bert.fill import MASK, tokens_of
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 from mlperf_bert.prepare.tokenizer_file import ROLES, TokenizerFile
 from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
 from mlperf_bert.prepare.wordpiece import MAX_WORD_CHARS
+from mlperf_bert.untrusted import parse_json_object
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+_PROBE = f"a {MASK} a"
+_COMPLETED = (
+    "tokenizer.json puts special tokens around a text now, as training had them: "
+    "to convert this directory again, give the tokenizer that was trained with by --vocab"
+)
 
 
 def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, bytes]:
@@ -24,7 +30,7 @@ def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, byt
     settings["model_max_length"] = max_length
     if isinstance(vocabulary, TokenizerFile):
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
-        files = {TOKENIZER: vocabulary.contents}
+        files: dict[str, bytes] = {TOKENIZER: _as_trained(vocabulary)}
     else:
         settings["do_lower_case"] = True  # for who reads vocab.txt alone
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -38,14 +44,57 @@ def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, byt
     return {**files, TOKENIZER_CONFIG: _json(settings)}
 
 
+def remarks_on(vocabulary: AnyVocabulary, files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """What a user should know of the files, in lines."""
+    is_as_given = not isinstance(vocabulary, TokenizerFile) or (
+        files[TOKENIZER] == vocabulary.contents
+    )
+    return () if is_as_given else (_COMPLETED,)
+
+
+def _as_trained(file: TokenizerFile) -> bytes:
+    """The tokenizer's bytes; where it leaves out what every sequence of training has, with that.
+
+    That is a special token at either end, and no space before a mask, which stands for the word
+    and its space in vocabularies that keep it.
+    """
+    cls, sep, mask = (
+        str(file.tokenizer.id_to_token(token)) for token in (file.cls_id, file.sep_id, file.mask_id)
+    )
+    # As the library reads it: `file.tokenizer` takes special tokens in a text for text.
+    theirs = type(file.tokenizer).from_str(file.contents.decode("utf-8"))
+    wanted = tokens_of(_PROBE, file, len(_PROBE) + 2)
+    if theirs.encode(_PROBE.replace(MASK, mask)).ids == wanted:
+        return file.contents
+    values = parse_json_object(file.contents)
+    added = [each for each in values.get("added_tokens") or [] if each["content"] != mask]
+    added.append({**_added(mask, file.mask_id), "lstrip": True})
+    values |= {
+        "truncation": None,
+        "padding": None,
+        "added_tokens": sorted(added, key=lambda each: int(each["id"])),
+        "post_processor": _template({cls: file.cls_id}, {sep: file.sep_id}),
+    }
+    return _json(values)
+
+
+def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
+    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    (first,), (last,) = cls, sep
+    single = (_special(first, 0), _sequence("A", 0), _special(last, 0))
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": (*single, _sequence("B", 1), _special(last, 1)),
+        "special_tokens": {
+            token: {"id": token, "ids": [number], "tokens": [token]}
+            for token, number in {**cls, **sep}.items()
+        },
+    }
+
+
 def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
     """`tokenizer.json` of a list of word pieces."""
-    pair = (_special("[CLS]", 0), _sequence("A", 0), _special("[SEP]", 0))
-    second = (_sequence("B", 1), _special("[SEP]", 1))
-    ends = {
-        token: {"id": token, "ids": [words.ids[token]], "tokens": [token]}
-        for token in ("[CLS]", "[SEP]")
-    }
     return {
         "version": "1.0",
         "truncation": None,
@@ -62,12 +111,7 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
             "lowercase": True,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": pair,
-            "pair": (*pair, *second),
-            "special_tokens": ends,
-        },
+        "post_processor": _template({"[CLS]": words.cls_id}, {"[SEP]": words.sep_id}),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece",
