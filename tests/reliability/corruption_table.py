@@ -125,7 +125,7 @@ MIXED = (
     at_start("two preparations: longest sequence", SHARD, partial(mixed, max_seq_length=48)),
     at_start("two preparations: most predictions", SHARD, partial(mixed, max_predictions=9)),
     at_start("the same shard twice", "train/shards/b.hdf5", same_shard_twice),
-    by_reading("the same text twice, its file edited", "train", same_text_twice),
+    at_start("the same text twice, its file edited", "train/shards/b.hdf5", same_text_twice),
     at_start("training shard in the held-out set", "eval/shards/b.hdf5", leak_shard),
     by_reading("training text in the held-out set, its file edited", "eval", leak_text),
 )

@@ -21,7 +21,7 @@ from mlperf_bert.prepare.documents import tokenize_documents
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 from mlperf_bert.prepare.wordpiece import PlainTokenizer
 from resume_cases import MISSED, run_train
-from support import metrics_losses, prepare_small
+from support import metrics_losses, prepare_small, run_cli
 from verify_cases import check, failed
 
 LINES = ["The model was trained on text.", "It was a text, it was: a model!", "</s> [MASK] <mask>"]
@@ -245,6 +245,27 @@ def test_garbage_is_one_line(tmp_path: Path, contents: bytes) -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="nowhere"):
         load_any_vocabulary(tmp_path / "nowhere.json")
+
+
+def set_endless_pattern(values: dict[str, Any]) -> None:
+    pattern = {"Regex": "(x+x+)+y"}
+    values["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated"}
+    values["pre_tokenizer"]["invert"] = False
+
+
+def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path: Path) -> None:
+    path = saved(tmp_path / "tokenizer.json", byte_level(), set_endless_pattern)
+    texts = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for text in texts:
+        text.write_text(LINES[0] + "\n" + "x" * 40 + "\n")
+    places = ("--text", *texts, "--vocab", path, "--out", tmp_path / "set")
+    done = run_cli("prepare", *places, "--workers", 2)
+    assert done.returncode == 2
+    # What the package prints when it panics comes before, and cannot be held back.
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"mlperf_bert: error: {path}: cannot split text (")
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "set").rglob("*.hdf5*"))
 
 
 def test_flipped_bytes_are_refused_or_a_tokenizer(tmp_path: Path) -> None:
