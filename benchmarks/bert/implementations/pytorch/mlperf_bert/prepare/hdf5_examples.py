@@ -105,8 +105,9 @@ def _piece(datasets: dict[str, h5py.Dataset], first: int, end: int) -> list[byte
         if name in datasets:
             counts[:, number], found = _values(datasets[name], first, end)
             values.append(_as_int32(name, found))
-    head = [NUM_ROWS.pack(end - first), counts.data.cast("B")]
-    return head + [array.data.cast("B") if array.size else b"" for array in values]
+    piece: list[bytes | memoryview] = [NUM_ROWS.pack(end - first), counts.data.cast("B")]
+    piece += [array.data.cast("B") if array.size else b"" for array in values]
+    return piece
 
 
 def _values(dataset: h5py.Dataset, first: int, end: int) -> tuple[Any, NDArray[Any]]:
