@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.prepare.vocabulary import load_vocabulary
-from support import REPOSITORY, run_cli, write_synthetic_text
+from support import REPOSITORY, run_cli, run_process, write_synthetic_text
 
 SMALL = {
     "model.hidden_size": 32,
@@ -59,6 +60,31 @@ def test_what_is_not_there_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+def test_another_text_has_another_directory(tmp_path: Path) -> None:
+    """The name of DATADIR, on a rank that does not prepare."""
+    launch = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
+    script = (
+        "set -euo pipefail; root=/r; leads=0; setting() { echo 5; }; fail() { exit 2; }\n"
+        f"here=({sys.executable}); overrides=(); options=(); . {launch}/own_text.sh; CORPUS=$1\n"
+        'prepare_own_text; echo "$DATADIR"'
+    )
+
+    def directory() -> str:
+        (tmp_path / "text" / "b.txt").touch()  # the same text at another time
+        done = run_process("bash", "-c", script, "bash", tmp_path / "text")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (tmp_path / "text").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "text" / name).write_text("Some text.")
+    first = directory()
+    assert first.startswith("/r/.cache/own-text-")
+    assert directory() == first
+    (tmp_path / "text" / "a.txt").write_text("Some more text.")
+    assert directory() != first
+
+
 @pytest.mark.longest
 @pytest.mark.parametrize("given", ["nothing", "vocabulary", "single"])
 def test_text_in_and_model_out(tmp_path: Path, given: str) -> None:
@@ -83,6 +109,9 @@ def test_text_in_and_model_out(tmp_path: Path, given: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "accepted" in done.stdout
     assert "masked tokens), on [MASK] inputs" in done.stdout  # of `evaluate`
+    last = done.stdout.splitlines()[-1]
+    number = r"0\.\d+"
+    assert re.fullmatch(f"own text has no target: accuracy {number}, best guess .* {number}", last)
     num_tokens = 57 if given == "vocabulary" else 300
     assert len(load_vocabulary(tmp_path / "run" / "vocab.txt")) == num_tokens
     exported = tmp_path / "run" / "run_0" / "huggingface"

@@ -29,8 +29,12 @@ prepare_own_text() { # sets DATADIR where it is not given: one for each text and
     CORPUS=$(cd "$(dirname "$CORPUS")" && pwd)/$(basename "$CORPUS")
     own_text_options
     if [ -z "${DATADIR:-}" ]; then
+        local text name made_with digest='import pathlib, sys; from mlperf_bert.prepare.own_request import text_digest
+print(text_digest(*(pathlib.Path(each) if each else None for each in sys.argv[1:])))'
+        # Text that cannot be read has none; `prepare` says why.
+        text=$("${here[@]}" -c "$digest" "$CORPUS" "${VOCAB:-}" 2>/dev/null) || text=
         name=$(basename "$CORPUS")
-        made_with=$(printf '%s\n' "${data_options[@]}" | cksum)
+        made_with=$(printf '%s\n' "${data_options[@]}" "$text" | cksum)
         DATADIR=$root/.cache/own-${name//[^A-Za-z0-9._-]/_}-${made_with%% *}
     fi
     [ "$leads" = 1 ] || return 0
@@ -38,12 +42,18 @@ prepare_own_text() { # sets DATADIR where it is not given: one for each text and
 }
 
 hand_over() { # index; the accuracy and the exported form of a run's last checkpoint
-    local run=$LOGDIR/run_$1
+    local run=$LOGDIR/run_$1 evaluated accuracy guess
+    local baseline='import pathlib, sys; from mlperf_bert.data.index import Manifest
+print(f"{Manifest.load(pathlib.Path(sys.argv[1])).baseline.context_free_accuracy:.4f}")'
     [ "$leads" = 1 ] || return 0
     for words in vocab.txt tokenizer.json; do # by which `fill` finds it
         [ ! -f "$DATADIR/$words" ] || cp "$DATADIR/$words" "$LOGDIR/$words"
     done
-    "${here[@]}" -m mlperf_bert evaluate --checkpoint "$run/checkpoints" --data "$DATADIR"
+    evaluated=$("${here[@]}" -m mlperf_bert evaluate --checkpoint "$run/checkpoints" --data "$DATADIR")
+    echo "$evaluated"
     "${here[@]}" -m mlperf_bert export --to huggingface --data "$DATADIR/train" "$run/checkpoints" "$run/huggingface"
     echo "to fill in words: ${here[*]} -m mlperf_bert fill --checkpoint $run/checkpoints \"The [MASK] was trained on text.\""
+    accuracy=$(sed -n 's/^accuracy \([0-9.]*\) .*/\1/p' <<<"$evaluated")
+    guess=$("${here[@]}" -c "$baseline" "$DATADIR/eval")
+    echo "own text has no target: accuracy $accuracy, best guess without context $guess"
 }
