@@ -14,7 +14,7 @@ from huggingface_cases import convert, make_theirs, save_theirs
 from mlperf_bert import evaluate_cli
 from mlperf_bert.__main__ import main
 from mlperf_bert.bench.peer import padded_inputs
-from mlperf_bert.checkpoint.manifest import read_manifest
+from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
@@ -164,6 +164,13 @@ def test_a_run_begins_from_it_and_does_not_go_on_from_it(
         assert main(["train", *options, *again]) == 2
         error = capsys.readouterr().err
         assert f"trained with {stated}; set it to the checkpoint's" in error
+    saved = read_manifest(resolve(tmp_path / "begun" / "run_0" / "checkpoints"))
+    assert saved.origin == {"initialized_from": "huggingface, theirs"}
+    more = ["run.max_steps=2", "--run-dir", str(tmp_path / "more"), "--resume"]
+    more += [str(tmp_path / "begun" / "run_0" / "checkpoints")]
+    assert main(["train", *options, "--set", *more]) == TARGET_MISSED
+    later = read_manifest(resolve(tmp_path / "more" / "run_0" / "checkpoints"))
+    assert (later.step, later.origin) == (2, saved.origin)
     capsys.readouterr()
     on = ["--run-dir", str(tmp_path / "on"), "--resume", str(checkpoint)]
     assert main(["train", *options, *on]) == 2

@@ -160,7 +160,7 @@ def _assemble(
             config=config,
             identity=identity,
             start=start,
-            writer=make_writer(config, directory, model, optimizer, info, device, start),
+            writer=make_writer(origin, directory, model, optimizer, info, device),
             metrics=metrics,
             health=health,
             reporter=reporter,

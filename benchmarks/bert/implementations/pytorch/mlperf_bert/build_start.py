@@ -8,6 +8,7 @@ import torch
 
 from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
+from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, read_manifest, resolve
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
@@ -133,16 +134,25 @@ def begin_training(
     return optimizer, step
 
 
+def _initialized_from(origin: Origin) -> dict[str, str]:
+    """For manifests: whose weights the run, or the one it goes on from, began with."""
+    saved = origin.start.checkpoint or origin.init_checkpoint
+    known = {} if saved is None else read_manifest(resolve(saved)).origin
+    if not known or INITIALIZED_FROM in known:
+        return dict(known)
+    return {INITIALIZED_FROM: ", ".join(known.values())}
+
+
 def make_writer(
-    config: RunConfig,
+    origin: Origin,
     directory: RunDirectory,
     model: BertForPretraining,
     optimizer: FlatOptimizer,
     info: RankInfo,
     device: torch.device,
-    start: Start,
 ) -> CheckpointWriter:
     """What writes the run's checkpoints."""
+    config, start = origin.config, origin.start
     return CheckpointWriter(
         directory.checkpoints,
         optimizer,
@@ -153,4 +163,5 @@ def make_writer(
         keep_last=config.checkpoint.keep_last,
         commit=git_commit() if info.rank == 0 else None,
         after=start.step if start.continues else None,
+        origin=on_every_rank(info, lambda: _initialized_from(origin)),
     )

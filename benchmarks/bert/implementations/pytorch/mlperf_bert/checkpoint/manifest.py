@@ -25,6 +25,7 @@ FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
 LATEST = "LATEST"
 OF_A_RUN = "checkpoints"  # the directory in a run's
+INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
 
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
@@ -47,7 +48,8 @@ class FileEntry:
 class Manifest:
     """`manifest.json`, written last; `config` is as it stands there, see `read_config`.
 
-    `origin` says where converted weights came from (convert/convert.py); training leaves it empty.
+    `origin` says where converted weights came from (convert/convert.py); a run that begins with
+    them keeps that under INITIALIZED_FROM, other runs leave it empty.
     """
 
     step: int
@@ -58,6 +60,11 @@ class Manifest:
     config: Mapping[str, Any]
     files: Mapping[str, FileEntry]
     origin: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it holds another program's weights, and no run."""
+        return bool(self.origin) and INITIALIZED_FROM not in self.origin
 
     def to_json(self) -> bytes:
         """The file's contents."""

@@ -67,7 +67,7 @@ def read_state(directory: Path) -> CheckpointState:
 def verify(directory: Path) -> CheckpointState:
     """Check every file of a checkpoint of a run; its state. Raises CheckpointError."""
     manifest = read_manifest(directory)
-    if manifest.origin:
+    if manifest.is_converted:
         problem, remedy = "holds converted weights, no run to go on with", "use --init-checkpoint"
         raise CheckpointError(str(directory), problem, remedy)
     verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})

@@ -29,6 +29,7 @@ POLL_S = 0.1
 PATIENCE_S = 5.0  # with the thread of a run that failed
 _NOTHING = CheckpointState(step=0, samples=0, seed=0, mlm_accuracy=None, vocabulary_sha256="")
 NO_FP8: Mapping[str, Tensor] = MappingProxyType({})
+NOBODYS: Mapping[str, str] = MappingProxyType({})
 NO_ROOM = "check the disk's free space and that it can be written"
 
 
@@ -74,6 +75,7 @@ class CheckpointWriter:
         commit: of the code, where it is known.
         after: the step from which the run of this directory goes on: what is there of later ones
             was passed over.
+        origin: of the run's first weights, for the manifest.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class CheckpointWriter:
         keep_last: int | None = None,
         commit: str | None = None,
         after: int | None = None,
+        origin: Mapping[str, str] = NOBODYS,
     ) -> None:
         self._directory = directory
         self._optimizer = optimizer
@@ -98,6 +101,7 @@ class CheckpointWriter:
         self._keep_last = keep_last
         self._commit = commit
         self._after = after
+        self._origin = dict(origin)
         self._copies = HostCopies(device)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
@@ -242,6 +246,7 @@ class CheckpointWriter:
             commit=self._commit,
             config=config_to_tables(self._config),
             files=dict(sorted(entries.items())),
+            origin=self._origin,
         )
 
 
