@@ -136,13 +136,15 @@ class Campaign:
     random: random.Random
     directory: Path
     kills: list[Kill] = field(default_factory=list)
+    runs: int = 0
 
     def run(self, setup: Setup, expected: Undisturbed, aims: Sequence[Aim]) -> list[Kill]:
         """One run that loses a rank once for each of `aims`, and each time goes on; its kills.
 
         Where it ends before a moment that is aimed at, that is no kill, and the run is over.
         """
-        run = Run(self.directory / f"run-{len(self.kills) + 1:02d}")
+        self.runs += 1  # not every run has a kill
+        run = Run(self.directory / f"run-{self.runs:02d}")
         killed: list[Kill] = []
         for aim in (*aims, None):
             newest, attempt = run.newest_step(), Attempt(run)
