@@ -41,6 +41,8 @@ def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path: Path, moment: str) ->
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's background job ignores it, and so would whatever it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         while not (tmp_path / "busy").exists() and running.poll() is None:
