@@ -185,5 +185,8 @@ def test_a_failing_rank_ends_the_run_with_its_own_words(
     options = ["--run-dir", tmp_path / "run", *sizes(2, 8), "--set", "model.vocab_size=70"]
     done = run_cli(*arguments, *options)
     assert done.returncode == 2
-    lines = set(done.stderr.splitlines())
+    # Who had not come so far when the first rank failed is ended by the launcher, and says so.
+    lines = set(done.stderr.splitlines()) - {
+        "mlperf_bert: SIGTERM before the first step: nothing to save"
+    }
     assert 1 <= len(lines) <= 2 and all("model.vocab_size" in line for line in lines)
