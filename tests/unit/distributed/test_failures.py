@@ -70,11 +70,13 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def function_of(module: str, inner: Callable[[float], object] = time.sleep) -> Any:
+def function_of(
+    module: str, inner: Callable[[float], object] = time.sleep, name: str = "wait"
+) -> Any:
     """One that calls `inner`, which waits, in a module of that name."""
     names: dict[str, Any] = {"__name__": module, "inner": inner}
-    exec("def wait(seconds): inner(seconds)", names)
-    return names["wait"]
+    exec(f"def {name}(seconds): inner(seconds)", names)
+    return names[name]
 
 
 def queued(seconds: float) -> None:
@@ -150,6 +152,11 @@ def test_who_waits_for_the_loader_is_where_its_thread_is(
     thread.join()
     assert len(said) == lines
     assert all(f"in {module}, line 1; look for storage" in line for line in said)
+
+
+def test_an_error_on_its_way_out_of_the_loader_speaks_for_itself(said: list[str]) -> None:
+    watched(at_step_37(), function_of("mlperf_bert.data.loader", queued, name="__exit__"))
+    assert said == []
 
 
 def test_who_waits_for_others_says_so_when_they_did_not(

@@ -94,7 +94,8 @@ def _telling_frame(thread: int) -> FrameType:
     """What `thread`, which trains, is at; the loader's thread where it waits for that one."""
     frames = sys._current_frames()
     own = frames[thread]
-    if _module(own) == "threading" and _passes_through(own, (_LOADER,)):
+    waits_for_loader = _module(own) == "threading" and _passes_through(own, (_LOADER,))
+    if waits_for_loader and not _ends_the_loader(own):
         for other in threading.enumerate():
             if other.name == "loader" and other.ident in frames:
                 return frames[other.ident]
@@ -107,11 +108,17 @@ def _waits_for_others(frame: FrameType) -> bool:
     Over NCCL the host does wherever it needs a number from the device, or room in its queue. A
     wait for the own reader process does not count: nobody knows better than this rank.
     """
-    if _module(frame).startswith(_WAITING):
+    if _module(frame).startswith(_WAITING) or _ends_the_loader(frame):
         return True
     if not _over_nccl():
         return False
     return not _passes_through(frame, _READING) or _passes_through(frame, _TO_DEVICE)
+
+
+def _ends_the_loader(innermost: FrameType) -> bool:
+    """Whether an error, as of ranks that are gone, is on its way out and will say more."""
+    frames = _outward(innermost)
+    return any(_module(at) == _LOADER and at.f_code.co_name == "__exit__" for at in frames)
 
 
 def _over_nccl() -> bool:
