@@ -27,6 +27,10 @@ find_python() {
 for installed in "$stamp" "$venv/installed-dev"; do
     if cmp --silent "$root/pyproject.toml" "$installed"; then exit; fi
 done
+if [ -L "$venv" ]; then # another checkout's, which would be given this one's package
+    echo "tools/venv.sh: .venv is a link and is left as it is; pyproject.toml has changed since" >&2
+    exit
+fi
 echo "installing into .venv (once)"
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python3=$(find_python)
