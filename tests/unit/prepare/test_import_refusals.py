@@ -130,10 +130,6 @@ def shared_sandbox() -> Sandbox:
     return running.enter_context(sandbox(ROWS_READER, READING))
 
 
-def assert_no_set(set_dir: Path) -> None:
-    assert contents(set_dir).keys() <= {"vocab.txt"}
-
-
 @pytest.mark.parametrize("write", [write_fixed, write_ragged, write_packed])
 def test_examples_that_are_there_twice_are_refused(
     from_text: Path, tmp_path: Path, write: Writer

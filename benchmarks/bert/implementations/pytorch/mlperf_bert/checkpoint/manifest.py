@@ -170,10 +170,6 @@ def _origin(record: Record) -> dict[str, str]:
     return {name: origin.text(name) for name in origin.values}
 
 
-def _is_whole(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
-
-
 def _file_entry(record: Record) -> FileEntry:
     sha256 = record.text("sha256")
     if not _SHA256.fullmatch(sha256):
