@@ -1,6 +1,7 @@
 """When a run is saved, and that every way of training goes on from it without a trace."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -52,17 +53,22 @@ def test_a_checkpoint_waits_for_no_evaluation_that_is_on_its_way(
     assert names == {"step_00000015", "step_00000020"}
 
 
-def test_the_best_stays(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> None:
+def test_the_best_stays(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of those that were written: what comes while the disk is still busy is not."""
     settings = ("checkpoint.interval_steps=4", "checkpoint.keep_last=1", "optim.learning_rate=1e-2")
     settings += ("run.max_steps=60", "schedule.decay_steps=60", "eval.interval_samples=80")
     run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
+    written = set(map(int, re.findall(r"checkpoint step_(\d+): ", capsys.readouterr().out)))
     records = (tmp_path / "run/run_0/metrics.jsonl").read_text().splitlines()
     accuracy = {
         found["step"]: found["mlm_accuracy"]
         for found in map(json.loads, records)
-        if found["mlm_accuracy"] is not None
+        if found["mlm_accuracy"] is not None and found["step"] in written
     }
     best = max(accuracy, key=lambda step: accuracy[step])
+    assert best < max(written) == 60
     kept = {path.name for path in (tmp_path / "run/run_0/checkpoints").glob("step_*")}
     assert kept == {f"step_{best:08d}", "step_00000060"}
 
