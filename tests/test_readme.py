@@ -1,8 +1,7 @@
 """Every command of the README runs, in its order, in one copy of the repository.
 
-`./run_and_time.sh` runs to its full target, other commands that train to a reduced one. Left out:
-`./run_tests.sh` itself, and blocks behind a comment `<!-- not tested: why -->` where why is one of
-cluster, docker, long.
+Commands that train do so to a reduced target. Left out: `./run_tests.sh` itself, and blocks behind
+a comment `<!-- not tested: why -->` where why is one of cluster, docker, long.
 """
 
 import re
@@ -11,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY, run_shell
+from support import REDUCED, REPOSITORY, run_shell
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:<!-- not tested: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 FULL_RUN = "./run_and_time.sh"
-REDUCED = (
-    " --set eval.target_accuracy=0.03 --set eval.interval_samples=2000"
-    " --set mlperf.enforce_rules=false"
-)
 
 
 def commands_to_test() -> list[str]:

@@ -17,7 +17,10 @@ from pathlib import Path
 import cluster as slurm
 import pytest
 
+from mlperf_bert.config_io import load_config
+from mlperf_bert.data.index import Manifest
 from support import (
+    CONFIGS,
     REPOSITORY,
     copy_checkout,
     make_tiny_inputs,
@@ -78,6 +81,18 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> Non
     assert len(re.findall(r"^RESULT,bert,\d+,\d+,\w+,.+$", output, re.MULTILINE)) == 1
     log = cluster.tree / "runs/cpu_tiny/result_0.txt"
     assert [stop["metadata"]["status"] for stop in mlperf_records(log, "run_stop")] == ["success"]
+    assert_the_target_stands_for_something(output, cluster.tree)
+
+
+def assert_the_target_stands_for_something(output: str, tree: Path) -> None:
+    baseline = Manifest.load(next((tree / ".cache").glob("embedded-*")) / "eval").baseline
+    assert baseline is not None and baseline.masked_tokens >= 10_000
+    target = load_config(CONFIGS / "cpu_tiny.toml").eval.target_accuracy
+    assert target >= 1.8 * baseline.context_free_accuracy
+    last = [line for line in output.splitlines() if "on [MASK] inputs" in line][-1]
+    reached = re.search(r"accuracy ([\d.]+) .*on \[MASK\] inputs ([\d.]+)", last)
+    assert reached and float(reached[1]) >= target
+    assert float(reached[2]) >= 4 * baseline.mask_only_accuracy
 
 
 def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
