@@ -282,6 +282,8 @@ def test_ranks_in_processes_of_their_own_say_it_too(world: Path, ranks: int) -> 
     sizes = (f"parallel.ranks_per_node={ranks}", f"parallel.local_batch_size={16 // ranks}")
     done = run_cli(*train(world, *sizes))
     assert done.returncode == 2
-    lines = set(done.stderr.splitlines())
-    assert len(lines) == 1 and "train.hdf5" in lines.pop()
+    # What a rank says that the launcher ended before it came to the shard itself.
+    ended = "mlperf_bert: SIGTERM before the first step: nothing to save"
+    (line,) = set(done.stderr.splitlines()) - {ended}
+    assert "train.hdf5" in line
     assert tree(world) == before

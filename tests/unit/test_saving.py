@@ -32,13 +32,16 @@ def test_every_way_of_training_goes_on_bit_for_bit(
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     own = tmp_path / "killed/run_0"
     (own / "outcome.json").unlink()
+    kept = []  # 7 and 14, or the ends of their intervals, where the disk was not too busy
     for checkpoint in (own / "checkpoints").glob("step_*"):
         if checkpoint.name > "step_00000014":
             shutil.rmtree(checkpoint)
+        else:
+            kept.append(int(checkpoint.name.removeprefix("step_")))
     run_train(tiny_config, synthetic_data, tmp_path / "killed", *same, resume="auto")
     assert len(metrics_losses(tmp_path / "whole")) == 20
     (record,) = mlperf_records(tmp_path / "killed/result_0.txt", "resumed")
-    assert record["metadata"]["step"] in (10, 12, 14)
+    assert record["metadata"]["step"] == max(kept)
     assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
