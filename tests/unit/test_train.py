@@ -43,7 +43,7 @@ def test_reaching_the_target_ends_the_run(train: Train, tmp_path: Path) -> None:
     assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
     names = {path.name for path in (run_dir / "run_0").iterdir()}
     files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
-    assert names == {*files, "checkpoints"}
+    assert names == {*files, "checkpoints", "vocab.txt"}
     assert metrics(run_dir)[-1]["samples"] == 160  # stopped at the first evaluation
     last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
     assert '"run_stop"' in last and '"success"' in last

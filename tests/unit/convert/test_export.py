@@ -32,6 +32,7 @@ from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 from mlperf_bert.prepare.wordpiece import Tokenizer
+from resume_cases import run_train
 from support import REPOSITORY, TINY_CONFIG
 
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
@@ -182,6 +183,17 @@ def test_the_vocabulary_is_found_with_the_data(
     assert main(["export", checkpoint, *to, str(tmp_path / "other"), *other]) == 2
     assert not list(tmp_path.glob("none*")) and not list(tmp_path.glob("*other*"))
     assert (tmp_path / "set" / "vocab.txt").read_bytes() == words.read_bytes()
+
+
+def test_a_run_has_its_vocabulary_with_it(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    run_train(tiny_config, synthetic_data, tmp_path / "run", "run.max_steps=2")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    checkpoints = str(tmp_path / "elsewhere/run_0/checkpoints")
+    assert main(["export", checkpoints, "--to", "huggingface", str(tmp_path / "out")]) == 0
+    vocabulary = (synthetic_data / "train/vocab.txt").read_bytes()
+    assert (tmp_path / "out/vocab.txt").read_bytes() == vocabulary
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, words: Path, capsys: Any) -> None:

@@ -46,12 +46,9 @@ hand_over() { # index; the accuracy and the exported form of a run's last checkp
     local baseline='import pathlib, sys; from mlperf_bert.data.index import Manifest
 print(f"{Manifest.load(pathlib.Path(sys.argv[1])).baseline.context_free_accuracy:.4f}")'
     [ "$leads" = 1 ] || return 0
-    for words in vocab.txt tokenizer.json; do # by which `fill` finds it
-        [ ! -f "$DATADIR/$words" ] || cp "$DATADIR/$words" "$LOGDIR/$words"
-    done
     evaluated=$("${here[@]}" -m mlperf_bert evaluate --checkpoint "$run/checkpoints" --data "$DATADIR")
     echo "$evaluated"
-    "${here[@]}" -m mlperf_bert export --to huggingface --data "$DATADIR/train" "$run/checkpoints" "$run/huggingface"
+    "${here[@]}" -m mlperf_bert export --to huggingface "$run/checkpoints" "$run/huggingface"
     echo "to fill in words: ${here[*]} -m mlperf_bert fill --checkpoint $run/checkpoints \"The [MASK] was trained on text.\""
     accuracy=$(sed -n 's/^accuracy \([0-9.]*\) .*/\1/p' <<<"$evaluated")
     guess=$("${here[@]}" -c "$baseline" "$DATADIR/eval")

@@ -107,7 +107,9 @@ def build(
     loader, shapes = build_loader(
         config, planner, data.train_reader, seed, info, device, process, start.step + 1
     )
-    with directory.begun(config, seed, info, device, continues=start.continues):
+    vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
+    continues = start.continues
+    with directory.begun(config, seed, info, device, vocabulary=vocabulary, continues=continues):
         origin = Origin(config, identity, start, init_checkpoint, cache_cleared)
         log = on_every_rank(info, lambda: start_log(origin, directory, info))
         reporter = start_reporter(directory, info, config, data, planner, start)

@@ -66,16 +66,19 @@ class RunDirectory:
         info: RankInfo,
         device: torch.device,
         *,
+        vocabulary: Path,
         continues: bool = False,
     ) -> Iterator[None]:
-        """On rank 0 make the folders, `config.toml` and `environment.json`.
+        """On rank 0 make the folders, `config.toml`, `environment.json` and a copy of `vocabulary`.
+
+        With that copy, checkpoints can be exported wherever the directory is taken.
 
         Where it `continues` the run that is here, its own are kept in `interrupted`. Undone where
         the body raises a UserError and the run is new: then it never began. Raises ConfigError
         where a new run exists already or the place cannot be written.
         """
         made_root = not self.root.exists()
-        on_rank_zero(info, lambda: self._create(config, seed, info, device, continues))
+        on_rank_zero(info, lambda: self._create(config, seed, info, device, vocabulary, continues))
         try:
             yield
         except UserError:
@@ -99,6 +102,7 @@ class RunDirectory:
         seed: int,
         info: RankInfo,
         device: torch.device,
+        vocabulary: Path,
         continues: bool,
     ) -> None:
         if self.exists and not continues:
@@ -112,6 +116,7 @@ class RunDirectory:
             (self.run / "config.toml").write_text(config_to_toml(config), encoding="utf-8")
             facts = environment(info, device) | {"seed": seed}
             (self.run / "environment.json").write_text(json.dumps(facts, indent=1) + "\n")
+            (self.run / vocabulary.name).write_bytes(vocabulary.read_bytes())
         except OSError as error:
             if not continues:
                 self._remove(made_root)
