@@ -66,7 +66,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
     "system_description",
     "untrusted",
 }
-PLAN_MAY_IMPORT = "distributed.bucket_plan"
+PLAN_MAY_IMPORT = ("distributed.bucket_plan", "package.score")
 DOCTOR_MAY_IMPORT = "prepare.verify"
 CONVERT_MAY_IMPORT = (
     "prepare.any_vocabulary",
