@@ -11,6 +11,7 @@ from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.buckets_cli import add_buckets
 from mlperf_bert.plan.law_cli import add_law
+from mlperf_bert.plan.suggest_cli import add_suggest
 
 if TYPE_CHECKING:
     from mlperf_bert.plan.balance_rows import Question
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_buckets(
         questions.add_parser("buckets", help="which gradients are sent together, and how early")
     )
+    add_suggest(questions.add_parser("suggest", help="a config for a job of any size"))
     add_law(questions.add_parser("law", help="how time falls with accelerators, fitted to results"))
 
 
