@@ -108,7 +108,7 @@ def _below(smallest: SamplesPoint, batch: int) -> Estimate:
         samples=smallest.samples,
         low=smallest.low * batch / smallest.global_batch_size,
         high=smallest.high,
-        source=f"not known: taken as the samples at {smallest.global_batch_size:,}, {smallest.source}",
+        source=f"not known: taken as the samples at {_named(smallest)}",
         in_range=False,
     )
 
@@ -120,9 +120,13 @@ def _above(largest: SamplesPoint, batch: int) -> Estimate:
         samples=largest.samples * ratio,
         low=largest.low,
         high=largest.high * ratio,
-        source=f"not known: taken as the steps at {largest.global_batch_size:,}, {largest.source}",
+        source=f"not known: taken as the steps at {_named(largest)}",
         in_range=False,
     )
+
+
+def _named(point: SamplesPoint) -> str:
+    return f"{point.global_batch_size:,} ({point.source})"
 
 
 def _on_lines(points: Sequence[SamplesPoint], batch: int) -> Estimate:
