@@ -77,6 +77,7 @@ def test_what_has_no_time_or_size_is_named(
         (("--filter", "round=9.9"), "no entry is left to fit"),
         (("--out", "law.pdf"), "does not end in .png"),
         (("--at", "0"), "--at: is 0"),
+        (("--at", "8", "--at", str(10**12)), "--at: is 1000000000000"),
         (("--seed", "-1"), "--seed: is -1"),
     ],
 )

@@ -110,6 +110,27 @@ def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path
     assert skipped == ["result_3.txt", "result_4.txt", "result_5.txt", "bert"]
 
 
+def test_a_directory_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(log_tree.os, "scandir", refuse)
+    tree = read_tree(tmp_path)
+    assert len(tree.entries) == 1
+    assert [(each.name, each.problem) for each in tree.skipped] == [
+        (str(closed), "Permission denied")
+    ]
+
+
 def test_where_no_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="holds no MLPerf log of bert"):
         read_tree(tmp_path)

@@ -16,6 +16,7 @@ PUBLISHED = "published"
 _DEFAULT_PICTURE = Path("law.png")
 _MOST_SEED = 2**63 - 1
 _MOST_NAMED = 4
+_MOST_ACCELERATORS = 10**9
 
 
 def add_law(parser: argparse.ArgumentParser) -> None:
@@ -67,8 +68,10 @@ def answer_law(args: argparse.Namespace) -> int:
 
     if not 0 <= args.seed <= _MOST_SEED:
         raise ConfigError("--seed", f"is {args.seed}", f"set it within 0 .. {_MOST_SEED}")
-    if any(not 1 <= each <= 10**9 for each in args.at):
-        raise ConfigError("--at", f"is {min(args.at)}", "give 1 to 1,000,000,000 accelerators")
+    for each in args.at:
+        if not 1 <= each <= _MOST_ACCELERATORS:
+            remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
+            raise ConfigError("--at", f"is {each}", remedy)
     picture = None if args.no_plot else check_picture(args.out or _DEFAULT_PICTURE)
     everything, skipped = _read(args.paths)
     entries = chosen(everything, args.filter)

@@ -27,14 +27,14 @@ class LogTree:
 def read_tree(root: Path) -> LogTree:
     """Every directory with `result_<n>.txt` in it is a system's; links are not followed.
 
-    In MLPerf's layout, results/<system>/<benchmark>/, only the benchmark bert is read. A log that
-    cannot be read is left out and named. Raises DataError where there are no logs, or too many
-    files to look through.
+    In MLPerf's layout, results/<system>/<benchmark>/, only the benchmark bert is read. A log or
+    directory that cannot be read is left out and named. Raises DataError where there are no logs,
+    or too many files to look through.
     """
     entries: list[Entry] = []
     skipped: list[Skipped] = []
     found = False
-    for directory, logs in _directories(root):
+    for directory, logs in _directories(root, skipped):
         found = True
         entry, problems = system_entry(directory, logs)
         skipped += problems
@@ -46,14 +46,20 @@ def read_tree(root: Path) -> LogTree:
     return LogTree(tuple(entries), tuple(skipped))
 
 
-def _directories(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Directories with logs, by path, each with its logs by number."""
+def _directories(root: Path, skipped: list[Skipped]) -> Iterator[tuple[Path, list[Path]]]:
+    """Directories with logs, by path, each with its logs by number; `skipped` gets the rest."""
     waiting = [(root, 0)]
     seen = 0
     while waiting:
         directory, depth = waiting.pop()
         below, logs = [], []
-        for each in _entries(directory):
+        try:
+            with os.scandir(directory) as listed:
+                found = list(listed)
+        except OSError as error:
+            skipped.append(Skipped(str(directory), error.strerror or "cannot be read"))
+            continue
+        for each in found:
             seen += 1
             if seen > MOST_FILES:
                 problem = f"holds more than {MOST_FILES:,} files"
@@ -66,15 +72,6 @@ def _directories(root: Path) -> Iterator[tuple[Path, list[Path]]]:
             yield directory, sorted(logs, key=lambda path: (len(path.name), path.name))
         if depth < MOST_DEPTH:
             waiting += [(path, depth + 1) for path in sorted(below, reverse=True)]
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise DataError(str(directory), reason, "give a directory that you can read") from None
 
 
 def _is_of_another(directory: Path) -> bool:

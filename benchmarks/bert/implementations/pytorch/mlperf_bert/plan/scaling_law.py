@@ -24,6 +24,7 @@ _T_95 = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 _NORMAL_95 = 1.960
+_MOST_DRAWN = 10**6  # entries that are held at a time
 _MOST_DOUBLINGS = 60  # of the accelerators for half the time; more is as good as never
 
 Floats = npt.NDArray[np.float64]
@@ -201,8 +202,9 @@ def _resampled(x: Floats, y: Floats, seed: int) -> tuple[Floats, Floats]:
     """Slopes and intercepts of resampled entries; those of one size only have none, left out."""
     generator = np.random.default_rng(seed)
     slopes, intercepts = [], []
-    for _ in range(RESAMPLES // 100):  # in parts, for the memory of many entries
-        drawn = generator.integers(len(x), size=(100, len(x)))
+    part = max(1, min(RESAMPLES, _MOST_DRAWN // len(x)))  # at a time
+    for begun in range(0, RESAMPLES, part):
+        drawn = generator.integers(len(x), size=(min(part, RESAMPLES - begun), len(x)))
         of_x, of_y = x[drawn], y[drawn]
         has_two_sizes = np.ptp(of_x, axis=1) > 0
         each = _lines(of_x[has_two_sizes], of_y[has_two_sizes])
