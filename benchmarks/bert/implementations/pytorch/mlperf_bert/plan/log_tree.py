@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from mlperf_bert.errors import DataError
@@ -55,7 +56,7 @@ def _directories(root: Path, skipped: list[Skipped]) -> Iterator[tuple[Path, lis
         below, logs = [], []
         try:
             with os.scandir(directory) as listed:
-                found = list(listed)
+                found = list(islice(listed, MOST_FILES + 1))
         except OSError as error:
             skipped.append(Skipped(str(directory), error.strerror or "cannot be read"))
             continue
