@@ -66,7 +66,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
     "system_description",
     "untrusted",
 }
-PLAN_MAY_IMPORT = "distributed.bucket_plan"
+PLAN_MAY_IMPORT = ("distributed.bucket_plan", "package.score")
 DOCTOR_MAY_IMPORT = "prepare.verify"
 CONVERT_MAY_IMPORT = (
     "prepare.any_vocabulary",
@@ -106,8 +106,13 @@ NUMPY_ONLY = {
     "outcome.py",
     "package/verdict.py",
     "plan/explain.py",
+    "plan/log_tree.py",
+    "plan/published_results.py",
     "plan/recipes.py",
+    "plan/samples_to_target.py",
+    "plan/scaling_law.py",
     "plan/slurm_options.py",
+    "plan/suggest.py",
     "prepare/foreign_features.py",
     "prepare/hdf5_examples.py",
     "prepare/sandbox.py",

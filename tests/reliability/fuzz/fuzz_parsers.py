@@ -22,6 +22,7 @@ from fuzz_huggingface import HUGGINGFACE_PARSERS
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
 from fuzz_own_text import OWN_TEXT_PARSERS
 from fuzz_parser import Parser
+from fuzz_results import RESULTS_PARSERS
 from fuzz_run_files import (
     CONFIG,
     LOG,
@@ -255,6 +256,7 @@ PARSERS: Mapping[str, Parser] = {
         make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_hdf5, inputs=5000
     ),
     **OWN_TEXT_PARSERS,
+    **RESULTS_PARSERS,
     **TENSORFLOW_PARSERS,
     **TOKENIZER_PARSERS,
     "system_description": Parser(

@@ -37,7 +37,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`."""
     tables = _read_tables(path)
     from_file = config_from_tables(tables, str(path))
-    _check_file_name(path, from_file)
+    check_file_name(path, from_file)
     if not overrides:
         return from_file
     for override in overrides:
@@ -175,7 +175,8 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     return section, field, value
 
 
-def _check_file_name(path: Path, config: RunConfig) -> None:
+def check_file_name(path: Path, config: RunConfig) -> None:
+    """Raise ConfigError where a file's name says another size than its config."""
     match = _SIZE_IN_NAME.search(path.stem)
     if match is None:
         return

@@ -38,6 +38,16 @@ class RunLog:
         """All records with that key."""
         return [record for record in self.records if record.key == key]
 
+    def last_number(self, key: str) -> float | None:
+        """The last positive value that records of that key have; None where there is none."""
+        values = [record.value for record in self.named(key)]
+        return next((each for each in reversed(values) if is_number(each) and each > 0), None)
+
+    def last_text(self, key: str) -> str | None:
+        """The last text that a record of that key has; None where there is none."""
+        values = [record.value for record in self.named(key)]
+        return next((each for each in reversed(values) if isinstance(each, str)), None)
+
 
 def read_log(path: Path, name: str) -> RunLog:
     """Read a log. Raises DataError where it is too large or holds anything but records."""

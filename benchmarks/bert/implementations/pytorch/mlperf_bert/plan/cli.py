@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.buckets_cli import add_buckets
+from mlperf_bert.plan.law_cli import add_law
+from mlperf_bert.plan.suggest_cli import add_suggest
 
 if TYPE_CHECKING:
     from mlperf_bert.plan.balance_rows import Question
@@ -68,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_buckets(
         questions.add_parser("buckets", help="which gradients are sent together, and how early")
     )
+    add_suggest(questions.add_parser("suggest", help="a config for a job of any size"))
+    add_law(questions.add_parser("law", help="how time falls with accelerators, fitted to results"))
 
 
 def _add_lengths(parser: argparse.ArgumentParser) -> None:
@@ -210,26 +214,16 @@ def _index(args: argparse.Namespace) -> "SampleIndex":
 
 
 def _picture(args: argparse.Namespace) -> Path | None:
-    """Where the picture goes, tried before minutes are spent on measuring.
-
-    Raises ConfigError for a path that cannot be a picture's, DataError for one not to be written.
-    """
-    from mlperf_bert.data.atomic import check_writable
+    """Where the picture goes, tried before minutes are spent on measuring. Raises as that does."""
+    from mlperf_bert.plan.picture_path import check_picture
 
     if args.no_plot:
         return None
     name = f"balance_{args.nodes}x{args.gpus_per_node}x{args.local_batch_size}.png"
-    path: Path = args.out or Path(name)
-    remedy = "name a .png file in a directory that exists"
-    if os.path.isdir(path):
-        raise ConfigError("--out", f"{path} is a directory", remedy)
-    if not os.path.isdir(path.parent):
-        raise ConfigError("--out", f"{path} lies in a directory that does not exist", remedy)
-    if path.suffix != ".png":
-        raise ConfigError("--out", f"{path} does not end in .png", remedy)
+    path = check_picture(args.out or Path(name))
     if args.histogram and os.path.realpath(path) == os.path.realpath(args.histogram):
+        remedy = "name a .png file in a directory that exists"
         raise ConfigError("--out", f"{path} is the file of --histogram", remedy)
-    check_writable(path)
     return path
 
 

@@ -109,17 +109,17 @@ def _from_directory(directory: Path) -> Run:
         target_accuracy=config.eval.target_accuracy,
         is_reference=(model.num_layers, model.hidden_size) == (24, 1024)
         and _is_reference_task(config.data.max_seq_length, config.eval.target_accuracy),
-        initial_weights=_text_of(log, "initial_weights") if log else None,
+        initial_weights=log.last_text("initial_weights") if log else None,
         ended=ended or (_ended(log) if log else None),
     )
 
 
 def _from_log(log: RunLog) -> Run:
-    batch = _number_of(log, "global_batch_size")
-    length = int(_number_of(log, "max_sequence_length") or MLPERF_LENGTH)
+    batch = log.last_number("global_batch_size")
+    length = int(log.last_number("max_sequence_length") or MLPERF_LENGTH)
     # Only logs of ours say it, and not the older ones.
     assumed = MLPERF_TARGET if length == MLPERF_LENGTH else None
-    target = _number_of(log, "quality_target") or assumed
+    target = log.last_number("quality_target") or assumed
     return Run(
         name=log.name,
         config=None,
@@ -127,10 +127,10 @@ def _from_log(log: RunLog) -> Run:
         evaluations=_evaluations(log),
         throughputs=_throughputs(log),
         global_batch_size=int(batch) if batch else None,
-        optimizer=_text_of(log, "opt_name"),
+        optimizer=log.last_text("opt_name"),
         target_accuracy=target,
         is_reference=_is_reference_task(length, target),
-        initial_weights=_text_of(log, "initial_weights"),
+        initial_weights=log.last_text("initial_weights"),
         ended=_ended(log),
     )
 
@@ -175,14 +175,3 @@ def _throughputs(log: RunLog) -> tuple[float, ...]:
 def _has_throughput(value: object) -> bool:
     rate = value.get("throughput") if isinstance(value, dict) else None
     return isinstance(rate, int | float) and is_number(rate) and rate > 0
-
-
-def _number_of(log: RunLog, key: str) -> float | None:
-    """The last record's positive value; None where there is none."""
-    values = [each.value for each in log.named(key) if is_number(each.value) and each.value > 0]
-    return values[-1] if values else None
-
-
-def _text_of(log: RunLog, key: str) -> str | None:
-    values = [record.value for record in log.named(key) if isinstance(record.value, str)]
-    return values[-1] if values else None

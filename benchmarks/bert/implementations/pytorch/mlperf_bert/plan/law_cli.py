@@ -1,0 +1,194 @@
+"""The question `plan law`: its arguments, and what they call."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlperf_bert.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlperf_bert.plan.entries import Entry, Skipped
+    from mlperf_bert.plan.scaling_law import PowerLaw, ScalingLaw
+
+PUBLISHED = "published"
+_DEFAULT_PICTURE = Path("law.png")
+_MOST_SEED = 2**63 - 1
+_MOST_NAMED = 4
+_MOST_ACCELERATORS = 10**9
+
+
+def add_law(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the question."""
+    from mlperf_bert.plan.entries import FILTER_HELP
+
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="MLPerf logs: a directory with result_<n>.txt below it, or one of them; a CSV file "
+        f"with the columns of the shipped table; or {PUBLISHED!r}, the shipped table itself, "
+        "MLPerf BERT v0.7 to v5.0 (default)",
+    )
+    parser.add_argument(
+        "--filter", action="append", default=[], metavar="KEY=VALUE", help=FILTER_HELP
+    )
+    parser.add_argument(
+        "--at",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="also print time and cost at N accelerators; may be repeated",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the bootstrap (default 0)"
+    )
+    picture = parser.add_mutually_exclusive_group()
+    picture.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.png",
+        help=f"the picture (default ./{_DEFAULT_PICTURE})",
+    )
+    picture.add_argument("--no-plot", action="store_true", help="draw no picture")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(answer=answer_law)
+
+
+def answer_law(args: argparse.Namespace) -> int:
+    """Fit, print and draw. Raises ConfigError or DataError for what the user can mend."""
+    from mlperf_bert.data.atomic import write_file
+    from mlperf_bert.plan.entries import chosen
+    from mlperf_bert.plan.law_text import in_words
+    from mlperf_bert.plan.picture_path import check_picture
+    from mlperf_bert.plan.scaling_law import fit_law, marginal_cost
+
+    if not 0 <= args.seed <= _MOST_SEED:
+        raise ConfigError("--seed", f"is {args.seed}", f"set it within 0 .. {_MOST_SEED}")
+    for each in args.at:
+        if not 1 <= each <= _MOST_ACCELERATORS:
+            remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
+            raise ConfigError("--at", f"is {each}", remedy)
+    picture = None if args.no_plot else check_picture(args.out or _DEFAULT_PICTURE)
+    everything, skipped = _read(args.paths)
+    entries = chosen(everything, args.filter)
+    usable = [each for each in entries if each.time_min and each.accelerators]
+    left_out = [each for each in entries if not (each.time_min and each.accelerators)]
+    try:
+        law = fit_law(usable, args.seed)
+    except ConfigError as error:
+        raise _with_skipped(error, skipped) from None
+    sizes = sorted({each.accelerators or 0 for each in usable} | set(args.at))
+    costs = [marginal_cost(law.time, size) for size in sizes]
+    title = _title(args)
+    if args.json:
+        answer = _answer(law, skipped, left_out, args)
+        answer["marginal_cost"] = [asdict(cost) for cost in costs]
+        answer["picture"] = None if picture is None else str(picture)
+        print(json.dumps(answer, allow_nan=False), flush=True)
+    else:
+        print(in_words(title, law, costs, skipped, left_out), flush=True)
+    if picture is not None:
+        from mlperf_bert.plan.law_plot import law_picture
+
+        write_file(picture, law_picture(title, law))
+    if not args.json:
+        print(f"picture: {picture}" if picture else "no picture was asked for")
+    return 0
+
+
+def _read(paths: list[Path]) -> "tuple[list[Entry], list[Skipped]]":
+    from mlperf_bert.plan.published_results import published_entries, read_table
+
+    entries: list[Entry] = []
+    skipped: list[Skipped] = []
+    for path in paths or [Path(PUBLISHED)]:
+        if str(path) == PUBLISHED:
+            entries += published_entries()
+        elif path.suffix == ".csv":
+            entries += read_table(path)
+        else:
+            more, problems = _read_logs(path)
+            entries += more
+            skipped += problems
+    return entries, skipped
+
+
+def _read_logs(path: Path) -> "tuple[list[Entry], list[Skipped]]":
+    from mlperf_bert.errors import DataError
+    from mlperf_bert.plan.log_tree import read_tree
+    from mlperf_bert.plan.logged_system import system_entry
+
+    if not path.exists():
+        remedy = f"give MLPerf logs, a CSV file, or {PUBLISHED!r}"
+        raise DataError(str(path), "does not exist", remedy)
+    place = path.resolve()  # `.` and `..` say no names of systems
+    if place.is_dir():
+        tree = read_tree(place)
+        return list(tree.entries), list(tree.skipped)
+    entry, problems = system_entry(place.parent, [place])
+    return [entry] if entry else [], problems
+
+
+def _with_skipped(error: ConfigError, skipped: "list[Skipped]") -> ConfigError:
+    """The error, naming what could not be read: that may be why."""
+    where, problem, remedy = error.args
+    if not skipped:
+        return error
+    named = ", ".join(f"{each.name} ({each.problem})" for each in skipped[:_MOST_NAMED])
+    more = f" and {len(skipped) - _MOST_NAMED} more" if len(skipped) > _MOST_NAMED else ""
+    return ConfigError(where, f"{problem}; skipped: {named}{more}", remedy)
+
+
+def _title(args: argparse.Namespace) -> str:
+    paths = ", ".join(map(str, args.paths)) or PUBLISHED
+    return f"{paths}: {', '.join(args.filter)}" if args.filter else paths
+
+
+def _answer(
+    law: "ScalingLaw",
+    skipped: "list[Skipped]",
+    left_out: "list[Entry]",
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    from mlperf_bert.plan.scaling_law import CEREBRAS, LEVEL, RESAMPLES
+
+    time = law.time
+    return {
+        "schema_version": 1,
+        "sources": [str(path) for path in args.paths] or [PUBLISHED],
+        "filters": args.filter,
+        "exponent": time.exponent,
+        "exponent_low": time.low,
+        "exponent_high": time.high,
+        "exponent_half_width_t": time.half_width,
+        "coefficient_minutes": time.coefficient,
+        "coefficient_minutes_low": time.coefficient_low,
+        "coefficient_minutes_high": time.coefficient_high,
+        **_part("throughput", law.throughput),
+        **_part("samples", law.samples),
+        "split_remainder": law.split_remainder,
+        "level": LEVEL,
+        "resamples": RESAMPLES,
+        "seed": args.seed,
+        "reference": {
+            "name": "Cerebras' note on MLPerf v0.7, A100",
+            "exponent": CEREBRAS.exponent,
+            "coefficient_minutes": CEREBRAS.coefficient,
+        },
+        "entries": [asdict(each) | {"residual_factor": law.residual(each)} for each in law.entries],
+        "left_out": [asdict(each) for each in left_out],
+        "skipped": [asdict(each) for each in skipped],
+    }
+
+
+def _part(name: str, part: "PowerLaw | None") -> dict[str, float | None]:
+    return {
+        f"{name}_exponent": part.exponent if part else None,
+        f"{name}_exponent_low": part.low if part else None,
+        f"{name}_exponent_high": part.high if part else None,
+        f"{name}_coefficient": part.coefficient if part else None,
+    }

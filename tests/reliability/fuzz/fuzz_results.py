@@ -1,0 +1,81 @@
+"""MLPerf results as worlds to fuzz: a tree of logs with its description, and a published table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
+from fuzz_parser import Parser
+
+from log_trees import write_system
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.log_reader import TOKEN
+from mlperf_bert.plan.entries import Entry, Skipped
+from mlperf_bert.plan.law_text import in_words
+from mlperf_bert.plan.log_tree import read_tree
+from mlperf_bert.plan.published_results import COLUMNS, read_table
+from mlperf_bert.plan.scaling_law import fit_law, marginal_cost
+
+LOG = "results/acme/bert/result_1.txt"
+DESCRIPTION = "systems/acme.json"
+OTHER = Entry(
+    system="other",
+    accelerators=1024,
+    time_min=0.5,
+    samples=3e6,
+    seq_per_s=1e5,
+)
+
+
+def make_tree(directory: Path) -> None:
+    """Three runs, whose number of accelerators only the description says."""
+    write_system(directory, "acme", minutes=[10.0, 11.0, 12.0], samples=2_500_000)
+
+
+def make_table(directory: Path) -> None:
+    """Three entries of two sizes."""
+    lines = (
+        "# a comment",
+        ",".join(COLUMNS),
+        "2.1,Acme,small,closed,Example A1,8,20.0,0,448,2.5,,2083,260.4,10",
+        '2.1,Acme,"large, too",closed,Example A1,64,4.0,1,3072,2.8,,11667,182.3,10',
+        "3.0,Other,lost,open,Example B1,1024,,,,,,,,",
+    )
+    (directory / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def parse_tree(directory: Path) -> object:
+    """What is skipped is named, not raised: the first such is, as one of our own errors."""
+    tree = read_tree(directory)
+    law = _law([*tree.entries, OTHER], tree.skipped)
+    for each in tree.skipped:
+        raise DataError(each.name, each.problem, "mend it")
+    return law
+
+
+def parse_table(directory: Path) -> object:
+    """The entries, to the text that is printed of them."""
+    return _law(read_table(directory / "table.csv"), ())
+
+
+def _law(entries: list[Entry], skipped: tuple[Skipped, ...]) -> str:
+    usable = [entry for entry in entries if entry.time_min and entry.accelerators]
+    try:
+        law = fit_law(usable)
+    except ConfigError:
+        return ""
+    text = in_words("fuzzed", law, [marginal_cost(law.time, 64)], skipped, ())
+    assert all(line.isprintable() for line in text.split("\n")), ascii(text)
+    return text
+
+
+RESULTS_PARSERS: Mapping[str, Parser] = {
+    "log_tree": Parser(
+        make=make_tree,
+        targets={LOG: mutate_lines(TOKEN), DESCRIPTION: mutate_json},
+        optional=(LOG,),
+        parse=parse_tree,
+    ),
+    "published_table": Parser(
+        make=make_table, targets={"table.csv": mutate_bytes}, parse=parse_table
+    ),
+}
