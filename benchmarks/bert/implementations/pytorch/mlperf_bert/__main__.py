@@ -26,6 +26,7 @@ from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 from mlperf_bert.report import cli as report_cli
+from mlperf_bert.watch import cli as watch_cli
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "system", system_cli, "describe this machine as MLPerf wants it")
     _add(commands, "doctor", doctor_cli, "whether this machine, or these ranks, can train")
     _add(commands, "report", report_cli, "whether a run is on track, and if not, why")
+    _add(commands, "watch", watch_cli, "a running job's curves, rates and alerts in the terminal")
     _add(commands, "package", package_cli, "a submission directory, checked, and its score")
     return parser
 
