@@ -103,8 +103,7 @@ def _waiting(look: Look) -> list[Text]:
 def _body(look: Look, width: int, height: int, characters: Characters) -> list[Text]:
     """What fits into `height` lines, the curves in what is left of them."""
     lines = [_progress(look, width, characters)]
-    if left := _left(look):
-        lines.append(Text(left))
+    lines += _left_lines(look, width)
     lines += figures(look, width)
     words = _last_words(look)
     room = height - len(lines) - len(words)
@@ -144,6 +143,15 @@ def _steps(look: Look) -> str:
 def _accuracy(look: Look) -> str:
     evaluations = look.history.evaluations
     return f"{evaluations[-1].accuracy:.4f}" if evaluations else "-"
+
+
+def _left_lines(look: Look, width: int) -> list[Text]:
+    """How long it may take, on two lines where one is too short."""
+    words = _left(look)
+    first, cut, second = words.partition("; ")
+    if len(words) <= width or not cut:
+        return [Text(words)] if words else []
+    return [Text(first), Text(f"       {second}")]
 
 
 def _left(look: Look) -> str:

@@ -20,6 +20,7 @@ Parsed = TypeVar("Parsed")
 
 METRICS, STDOUT_LOG = "metrics.jsonl", "stdout.log"
 _A_LINE = "a line of the metrics"
+_MOST_BAD_LINES = 1000  # after which the rest of the file is not looked at
 
 
 class WholeFile(Generic[Parsed]):
@@ -60,7 +61,7 @@ class RunFiles:
             first_bytes=remarks.FIRST_BYTES,
         )
         self._problems: dict[str, UserError] = {}
-        self._lines = 0  # of the metrics
+        self._lines = self._bad_lines = 0  # of the metrics
         self._news_s: float | None = None  # by the monotonic clock: when metrics came last
         self._has_caught_up = False  # with what was there at the first look
 
@@ -87,9 +88,14 @@ class RunFiles:
     def _look_at_metrics(self) -> bool:
         added = self._look_at(self._metrics)
         if added.is_anew:
-            self.history, self._lines = History(), 0
+            self.history, self._lines, self._bad_lines = History(), 0, 0
             self._problems.pop(_A_LINE, None)
         for line in added.lines:
+            if self._bad_lines > _MOST_BAD_LINES:
+                problem = f"has more than {_MOST_BAD_LINES:,} lines that are no records"
+                path = str(self.directory / METRICS)
+                self._problems[_A_LINE] = DataError(path, problem, "the rest is not looked at")
+                break
             self._lines += 1
             self._add_record(line)
         if added.lines:
@@ -118,6 +124,7 @@ class RunFiles:
                 raise DataError(where, problem, "use the file as the run wrote it")
         except DataError as error:
             self._problems[_A_LINE] = error
+            self._bad_lines += 1
             return
         self.history.add(record)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import open_regular_file
 
-CHUNK_BYTES = 4 * 2**20  # read at one look
+CHUNK_BYTES = 2**20  # read at one look
 FIRST_BYTES = 32 * 2**20  # from the end of a file that is larger when it is first seen
 _MARK_BYTES = 64  # before the place that was read to: others there, and the file was rewritten
 
