@@ -7,7 +7,6 @@ import pytest
 from watch_cases import make_run, record
 
 from mlperf_bert.config_io import config_to_toml, load_config
-from mlperf_bert.errors import DataError
 from mlperf_bert.watch.alerts import Alert, find_alerts
 from mlperf_bert.watch.history import History
 from mlperf_bert.watch.look import Watcher
@@ -120,7 +119,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_problems_come_last() -> None:
-    problem = DataError("a", "b", "c")
+    problem = "a: b; c"
     history = History()
     history.add(record(1, loss=None))
     alerts = list(find_alerts(None, history, Remarks(), 1e6, [problem]))

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Literal
 
 from mlperf_bert.config import RunConfig
-from mlperf_bert.errors import UserError, one_line
+from mlperf_bert.errors import one_line
 from mlperf_bert.report.run import Run, is_reference_config
 from mlperf_bert.report.slowness import DROP, SLOW_RANK, WAITING_SHARE
 from mlperf_bert.report.verdict import judge
@@ -35,7 +35,7 @@ def find_alerts(
     history: History,
     remarks: Remarks,
     silent_s: float | None,
-    problems: Sequence[UserError],
+    problems: Sequence[str],
 ) -> Iterator[Alert]:
     """The gravest first."""
     yield from _silence(config, history, remarks, silent_s)
@@ -47,7 +47,7 @@ def find_alerts(
     if shares and median(shares) > WAITING_SHARE:
         text = f"steps wait for data: {median(shares):.0%} of rank 0's time"
         yield Alert("waits", "mild", f"{text}; mlperf_bert doctor --only disk")
-    yield from (Alert("file", "mild", str(problem)) for problem in problems)
+    yield from (Alert("file", "mild", problem) for problem in problems)
 
 
 def usual_gap_s(history: History, remarks: Remarks) -> float:

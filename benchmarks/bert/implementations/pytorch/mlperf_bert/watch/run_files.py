@@ -30,20 +30,20 @@ class WholeFile(Generic[Parsed]):
         self._path, self._read = path, read
         self._seen: tuple[int, ...] | None = None
         self.value: Parsed | None = None  # None where it is not there, or cannot be read
-        self.problem: UserError | None = None
+        self.problem = ""  # in words: an error would keep all that was read
 
     def look(self) -> None:
         """Read it where it is new or has changed."""
         seen = _signature(self._path)
         if seen == self._seen:
             return
-        self._seen, self.value, self.problem = seen, None, None
+        self._seen, self.value, self.problem = seen, None, ""
         if seen is None:
             return
         try:
             self.value = self._read(self._path)
         except UserError as error:
-            self.problem = error
+            self.problem = str(error)
 
 
 class RunFiles:
@@ -60,7 +60,7 @@ class RunFiles:
             max_line_bytes=remarks.MAX_LINE_BYTES,
             first_bytes=remarks.FIRST_BYTES,
         )
-        self._problems: dict[str, UserError] = {}
+        self._problems: dict[str, str] = {}
         self._lines = self._bad_lines = 0  # of the metrics
         self._news_s: float | None = None  # by the monotonic clock: when metrics came last
         self._has_caught_up = False  # with what was there at the first look
@@ -80,10 +80,10 @@ class RunFiles:
         return None if self._news_s is None else max(0.0, time.monotonic() - self._news_s)
 
     @property
-    def problems(self) -> list[UserError]:
-        """What cannot be read, one of each file."""
+    def problems(self) -> list[str]:
+        """What cannot be read, a line of each file."""
         found = [self.config.problem, self.outcome.problem, *self._problems.values()]
-        return [problem for problem in found if problem is not None]
+        return [problem for problem in found if problem]
 
     def _look_at_metrics(self) -> bool:
         added = self._look_at(self._metrics)
@@ -94,7 +94,7 @@ class RunFiles:
             if self._bad_lines > _MOST_BAD_LINES:
                 problem = f"has more than {_MOST_BAD_LINES:,} lines that are no records"
                 path = str(self.directory / METRICS)
-                self._problems[_A_LINE] = DataError(path, problem, "the rest is not looked at")
+                self._problems[_A_LINE] = str(DataError(path, problem, "the rest is not looked at"))
                 break
             self._lines += 1
             self._add_record(line)
@@ -110,7 +110,7 @@ class RunFiles:
         try:
             return tail.look()
         except DataError as error:
-            self._problems[tail.path.name] = error
+            self._problems[tail.path.name] = str(error)
             return Added()
 
     def _add_record(self, line: bytes) -> None:
@@ -123,7 +123,7 @@ class RunFiles:
                 problem = f"goes back to step {record['step']}"
                 raise DataError(where, problem, "use the file as the run wrote it")
         except DataError as error:
-            self._problems[_A_LINE] = error
+            self._problems[_A_LINE] = str(error)
             self._bad_lines += 1
             return
         self.history.add(record)
