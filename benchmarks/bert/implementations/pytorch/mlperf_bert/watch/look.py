@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from mlperf_bert.config import RunConfig
@@ -15,6 +16,8 @@ from mlperf_bert.watch.history import History
 from mlperf_bert.watch.remaining import Forecast, Remaining, by_curve, by_published
 from mlperf_bert.watch.remarks import Remarks
 from mlperf_bert.watch.run_files import RunFiles
+
+PACE = 12  # newest records that the remaining time goes by
 
 # `no run`: no directory yet; `start-up`: no metrics yet.
 Phase = Literal["no run", "start-up", "running", "ended"]
@@ -117,8 +120,9 @@ def remaining(
 
 
 def _seconds_a_sample(config: RunConfig, history: History, remarks: Remarks) -> float | None:
-    rate = history.usual("samples_per_s")
-    if rate is None or rate <= 0:
+    rates = history.recent("samples_per_s", PACE)
+    rate = median(rates) if rates else 0.0
+    if rate <= 0:
         return None
     beside = config.eval.overlap == "side_stream"
     evaluation_s = 0.0 if beside else remarks.evaluation_s or 0.0

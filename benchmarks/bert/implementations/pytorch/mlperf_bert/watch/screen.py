@@ -83,16 +83,19 @@ def _follow_in_frames(
         redirect_stderr=False,
     )
     live.start()
+    drawn: list[Text] = []
     try:
         while True:
             look, has_more = look_again()
             width, height = _terminal_size()
             console.size = (width, height)
             lines = frame(look, width, height, characters, hint)
-            live.update(Group(*lines), refresh=True)
+            if lines != drawn:  # what has not changed need not go over the network again
+                live.update(Group(*lines), refresh=True)
             if look.phase == "ended" and not has_more and on_end == "leave":
                 break
             came = signals.wait(0.0 if has_more else interval_s)
+            drawn = [] if came else lines
             if came & set(ENDS):
                 break
             if signal.SIGTSTP in came:
