@@ -110,11 +110,21 @@ def test_what_is_written_meanwhile_is_shown(tmp_path: Path) -> None:
         assert "ended: target reached" in terminal.text
 
 
+def test_after_the_end_the_next_run_may_be_waited_for(tmp_path: Path) -> None:
+    end_run(make_run(tmp_path / "runs", [record(20, 0.99)]))
+    with Terminal(tmp_path / "runs", "--interval", "0.1", "--on-end", "wait") as terminal:
+        terminal.until(lambda: "ended: target reached" in terminal.text)
+        make_run(tmp_path / "runs", [record(3)], index=1)
+        terminal.until(lambda: "runs/run_1" in terminal.text and "3 of 20" in terminal.text)
+        terminal.type(b"\x03")
+        assert terminal.until_left() == 0
+
+
 def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", [record(1)])
     with Terminal(tmp_path / "runs", "--interval", "0.1") as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
-        # Nobody waits for jobs of a session's leader: what is stopped goes on at once.
+        # No shell here could make it go on, so the kernel does not stop it.
         terminal.type(b"\x1a")
         left = b"\x1b[?1049l"
         terminal.until(lambda: left in terminal.raw and terminal.is_alternate)
