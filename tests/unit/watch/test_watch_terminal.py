@@ -1,6 +1,7 @@
 """`watch` on a terminal: of a real training from before its first file to its end, and by hand."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from watch_cases import Terminal, end_run, lines_of, make_run, record
+from watch_cases import WATCH, Terminal, end_run, lines_of, make_run, record
 
 from mlperf_bert.exit_statuses import STOPPED
 
@@ -122,16 +123,28 @@ def test_after_the_end_the_next_run_may_be_waited_for(tmp_path: Path) -> None:
 
 def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", [record(1)])
-    with Terminal(tmp_path / "runs", "--interval", "0.1") as terminal:
-        terminal.until(lambda: "1 of 20" in terminal.text)
-        # No shell here could make it go on, so the kernel does not stop it.
+    with Terminal("--norc", "-i", program=["bash"]) as terminal:
+        line = shlex.join([*WATCH, str(tmp_path / "runs"), "--interval", "0.1"])
+        terminal.type(f"{line}\n".encode())
+        terminal.until(lambda: terminal.is_alternate and "1 of 20" in terminal.text)
         terminal.type(b"\x1a")
-        left = b"\x1b[?1049l"
-        terminal.until(lambda: left in terminal.raw and terminal.is_alternate)
+        terminal.until(lambda: "Stopped" in terminal.text)
+        assert not terminal.is_alternate and not terminal.screen.cursor.hidden
+        terminal.type(b"clear; echo he''llo; fg\n")
+        terminal.until(lambda: terminal.is_alternate and "1 of 20" in terminal.text)
+        terminal.type(b"\x03")
+        terminal.until(lambda: not terminal.is_alternate)
+        terminal.type(b"echo status $?\n")
+        terminal.until(lambda: "status 0" in terminal.text)
+
+
+def test_a_signal_that_ends_it_leaves_the_terminal_clean(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", [record(1)])
+    with Terminal(tmp_path / "runs") as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.until_left() == 0
-        assert not terminal.is_alternate
+        assert not terminal.is_alternate and not terminal.screen.cursor.hidden
 
 
 def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mlperf_bert.outcome import RunOutcome, Status
 from support import TINY_CONFIG
 
 PATIENCE_S = 120.0
+WATCH = (sys.executable, "-m", "mlperf_bert", "watch")
 _ALTERNATE = 1049 << 5  # as pyte keeps private modes
 
 
@@ -75,9 +76,16 @@ def end_run(run: Path, status: Status = "success", stopped_by: str | None = None
 
 
 class Terminal:
-    """Runs `mlperf_bert watch ...` on a terminal of its own, which is drawn as a real one would."""
+    """Runs `mlperf_bert watch ...`, or a shell, on a terminal of its own, drawn as a real one."""
 
-    def __init__(self, *arguments: object, columns: int = 80, rows: int = 24, **environ: str):
+    def __init__(
+        self,
+        *arguments: object,
+        columns: int = 80,
+        rows: int = 24,
+        program: Sequence[str] = WATCH,
+        **environ: str,
+    ) -> None:
         self._ours, theirs = pty.openpty()
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
@@ -87,7 +95,7 @@ class Terminal:
         self.settings_before = termios.tcgetattr(theirs)
         inherited = {key: os.environ[key] for key in os.environ if key not in ("NO_COLOR", "TERM")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlperf_bert", "watch", *map(str, arguments)],
+            [*program, *map(str, arguments)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
