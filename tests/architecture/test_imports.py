@@ -68,6 +68,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = "distributed.bucket_plan"
 DOCTOR_MAY_IMPORT = "prepare.verify"
+WATCH_MAY_IMPORT = ("plan.convergence", "report.")
 CONVERT_MAY_IMPORT = (
     "prepare.any_vocabulary",
     "prepare.tokenizer_file",
@@ -80,7 +81,6 @@ FILL_MAY_IMPORT = (
     "prepare.vocabulary",
 )
 REPORT_MAY_IMPORT = "plan.convergence"
-WATCH_MAY_IMPORT = ("plan.convergence", "report.")
 NUMPY_ONLY = {
     "data/balance.py",
     "data/batch_sampler.py",

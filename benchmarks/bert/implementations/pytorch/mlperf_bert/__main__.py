@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "train", train_cli, "train until the target accuracy")
+    _add(commands, "watch", watch_cli, "a running job's curves, rates and alerts in the terminal")
 
     _add(commands, "evaluate", evaluate_cli, "accuracy of a checkpoint")
     _add(commands, "convert", convert_cli, "weights of other programs to a checkpoint")
@@ -95,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "system", system_cli, "describe this machine as MLPerf wants it")
     _add(commands, "doctor", doctor_cli, "whether this machine, or these ranks, can train")
     _add(commands, "report", report_cli, "whether a run is on track, and if not, why")
-    _add(commands, "watch", watch_cli, "a running job's curves, rates and alerts in the terminal")
     _add(commands, "package", package_cli, "a submission directory, checked, and its score")
     return parser
 
