@@ -8,6 +8,7 @@ from watch_cases import end_run, make_run, record
 
 from mlperf_bert.watch.frame import frame, state, status_line
 from mlperf_bert.watch.look import Look, Watcher
+from mlperf_bert.watch.snapshot import snapshot
 
 SIZES = [(1, 1), (2, 2), (5, 3), (20, 8), (40, 12), (71, 20), (80, 24), (119, 30), (300, 90)]
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
@@ -115,6 +116,19 @@ def test_no_file_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
                 assert line.isprintable(), ascii(line)
     assert status_line(look).isprintable()
     assert {alert.kind for alert in look.alerts} >= {"file", "slow_rank"}
+
+
+@pytest.mark.parametrize("number", [1e299, -1e299, 1e-299, 0.0, 2**62])
+def test_any_number_is_drawn_and_written(tmp_path: Path, number: float) -> None:
+    keys = ("learning_rate", "samples_per_s", "tokens_per_s", "imbalance_tokens", "idle_fraction")
+    keys += ("clipped_fraction", "grad_norm", "memory_bytes", "step_ms", "wait_ms", "loss")
+    values = {**dict.fromkeys(keys, number), "slowest_over_median": number}
+    steps = [1, 5, 2**60, 2**61, 2**62]
+    make_run(tmp_path / "run", [record(step, 0.1 + step / 2**64, **values) for step in steps])
+    look = look_at(tmp_path / "run")
+    json.dumps(snapshot(look), allow_nan=False)
+    for line in text_of(look).split("\n"):
+        assert line.isprintable() and len(line) <= 80
 
 
 def test_a_long_run_is_drawn_of_bounded_memory(tmp_path: Path) -> None:

@@ -35,9 +35,8 @@ def test_the_newest_of_several_runs_or_the_one_that_is_named(
 ) -> None:
     for index in (0, 2, 10):
         make_run(tmp_path, [record(index + 1)], index=index)
-    (tmp_path / "run_11").write_text("no directory")
-    (tmp_path / "run_x").mkdir()
-    os.unlink(tmp_path / "run_11")
+    for name in ("run_x", "run_", "run_9999999", "other_12"):
+        (tmp_path / name).mkdir()
     assert json.loads(out_of(capsys, tmp_path, "--json"))["last_record"]["step"] == 11
     assert json.loads(out_of(capsys, tmp_path / "run_2", "--json"))["last_record"]["step"] == 3
 

@@ -11,6 +11,7 @@ from mlperf_bert.watch.series import Series
 
 RECENT = 32  # records that count as now
 KEPT_EVALUATIONS = 16
+_LONGEST_MS = 1e12  # of a step: thirty years
 
 Record = Mapping[str, Any]
 
@@ -26,7 +27,6 @@ class History:
         self.skipped_steps = 0
         self.trained_s = 0.0  # without evaluations
         self.steps_between = 0  # the last two records
-        self.highest_loss = 0.0
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self._health = Health(None)
         self._alarms: dict[AlarmKind, Alarm] = {}
@@ -35,7 +35,7 @@ class History:
         """Take a record of a later step."""
         step, samples = record["step"], record["samples"]
         self.steps_between = step - (self.last["step"] if self.last else 0)
-        self.trained_s += self.steps_between * (record.get("step_ms") or 0.0) / 1e3
+        self.trained_s += self.steps_between * _possible_ms(record.get("step_ms")) / 1e3
         self.skipped_steps += record["skipped_steps"]
         if record["loss"] is not None:
             self.loss.add(samples, record["loss"])
@@ -73,3 +73,8 @@ class History:
             for record in self._recent
             if record.get("wait_ms") is not None and (record.get("step_ms") or 0) > 0
         ]
+
+
+def _possible_ms(value: float | None) -> float:
+    """A time that sums up to something, whatever a file says."""
+    return min(max(0.0, value or 0.0), _LONGEST_MS)

@@ -1,6 +1,5 @@
 """What is known of a watched run at one moment, and who finds it out."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from mlperf_bert.watch.remarks import Remarks
 from mlperf_bert.watch.run_files import RunFiles
 
 PACE = 12  # newest records that the remaining time goes by
+_SLOWEST_S = 1e9  # a sample, above which it is none
 
 # `no run`: no directory yet; `start-up`: no metrics yet.
 Phase = Literal["no run", "start-up", "running", "ended"]
@@ -127,7 +127,7 @@ def _seconds_a_sample(config: RunConfig, history: History, remarks: Remarks) -> 
     beside = config.eval.overlap == "side_stream"
     evaluation_s = 0.0 if beside else remarks.evaluation_s or 0.0
     seconds = 1 / rate + evaluation_s / max(1, config.eval_interval_samples)
-    return seconds if math.isfinite(seconds) else None
+    return seconds if seconds < _SLOWEST_S else None
 
 
 def _forecast(config: RunConfig, history: History) -> Forecast | str:

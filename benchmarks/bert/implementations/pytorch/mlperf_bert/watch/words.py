@@ -8,7 +8,7 @@ def duration(seconds: float) -> str:
     """As `0:12:31`, from a day on as `3 d 4 h`."""
     if not seconds < _MOST_DAYS * _SECONDS_OF_DAY:
         return f"over {_MOST_DAYS:,} d"
-    whole = max(0, int(seconds))
+    whole = int(max(0.0, seconds))
     days, hours = divmod(whole // 3600, 24)
     if days:
         return f"{days:,} d {hours} h"
