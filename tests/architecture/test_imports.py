@@ -54,7 +54,7 @@ SAME_LEVEL = {
     ("warm_up", "step"),
     ("distributed", "optim.flat_buffers"),
 }
-OFFLINE = {"prepare", "plan", "package", "report"}
+OFFLINE = {"prepare", "plan", "package", "report", "watch"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
     "config_sections",
     "config_options",
@@ -68,6 +68,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = ("distributed.bucket_plan", "package.score")
 DOCTOR_MAY_IMPORT = "prepare.verify"
+WATCH_MAY_IMPORT = ("plan.convergence", "report.")
 CONVERT_MAY_IMPORT = (
     "prepare.any_vocabulary",
     "prepare.tokenizer_file",
@@ -120,6 +121,8 @@ NUMPY_ONLY = {
     "report/run.py",
     "system_description.py",
     "untrusted.py",
+    "watch/look.py",
+    "watch/screen.py",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -170,7 +173,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "report" and module.startswith(REPORT_MAY_IMPORT):
         return True
     if importer in OFFLINE:
-        return imported in OFFLINE_MAY_IMPORT
+        is_watch = importer == "watch" and module.startswith(WATCH_MAY_IMPORT)
+        return is_watch or imported in OFFLINE_MAY_IMPORT
     if imported in OFFLINE:
         return importer == "__main__"
     if any(importer == a and module.startswith(b) for a, b in SAME_LEVEL):

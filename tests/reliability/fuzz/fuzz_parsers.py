@@ -29,12 +29,15 @@ from fuzz_run_files import (
     METRICS,
     OUTCOME,
     RUN,
+    STDOUT,
     make_log,
     make_metrics,
     make_outcome,
     make_run,
+    make_watched_run,
     parse_foreign_log,
     parse_run,
+    parse_watched_run,
 )
 from fuzz_tensorflow import TENSORFLOW_PARSERS
 from fuzz_tokenizer import TOKENIZER_PARSERS
@@ -232,6 +235,17 @@ PARSERS: Mapping[str, Parser] = {
         },
         optional=(f"{RUN}/{OUTCOME}", LOG),
         parse=parse_run,
+    ),
+    "watched_run": Parser(
+        make=make_watched_run,
+        targets={
+            f"{RUN}/{CONFIG}": mutate_toml,
+            f"{RUN}/{METRICS}": mutate_lines(""),
+            f"{RUN}/{OUTCOME}": mutate_json,
+            f"{RUN}/{STDOUT}": mutate_bytes,
+        },
+        optional=(f"{RUN}/{CONFIG}", f"{RUN}/{METRICS}", f"{RUN}/{OUTCOME}", f"{RUN}/{STDOUT}"),
+        parse=parse_watched_run,
     ),
     "metrics": Parser(
         make=make_metrics,

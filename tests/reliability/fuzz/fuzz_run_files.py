@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+from mlperf_bert.errors import DataError
 from mlperf_bert.log_reader import read_foreign_log
 from mlperf_bert.outcome import RunOutcome
 from mlperf_bert.report.doctor import diagnose
 from mlperf_bert.report.run import read_run
+from mlperf_bert.watch.frame import frame, status_line
+from mlperf_bert.watch.look import Watcher
+from mlperf_bert.watch.snapshot import snapshot
 from support import TINY_CONFIG
 
 LOG = "result_0.txt"
@@ -14,6 +18,13 @@ METRICS = "metrics.jsonl"
 OUTCOME = "outcome.json"
 CONFIG = "config.toml"
 RUN = "run_0"
+STDOUT = "stdout.log"
+SAID = (
+    "sampler uniform, balance none",
+    "step 3/20  100 samples/s  2,000 tokens/s  loss 9.2000",
+    "evaluation at 48 samples: accuracy 0.2500, on [MASK] inputs 0.2400 (0.5 s)",
+    "rank 1 on n1 is slow: 0.200 s for its own work of a step, 2.00 times the median of 0.100 s",
+)
 
 
 def make_log(directory: Path) -> None:
@@ -73,6 +84,31 @@ def parse_run(path: Path) -> object:
     assert all(line.isprintable() for line in diagnosis.lines())
     json.dumps(diagnosis.as_json())
     return diagnosis
+
+
+def make_watched_run(directory: Path) -> None:
+    """The same with what the run has said."""
+    make_run(directory)
+    text = "".join(f"12:00:00 {line}\n" for line in SAID)
+    (directory / RUN / STDOUT).write_text(text, encoding="ascii")
+
+
+def parse_watched_run(directory: Path) -> object:
+    """As `watch`, to the frames that it draws; it goes on where a file is wrong, and says so."""
+    watcher = Watcher(directory)
+    look, has_more = watcher.look()
+    while has_more:
+        look, has_more = watcher.look()
+    for width, height in ((80, 24), (30, 9)):
+        lines = frame(look, width, height, "unicode", "")
+        assert len(lines) <= height
+        assert all(line.plain.isprintable() and line.cell_len <= width for line in lines)
+    assert status_line(look).isprintable()
+    json.dumps(snapshot(look), allow_nan=False)
+    problems = [alert.text for alert in look.alerts if alert.kind == "file"]
+    if problems:
+        raise DataError("watch", problems[0], "it is shown as an alert")
+    return look
 
 
 def parse_foreign_log(directory: Path) -> object:

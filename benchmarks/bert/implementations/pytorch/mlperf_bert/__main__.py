@@ -26,6 +26,7 @@ from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 from mlperf_bert.report import cli as report_cli
+from mlperf_bert.watch import cli as watch_cli
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "train", train_cli, "train until the target accuracy")
+    _add(commands, "watch", watch_cli, "a running job's curves, rates and alerts in the terminal")
 
     _add(commands, "evaluate", evaluate_cli, "accuracy of a checkpoint")
     _add(commands, "convert", convert_cli, "weights of other programs to a checkpoint")

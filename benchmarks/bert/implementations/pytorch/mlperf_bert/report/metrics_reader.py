@@ -37,14 +37,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
-        record = _read_metrics_record(line, where)
+        record = read_metrics_record(line, where)
         if records and record["step"] <= records[-1]["step"]:
             raise DataError(where, f"goes back to step {record['step']}", _REMEDY)
         records.append(record)
     return records
 
 
-def _read_metrics_record(line: bytes, where: str) -> dict[str, Any]:
+def read_metrics_record(line: bytes, where: str) -> dict[str, Any]:
+    """One line of a `metrics.jsonl`, without its end. Raises DataError, which begins with where."""
     if len(line) > MAX_LINE_BYTES:
         raise DataError(where, f"has more than {MAX_LINE_BYTES:,} bytes", _REMEDY)
     try:

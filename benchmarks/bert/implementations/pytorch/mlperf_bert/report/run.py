@@ -9,6 +9,7 @@ from typing import Any
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
+from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import DataError
 from mlperf_bert.log_reader import RunLog, is_number, read_foreign_log
 from mlperf_bert.outcome import Status, as_status, read_outcome
@@ -107,7 +108,7 @@ def _from_directory(directory: Path) -> Run:
         global_batch_size=config.parallel.global_batch_size,
         optimizer=config.optim.name,
         target_accuracy=config.eval.target_accuracy,
-        is_reference=(model.num_layers, model.hidden_size) == (24, 1024)
+        is_reference=_is_bert_large(model)
         and _is_reference_task(config.data.max_seq_length, config.eval.target_accuracy),
         initial_weights=log.last_text("initial_weights") if log else None,
         ended=ended or (_ended(log) if log else None),
@@ -133,6 +134,17 @@ def _from_log(log: RunLog) -> Run:
         initial_weights=log.last_text("initial_weights"),
         ended=_ended(log),
     )
+
+
+def is_reference_config(config: RunConfig) -> bool:
+    """Whether it is of BERT-large on MLPerf's target, whose results are published."""
+    return _is_bert_large(config.model) and _is_reference_task(
+        config.data.max_seq_length, config.eval.target_accuracy
+    )
+
+
+def _is_bert_large(model: ModelSection) -> bool:
+    return (model.num_layers, model.hidden_size) == (24, 1024)
 
 
 def _is_reference_task(max_seq_length: int, target_accuracy: float | None) -> bool:
