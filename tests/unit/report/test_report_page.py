@@ -203,7 +203,9 @@ def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
 
 def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:
     changed = [f"mlperf.submission_org={json.dumps(TAG)}"]
-    directory = tmp_path / "<b onclick=x>'\"&"
+    name = "script><b onclick=x>'\"&"  # of two, so that their parents' are shown too
+    directory = tmp_path / "p<" / name
+    other = write_run(tmp_path / "q<" / name, BATCH_16K, records_16k(PUBLISHED))
     root = write_run(directory, BATCH_16K, records_16k(PUBLISHED), overrides=changed)
     outcome = RunOutcome(
         status="aborted", steps=1, samples=1, seconds=1, mlm_accuracy=None, stopped_by=f'"{TAG}'
@@ -215,9 +217,11 @@ def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:
     log = log_line("opt_name", TAG) + log_line("global_batch_size", 16_384)
     (tmp_path / f"{'x' * 20}<script>.txt").write_text(log, encoding="ascii")
     hostile = next(tmp_path.glob("*.txt"))
-    page = checked(page_of(root, hostile))
+    page = checked(page_of(root, other, hostile))
     assert page.words.count(TAG) >= 6
-    assert "<b onclick=x>'\"&" in page.words and r"\x1b[2J\u202eabc\x00<!--" in page.words
+    labels = {each["label"] for each in page.values[1]["series"]}
+    assert labels == {f"{parent}</{name}/run_0" for parent in "pq"} and labels <= set(page.texts)
+    assert r"\x1b[2J\u202eabc\x00<!--" in page.words
     assert f"{'x' * 20}<script>.txt" in page.words
 
 

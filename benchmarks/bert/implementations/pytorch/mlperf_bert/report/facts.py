@@ -23,6 +23,7 @@ from mlperf_bert.untrusted import open_regular_file
 Contents = TypeVar("Contents")
 State = Literal["target reached", "target missed", "stopped", "no end recorded"]
 
+_BYTES_OF_A_RECORD = 100  # of a log, at least
 MAX_ATTEMPTS = 100  # interrupted ones, that are looked at
 _LAST_BYTES, _LAST_LINES = 4096, 12  # of stdout.log
 _NO_CURVES = "loss, tokens/s, step times, imbalance, clipping, skipped steps and memory"
@@ -83,8 +84,8 @@ def read_facts(files: RunFiles) -> RunFacts:
     outcome = _read(files, "outcome.json", read_outcome)
     run = _run_of(files.name, config, records, log, outcome)
     environment = _read(files, "environment.json", read_environment) or {}
-    earlier = _interrupted_logs(files.folder) if files.folder else []
-    resumes = [resumed_at(each) for each in (*earlier, *([log] if log else []))]
+    earlier = _earlier_attempts(files.folder) if files.folder else []
+    resumes = {*earlier, resumed_at(log) if log else None}
     state = _state(run, outcome)
     return RunFacts(
         label=files.label,
@@ -94,7 +95,7 @@ def read_facts(files: RunFiles) -> RunFacts:
         environment=environment,
         timing=timing_of(log) if log else None,
         attempts=len(earlier),
-        resumes=tuple(sorted({each for each in resumes if each is not None})),
+        resumes=tuple(sorted(each for each in resumes if each is not None)),
         last_lines=_read(files, "stdout.log", _last_lines) or (),
         last_written=_last_written(files) if state == "no end recorded" else None,
         absent=_absent(files, run, environment),
@@ -172,18 +173,18 @@ def _absent(files: RunFiles, run: Run, environment: Mapping[str, str]) -> tuple[
     return tuple(found)
 
 
-def _interrupted_logs(folder: Path) -> list[RunLog]:
-    """Of the attempts before the last, in their order; one that cannot be read does not count."""
+def _earlier_attempts(folder: Path) -> list[int | None]:
+    """The attempts before the last: after how many samples each had gone on, if it had."""
     stem = folder.name.replace("run_", "result_")
-    found = []
+    found: list[int | None] = []
     for number in range(MAX_ATTEMPTS):
         path = folder / "interrupted" / f"{stem}_{number}.txt"
         if not os.path.lexists(path):
             break
-        try:
-            found.append(read_foreign_log(path, str(path)))
-        except DataError:  # killed before its first record was whole
-            found.append(RunLog(str(path), ()))
+        if path.is_file() and path.stat().st_size < _BYTES_OF_A_RECORD:
+            found.append(None)  # killed before its first record was whole
+        else:
+            found.append(resumed_at(read_foreign_log(path, str(path))))
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from mlperf_bert.errors import ConfigError, DataError
 
 MAX_RUNS = 32
+MAX_METRICS_BYTES_TOGETHER = 64 * 2**20  # of all runs
 _MAX_ENTRIES = 100_000  # of a directory that is looked through
 _OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
 
@@ -40,6 +41,11 @@ def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
     if len(found) > MAX_RUNS:
         problem = f"are {len(found):,} runs"
         raise ConfigError("RUN", problem, f"name {MAX_RUNS} of them at most")
+    num_bytes = sum(_metrics_bytes(run) for run in found)
+    if num_bytes > MAX_METRICS_BYTES_TOGETHER:
+        problem = f"have {num_bytes / 2**20:,.0f} MiB of metrics together"
+        remedy = f"name fewer: {MAX_METRICS_BYTES_TOGETHER // 2**20} MiB are read at most"
+        raise ConfigError("RUN", problem, remedy)
     return [
         RunFiles(run.folder, run.log, label)
         for run, label in zip(found, _labels(found), strict=True)
@@ -87,6 +93,11 @@ def _log_of(folder: Path) -> Path | None:
         return None
     log = folder.parent / f"{folder.name.replace('run_', 'result_')}.txt"
     return log if os.path.lexists(log) else None
+
+
+def _metrics_bytes(run: RunFiles) -> int:
+    path = run.folder / "metrics.jsonl" if run.folder else None
+    return path.stat().st_size if path and path.is_file() else 0
 
 
 def _no_run(path: Path) -> DataError:
