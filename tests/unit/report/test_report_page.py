@@ -243,3 +243,6 @@ def test_a_long_run_is_a_small_page_that_keeps_its_peaks(tmp_path: Path) -> None
     assert max(loss["y"]) == 99.5 and loss["x"][loss["y"].index(99.5)] == 12_345 * 448
     assert loss["x"][0] == 448 and loss["x"][-1] == 20_000 * 448
     assert len(loss["x"]) < 2_000
+    drawn = re.search(r'<path d="(M[^"]*)"', text[text.index("Training loss") :])
+    assert drawn and re.fullmatch(r"M[\d.]+ [\d.]+(?:L[\d.]+ [\d.]+)+", drawn[1])
+    assert drawn[1].count("L") == len(loss["x"]) - 1

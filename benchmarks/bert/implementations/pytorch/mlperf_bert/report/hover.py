@@ -10,7 +10,7 @@ from mlperf_bert.report.markup import Markup, element, raw
 from mlperf_bert.report.scale import sample_scale
 from mlperf_bert.report.svg import run_class
 
-_DIGITS = 6  # significant
+_DIGITS = 7  # significant
 _MOST_EXACT = 2**53  # of JavaScript's numbers
 
 

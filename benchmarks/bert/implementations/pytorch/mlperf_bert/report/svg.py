@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mlperf_bert.report.charts import Chart, Series
-from mlperf_bert.report.markup import Markup, element, joined
+from mlperf_bert.report.markup import Markup, element, joined, raw
 from mlperf_bert.report.numbers import significant
 from mlperf_bert.report.scale import Scale, sample_scale, value_scale
 
@@ -79,7 +79,9 @@ def _sample_axis(across: Scale) -> Markup:
 
 def _plot(chart: Chart, across: Scale, up: Scale, number: int) -> Markup:
     curves = (
-        element("path", d=path_of(each, across, up), class_=f"{run_class(each.run)} {each.style}")
+        element(
+            "path", d=raw(path_of(each, across, up)), class_=f"{run_class(each.run)} {each.style}"
+        )
         for each in chart.series
     )
     stretched = element(
