@@ -112,7 +112,11 @@ NUMPY_ONLY = {
     "prepare/hdf5_examples.py",
     "prepare/sandbox.py",
     "report/doctor.py",
+    "report/page.py",
+    "report/pictures.py",
     "report/run.py",
+    "report/summary.py",
+    "report/tensorboard.py",
     "system_description.py",
     "untrusted.py",
 }

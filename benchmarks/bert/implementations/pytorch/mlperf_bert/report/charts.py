@@ -11,8 +11,9 @@ from mlperf_bert.report.series import Point, thinned
 
 Style: TypeAlias = Literal["solid", "second", "published"]
 
+CONVERGENCE_POINT = "reference convergence point"
 POINTS_OF_A_CHART = 1600  # of all curves together that runs bring
-_FEWEST_POINTS = 120  # of a curve
+_FEWEST_POINTS = 64  # of a curve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,7 +276,7 @@ def _expected(runs: Sequence[RunFacts]) -> Iterable[tuple[float, str, int]]:
         if facts.run.is_reference and batch is not None and not comparable_curves(facts):
             point = expected_samples(batch)
             if point is not None:
-                yield point.mean, "reference convergence point", number
+                yield point.mean, CONVERGENCE_POINT, number
 
 
 def _resume_marks(runs: Sequence[RunFacts]) -> Iterable[tuple[float, str, int]]:

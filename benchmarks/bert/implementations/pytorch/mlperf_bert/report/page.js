@@ -72,7 +72,7 @@
     const room = outer.width - box.offsetWidth - 8;
     const left = share > 0.5 ? middle - box.offsetWidth - 12 : middle + 12;
     box.style.left = `${Math.max(8, Math.min(room, left))}px`;
-    box.style.top = `${inner.top - outer.top + 6}px`;
+    box.style.top = `${inner.bottom - outer.top + 24}px`; // below the curves and the axis
   };
 
   for (const plot of plots) {

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
-from mlperf_bert.report.charts import Chart, comparable_curves
+from mlperf_bert.report.charts import CONVERGENCE_POINT, Chart, comparable_curves
 from mlperf_bert.report.facts import RunFacts
 from mlperf_bert.report.hover import hover_data
 from mlperf_bert.report.markup import Markup, element, joined, raw
@@ -78,6 +78,8 @@ def _curves(runs: Sequence[RunFacts], charts: Sequence[Chart]) -> Markup | None:
         return None
     has_published = any(comparable_curves(each) for each in runs)
     missing = "No curve is published for this model, target, batch and optimizer."
+    if any(label == CONVERGENCE_POINT for chart in charts for _, label, _ in chart.marks):
+        missing += " MLPerf's reference needs as many samples as the convergence point says."
     cards = (chart_card(chart, number) for number, chart in enumerate(charts))
     return section(
         "Curves",

@@ -131,7 +131,7 @@ def verdict_section(runs: Sequence[RunFacts]) -> Markup:
     return section(
         "The doctor's verdict",
         *(_verdict(number, each) for number, each in enumerate(runs)),
-        about="Whether the accuracy is where published runs had it, as `report --doctor` says.",
+        about="Whether the accuracy is where published runs had it, as report --doctor says.",
     )
 
 

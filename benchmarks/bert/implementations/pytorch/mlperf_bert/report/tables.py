@@ -9,6 +9,7 @@ from mlperf_bert.report.numbers import significant
 from mlperf_bert.report.settings import Row
 from mlperf_bert.report.svg import run_class
 
+_LEAST_CHANGE = 0.0005  # which is written as 0.1 %
 _TILES = (
     *("time_to_train_s", "samples_to_target", "best_accuracy"),
     *("samples_per_s", "tokens_per_s", "memory_gib"),
@@ -56,9 +57,11 @@ def measure_table(runs: Sequence[RunFacts]) -> Markup:
 
 
 def _change(first: Number | None, value: Number, place: int) -> Markup | None:
-    if not place or not first or value == first or abs(value) > 1e6 * abs(first):
+    if not place or not first or not value or abs(value) > 1e6 * abs(first):
         return None
     ratio = value / first
+    if abs(ratio - 1) < _LEAST_CHANGE:
+        return None
     if 0.1 < ratio < 10:
         words = f"{100 * (ratio - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
     else:
