@@ -20,9 +20,10 @@ format: setup
 test: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-# A real cluster of two nodes, and two network namespaces; installs SLURM where it is missing.
+# A real cluster of two nodes, two network namespaces, a browser; installs SLURM and Chromium where they are missing.
 test-real: setup
 	tests/slurm/install.sh
+	tests/browser/install.sh
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real \
 		-o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 

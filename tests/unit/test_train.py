@@ -11,6 +11,7 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.exit_statuses import TARGET_MISSED
+from report_pages import checked
 from support import NUM_WORDS, REPOSITORY, prepare_small, run_process
 
 Train = Callable[..., int]
@@ -37,9 +38,13 @@ def losses(run_dir: Path) -> list[float]:
     return [record["loss"] for record in metrics(run_dir)]
 
 
-def test_reaching_the_target_ends_the_run(train: Train, tmp_path: Path) -> None:
+def test_reaching_the_target_ends_the_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train("run", "eval.target_accuracy=0.001") == 0
     run_dir = tmp_path / "run"
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == f"to see it in a browser: mlperf_bert report {run_dir}/run_0"
     assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
     names = {path.name for path in (run_dir / "run_0").iterdir()}
     files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
@@ -48,6 +53,18 @@ def test_reaching_the_target_ends_the_run(train: Train, tmp_path: Path) -> None:
     last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
     assert '"run_stop"' in last and '"success"' in last
     assert (run_dir / "run_0" / "checkpoints" / "LATEST").read_text() == "step_00000010\n"
+
+
+def test_a_report_shows_all_of_a_run(train: Train, tmp_path: Path) -> None:
+    assert train("a run", "eval.target_accuracy=0.001") == 0
+    run = tmp_path / "a run" / "run_0"
+    assert main(["report", str(run)]) == 0
+    page = checked((run / "report.html").read_text("utf-8"))
+    drawn = page.values[1]["series"][0]["y"]
+    assert drawn == [pytest.approx(loss, rel=1e-5) for loss in losses(tmp_path / "a run")]
+    for words in ("1 rank on cpu", "Where the time went", "run.max_steps", "target reached"):
+        assert words in page.words
+    assert "there is no" not in page.words  # no file of it was missed
 
 
 def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fuzz_huggingface import HUGGINGFACE_PARSERS
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
 from fuzz_own_text import OWN_TEXT_PARSERS
 from fuzz_parser import Parser
+from fuzz_report import REPORT_PARSERS
 from fuzz_results import RESULTS_PARSERS
 from fuzz_run_files import (
     CONFIG,
@@ -252,6 +253,7 @@ PARSERS: Mapping[str, Parser] = {
         targets={METRICS: mutate_lines("")},
         parse=lambda directory: read_metrics(directory / METRICS),
     ),
+    **REPORT_PARSERS,
     "checkpoint": Parser(
         make=make_checkpoint,
         targets={

@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "plan", plan_cli, "answers before a run: how even ranks' work is")
     _add(commands, "system", system_cli, "describe this machine as MLPerf wants it")
     _add(commands, "doctor", doctor_cli, "whether this machine, or these ranks, can train")
-    _add(commands, "report", report_cli, "whether a run is on track, and if not, why")
+    _add(commands, "report", report_cli, "runs as a page to look at, or whether one is on track")
     _add(commands, "package", package_cli, "a submission directory, checked, and its score")
     return parser
 

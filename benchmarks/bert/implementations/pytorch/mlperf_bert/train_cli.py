@@ -1,6 +1,7 @@
 """The sub-command `train`: its options, and which of them starts ranks, a rank, or a reader."""
 
 import argparse
+import shlex
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -123,6 +124,8 @@ def _train_as_rank(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
+            where = shlex.quote(str(directory.run))
+            parts.reporter.line(f"to see it in a browser: mlperf_bert report {where}")
         return _leave(args, info, reached, outcome.stopped_by)
 
     info = process.role.info if process else None

@@ -1,16 +1,39 @@
-"""The sub-command `report`: its arguments, and what prints."""
+"""The sub-command `report`: its arguments, what prints, and which files it writes."""
 
 import argparse
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlperf_bert.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlperf_bert.report.charts import Chart
+    from mlperf_bert.report.facts import RunFacts
+
+PAGE = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `report`."""
     parser.add_argument(
-        "run_path", type=Path, metavar="RUN", help="run directory, its run_<i>, or an MLPerf log"
+        "run_paths",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="run directory, its run_<i>, or an MLPerf log; several are laid side by side",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"the page (default: {PAGE} in the run directory; of several here)",
+    )
+    parser.add_argument("--png", type=Path, metavar="DIR", help="each chart as a picture as well")
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="all numbers as TensorBoard scalars as well"
     )
     parser.add_argument(
         "--doctor", action="store_true", help="whether the run is on track, and if not, why"
@@ -19,24 +42,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="DIR",
-        help="of the run: how good a guess is on its held-out set",
+        help="of the run, with --doctor: how good a guess is on its held-out set",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; a page only with --out"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the diagnosis; 0 on track, 1 behind or off, 3 cannot be judged.
+    """Write the report and say where, 0; or with --doctor print the diagnosis.
 
-    Raises ConfigError without --doctor, DataError for files that are missing or wrong.
+    The latter is 0 on track, 1 behind or off, 3 cannot be judged. Raises ConfigError for options
+    that do not fit, DataError for files that are missing or wrong.
     """
+    return _diagnose(args) if args.doctor else _report(args)
+
+
+def _diagnose(args: argparse.Namespace) -> int:
     from mlperf_bert.data.index import Manifest
     from mlperf_bert.report.doctor import diagnose
     from mlperf_bert.report.run import read_run
 
-    if not args.doctor:
-        problem = "only --doctor exists so far"
-        raise ConfigError("report", problem, "run: mlperf_bert report --doctor RUN")
+    if len(args.run_paths) > 1:
+        raise ConfigError("--doctor", f"was given {len(args.run_paths)} runs", "give one")
+    if args.out or args.png or args.tensorboard:
+        problem = "writes no files"
+        raise ConfigError("--doctor", problem, "leave out --out, --png and --tensorboard")
     baseline = Manifest.load(args.data / "eval").baseline if args.data else None
-    diagnosis = diagnose(read_run(args.run_path), baseline)
+    diagnosis = diagnose(read_run(args.run_paths[0]), baseline)
     print(json.dumps(diagnosis.as_json()) if args.json else "\n".join(diagnosis.lines()))
     return diagnosis.exit_status
+
+
+def _report(args: argparse.Namespace) -> int:
+    from mlperf_bert.report.charts import charts_of
+    from mlperf_bert.report.facts import read_facts
+    from mlperf_bert.report.run_files import find_runs
+    from mlperf_bert.report.summary import as_json, lines_of
+
+    if args.data:
+        raise ConfigError("--data", "is for --doctor", "leave it out, or add --doctor")
+    runs = [read_facts(files) for files in find_runs(args.run_paths)]
+    charts, quiet = charts_of(runs)
+    written = _write_tensorboard(args.tensorboard, runs) if args.tensorboard else []
+    written += _write_pictures(args.png, charts) if args.png else []
+    if args.out or not args.json:
+        written.append(_write_page(args.out or _default_page(args.run_paths), runs, charts, quiet))
+    print(json.dumps(as_json(runs)) if args.json else "\n".join([*lines_of(runs), *written]))
+    return 0
+
+
+def _default_page(paths: Sequence[Path]) -> Path:
+    """In the directory of the only run, or in the current directory."""
+    return paths[0] / PAGE if len(paths) == 1 and paths[0].is_dir() else Path(PAGE)
+
+
+def _write_page(
+    path: Path, runs: "Sequence[RunFacts]", charts: "Sequence[Chart]", quiet: Sequence[str]
+) -> str:
+    from mlperf_bert.data.atomic import write_file
+    from mlperf_bert.report.page import report_page
+
+    contents = report_page(runs, charts, quiet).encode("utf-8")
+    if path.is_dir():
+        raise ConfigError("--out", f"{path} is a directory", f"name a file, as {path / PAGE}")
+    write_file(path, contents)
+    return f"page, {len(contents) / 1e3:,.0f} kB, to be opened in a browser: {path}"
+
+
+def _write_pictures(directory: Path, charts: "Sequence[Chart]") -> list[str]:
+    from mlperf_bert.data.atomic import make_directory, write_file
+    from mlperf_bert.report.pictures import chart_picture, picture_names
+
+    make_directory(directory)
+    for name, chart in zip(picture_names(charts), charts, strict=True):
+        write_file(directory / name, chart_picture(chart))
+    return [f"{len(charts)} pictures: {directory}"]
+
+
+def _write_tensorboard(directory: Path, runs: "Sequence[RunFacts]") -> list[str]:
+    """Of several runs a directory for each, by its label."""
+    from mlperf_bert.report.tensorboard import write_scalars
+
+    count = 0
+    for facts in runs:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", facts.label).strip(".") or "run"
+        count += write_scalars(directory / name if len(runs) > 1 else directory, facts)
+    return [f"{count:,} scalars, for tensorboard --logdir {directory}"]

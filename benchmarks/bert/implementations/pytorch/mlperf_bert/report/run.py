@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def read_run(path: Path) -> Run:
     if not path.exists():
         raise DataError(str(path), "does not exist", "give a run directory or an MLPerf log")
     if not path.is_dir():
-        return _from_log(read_foreign_log(path, str(path)))
+        return run_of_log(read_foreign_log(path, str(path)))
     return _from_directory(_only_run_of(path))
 
 
@@ -92,16 +92,23 @@ def _from_directory(directory: Path) -> Run:
     log = read_foreign_log(log_path, str(log_path)) if os.path.lexists(log_path) else None
     outcome_path = directory / "outcome.json"
     ended = read_outcome(outcome_path).status if os.path.lexists(outcome_path) else None
+    return run_of_parts(str(directory), config, records, log, ended)
+
+
+def run_of_parts(
+    name: str,
+    config: RunConfig,
+    records: tuple[Mapping[str, Any], ...],
+    log: RunLog | None,
+    ended: Status | None,
+) -> Run:
+    """The run that the files of its directory tell of. Raises DataError for a log that is wrong."""
     model = config.model
     return Run(
-        name=str(directory),
+        name=name,
         config=config,
         records=records,
-        evaluations=tuple(
-            Evaluation(record["samples"], float(record["mlm_accuracy"]))
-            for record in records
-            if record["mlm_accuracy"] is not None
-        ),
+        evaluations=evaluations_of(records),
         throughputs=tuple(
             float(record["samples_per_s"]) for record in records if record.get("samples_per_s")
         ),
@@ -115,7 +122,17 @@ def _from_directory(directory: Path) -> Run:
     )
 
 
-def _from_log(log: RunLog) -> Run:
+def evaluations_of(records: Iterable[Mapping[str, Any]]) -> tuple[Evaluation, ...]:
+    """Those that are among the records of `metrics.jsonl`."""
+    return tuple(
+        Evaluation(record["samples"], float(record["mlm_accuracy"]))
+        for record in records
+        if record["mlm_accuracy"] is not None
+    )
+
+
+def run_of_log(log: RunLog) -> Run:
+    """The run that a log alone tells of. Raises DataError where its evaluations are wrong."""
     batch = log.last_number("global_batch_size")
     length = int(log.last_number("max_sequence_length") or MLPERF_LENGTH)
     # Only logs of ours say it, and not the older ones.

@@ -1,0 +1,55 @@
+"""A run's numbers as TensorBoard scalars, written after the fact; needs the extra `tensorboard`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.data.atomic import make_directory
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.report.facts import RunFacts
+
+_NOT_SCALARS = ("step", "samples")
+
+
+def write_scalars(directory: Path, facts: RunFacts) -> int:
+    """Write one event file below `directory` and say how many scalars it holds.
+
+    Steps are the run's steps; of a run without metrics, whose steps are not known, its samples.
+    The time of a record is not known and is 0. Raises ConfigError where TensorBoard is not
+    installed or the directory holds one already, DataError where it cannot be written.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        remedy = "run: pip install 'mlperf-bert[tensorboard]'"
+        raise ConfigError("tensorboard", "is not installed", remedy) from None
+    make_directory(directory)
+    if any(directory.glob("events.out.tfevents.*")):
+        problem = "holds an event file already"
+        raise ConfigError(str(directory), problem, "name another directory, or remove the file")
+    count = 0
+    try:
+        writer: Any = EventFileWriter(str(directory))
+        for step, name, value in _scalars(facts):
+            summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            writer.add_event(Event(step=step, summary=summary))
+            count += 1
+        writer.close()
+    except OSError as error:
+        reason = error.strerror or "cannot be written"
+        raise DataError(str(directory), reason, "name a directory that can be written") from None
+    return count
+
+
+def _scalars(facts: RunFacts) -> Iterator[tuple[int, str, float]]:
+    for record in facts.run.records:
+        for name, value in record.items():
+            if name not in _NOT_SCALARS and value is not None:
+                yield record["step"], name, float(value)
+    if not facts.run.records:
+        for each in facts.run.evaluations:
+            yield each.samples, "mlm_accuracy", each.accuracy
+        for samples, rate in facts.timing.rates if facts.timing else ():
+            yield samples, "samples_per_s", rate

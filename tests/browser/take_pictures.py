@@ -1,0 +1,18 @@
+"""Takes the pictures of docs/report.md: `take_pictures.py PAGE_OF_ONE PAGE_OF_TWO DIRECTORY`."""
+
+import sys
+from pathlib import Path
+
+from chromium import DESK, PHONE, Scheme, opened
+
+PICTURES: tuple[tuple[int, str, Scheme, int, int], ...] = (  # which page, file, scheme, pixels
+    (1, "report_light.png", "light", DESK, 1240),
+    (0, "report_dark.png", "dark", DESK, 1240),
+    (0, "report_phone.png", "light", PHONE, 1240),
+)
+
+if __name__ == "__main__":
+    *pages, directory = map(Path, sys.argv[1:])
+    for number, name, scheme, width, height in PICTURES:
+        with opened(pages[number].resolve(), scheme, width) as tab:
+            (directory / name).write_bytes(tab.picture(height))

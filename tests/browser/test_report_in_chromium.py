@@ -1,0 +1,194 @@
+"""Reports in a real Chromium: quiet, by themselves, readable in both schemes and on a phone."""
+
+import json
+from pathlib import Path
+
+import chromium
+import pytest
+from chromium import DESK, PHONE, Scheme, opened
+
+from mlperf_bert.config_io import config_to_toml, load_config
+from report_pages import page_of
+from support import TINY_CONFIG
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(chromium.missing()), reason=chromium.missing() or ""),
+]
+LEAST_CONTRAST = 4.5  # of WCAG 2.2, level AA
+STEPS = 240
+
+
+def write_run(root: Path, rate: float) -> Path:
+    """A run directory of some hundred records, an evaluation in ten."""
+    run = root / "run_0"
+    run.mkdir(parents=True)
+    (root / "tiny.toml").write_text(TINY_CONFIG, encoding="utf-8")
+    config = load_config(root / "tiny.toml", [f"optim.learning_rate={rate}"])
+    (run / "config.toml").write_text(config_to_toml(config), encoding="utf-8")
+    records = [
+        {
+            "step": step,
+            "samples": 16 * step,
+            "loss": 2 + 60 / (step + 10) + step % 7 / 50,
+            "mlm_accuracy": 1 - 100 / (step + 100) if step % 10 == 0 else None,
+            "learning_rate": rate,
+            "samples_per_s": 1000 + step % 11,
+            "tokens_per_s": 50_000 + step % 13,
+            "skipped_steps": 1 if step == 50 else 0,
+            "clipped_fraction": step % 3 / 3,
+            "imbalance_tokens": 1.05,
+            "imbalance_cost": 1.06,
+            "memory_bytes": 2**30,
+            "step_ms": 16.0,
+            "wait_ms": 0.5,
+        }
+        for step in range(1, STEPS + 1)
+    ]
+    text = "".join(json.dumps(each) + "\n" for each in records)
+    (run / "metrics.jsonl").write_text(text, encoding="ascii")
+    facts = {"schema_version": 1, "device": "cpu", "world_size": 2, "commit": "0a1b2c3d" * 5}
+    (run / "environment.json").write_text(json.dumps(facts), encoding="ascii")
+    (run / "stdout.log").write_text("a long line " * 40 + "\n", encoding="ascii")
+    return root
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report of one run, and one of three with long names."""
+    root = tmp_path_factory.mktemp("runs")
+    one = write_run(root / "one", 1e-3)
+    long = [write_run(root / f"{'a_long_name_' * 4}{n}", n / 1000) for n in (2, 3)]
+    pages = {"one": root / "one.html", "several": root / "several.html"}
+    pages["one"].write_text(page_of(one), encoding="utf-8")
+    pages["several"].write_text(page_of(one, *long), encoding="utf-8")
+    return pages
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_a_page_is_quiet_alone_and_fits(
+    pages: dict[str, Path], name: str, scheme: Scheme, width: int
+) -> None:
+    with opened(pages[name], scheme, width) as tab:
+        tab.run("for (const each of document.querySelectorAll('details')) each.open = true")
+        assert tab.console() == []
+        assert tab.requests() == [pages[name].as_uri()]
+        assert tab.run("return [innerWidth, document.documentElement.scrollWidth]") == [width] * 2
+        assert tab.run(OUTSIDE) == []
+        assert tab.run(CLIPPED) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_in_both_schemes(pages: dict[str, Path], scheme: Scheme) -> None:
+    with opened(pages["several"], scheme, DESK) as tab:
+        contrasts = tab.run(CONTRASTS)
+        assert len(contrasts) > 100
+        assert [each for each in contrasts if each["contrast"] < LEAST_CONTRAST] == []
+        is_light = tab.run(f"{LUMINANCE} return luminance(colour(document.body)) > 0.5")
+        assert is_light == (scheme == "light")
+
+
+def test_curves_are_told_apart_in_both_schemes(pages: dict[str, Path]) -> None:
+    for scheme in ("light", "dark"):
+        with opened(pages["several"], scheme, DESK) as tab:
+            strokes = tab.run(STROKES)
+            assert len(set(strokes)) == 3
+
+
+def test_the_pointer_and_the_keys_show_values(pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    with opened(pages["one"], "light", DESK) as tab:
+        plot = tab.driver.find_element("css selector", ".chart-accuracy .plot")
+        assert tab.run("return document.querySelectorAll('.tip').length") == 0
+        ActionChains(tab.driver).move_to_element(plot).perform()
+        # The middle of 240 steps: an evaluation of the accuracy 1 - 100 / 220.
+        shown = tab.driver.find_element("css selector", ".tip").text.split("\n")
+        assert shown == ["samples", "1,920", "this run", "0.54545"]
+        lines = tab.run("return document.querySelectorAll('.plot .cursor').length")
+        assert lines == tab.run("return document.querySelectorAll('.plot').length")
+        tab.run("arguments[0].focus()", plot)
+        plot.send_keys(Keys.ARROW_LEFT)
+        last_but_one = tab.driver.find_element("css selector", ".tip").text.split("\n")
+        assert last_but_one == ["samples", "3,680", "this run", "0.69697"]  # 1 - 100 / 330
+        assert tab.console() == []
+
+
+def test_nothing_of_a_hostile_run_runs(tmp_path: Path) -> None:
+    attack = "<img src=http://127.0.0.1:9/x onerror=\"document.title='ran'\">"
+    attack += "</script></title><script>document.title='ran'</script>"
+    root = write_run(tmp_path / "<svg onload=document.title='ran'>", 1e-3)
+    facts = {"schema_version": 1, attack: attack, "device": f"\"'>{attack}", "world_size": 1}
+    (root / "run_0" / "environment.json").write_text(json.dumps(facts), encoding="ascii")
+    (root / "run_0" / "stdout.log").write_text(attack, encoding="ascii")
+    page = tmp_path / "page.html"
+    page.write_text(page_of(root), encoding="utf-8")
+    with opened(page, "dark", PHONE) as tab:
+        assert tab.run("return document.title").startswith("Report: <svg onload")
+        assert tab.console() == [] and tab.requests() == [page.as_uri()]
+        assert tab.run("return document.images.length") == 0
+
+
+def test_the_policy_stops_a_script_that_came_in(pages: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = pages["one"].read_text("utf-8")
+    injected = "<body><script>document.title = 'ran'</script><img src='http://127.0.0.1:9/x'>"
+    page.write_text(text.replace("<body>", injected), encoding="utf-8")
+    with opened(page, "light", DESK) as tab:
+        assert tab.run("return document.title") == "Report: one"
+        said = " ".join(tab.console())
+        assert "script-src" in said and "img-src" in said  # Chromium names what it has refused
+
+
+# Elements that reach beyond the window, but for those within what scrolls by itself.
+OUTSIDE = """
+return [...document.querySelectorAll('body *')].filter((each) => {
+  const box = each.getBoundingClientRect();
+  return box.width && (box.right > innerWidth + 0.5 || box.left < -0.5)
+    && !each.closest('.scroll, .lines, .plot');
+}).map((each) => `${each.tagName} ${each.className} ${each.textContent.slice(0, 40)}`);
+"""
+# Boxes whose text is wider than they are.
+CLIPPED = """
+return [...document.querySelectorAll('.tile, .card, .badge, .legend li, .verdict, .timebar')]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1)
+  .map((each) => `${each.className} ${each.textContent.slice(0, 40)}`);
+"""
+LUMINANCE = """
+const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+const colour = (each) => {
+  for (let at = each; at; at = at.parentElement) {
+    const found = parts(getComputedStyle(at).backgroundColor);
+    if (found.length === 3 || found[3] > 0) return found;
+  }
+  return [255, 255, 255];
+};
+const luminance = (rgb) => rgb.slice(0, 3).map((part) => part / 255)
+  .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, number) => sum + part * [0.2126, 0.7152, 0.0722][number], 0);
+"""
+# Of every text that is shown: its colour against what is behind it, as WCAG defines contrast.
+CONTRASTS = (
+    LUMINANCE
+    + """
+const found = [];
+for (const each of document.querySelectorAll('body *')) {
+  const own = [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!own || !each.getClientRects().length || ['SCRIPT', 'title'].includes(each.tagName)) continue;
+  const style = getComputedStyle(each);
+  const ink = luminance(parts(each instanceof SVGElement ? style.fill : style.color));
+  const paper = luminance(colour(each));
+  const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  found.push({ contrast, text: each.textContent.slice(0, 40), name: each.getAttribute('class') });
+}
+return found;
+"""
+)
+STROKES = """
+return [...document.querySelectorAll('.chart-loss path')]
+  .map((each) => getComputedStyle(each).stroke);
+"""
