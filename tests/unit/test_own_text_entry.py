@@ -113,7 +113,7 @@ def test_text_in_and_model_out(tmp_path: Path, given: str) -> None:
     number = r"0\.\d+"
     assert re.fullmatch(f"own text has no target: accuracy {number}, best guess .* {number}", last)
     num_tokens = 57 if given == "vocabulary" else 300
-    assert len(load_vocabulary(tmp_path / "run" / "vocab.txt")) == num_tokens
+    assert len(load_vocabulary(tmp_path / "run/run_0/vocab.txt")) == num_tokens
     exported = tmp_path / "run" / "run_0" / "huggingface"
     assert json.loads((exported / "config.json").read_text())["vocab_size"] >= num_tokens
     assert (exported / "model.safetensors").is_file()
