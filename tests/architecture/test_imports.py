@@ -107,6 +107,7 @@ NUMPY_ONLY = {
     "package/verdict.py",
     "plan/explain.py",
     "plan/recipes.py",
+    "plan/samples_to_target.py",
     "plan/slurm_options.py",
     "prepare/foreign_features.py",
     "prepare/hdf5_examples.py",
