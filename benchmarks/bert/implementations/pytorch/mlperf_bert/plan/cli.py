@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.buckets_cli import add_buckets
+from mlperf_bert.plan.cluster.calibrate_cli import add_calibrate
+from mlperf_bert.plan.cluster.cli import add_cluster
 
 if TYPE_CHECKING:
     from mlperf_bert.plan.balance_rows import Question
@@ -68,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_buckets(
         questions.add_parser("buckets", help="which gradients are sent together, and how early")
     )
+    add_cluster(questions.add_parser("cluster", help="simulate a step and a run on any machine"))
+    add_calibrate(questions.add_parser("calibrate", help="the simulator beside published runs"))
 
 
 def _add_lengths(parser: argparse.ArgumentParser) -> None:

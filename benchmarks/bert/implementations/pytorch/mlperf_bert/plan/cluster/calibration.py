@@ -19,7 +19,7 @@ from mlperf_bert.plan.cluster.workload import Dealing, Workload, draw_steps
 from mlperf_bert.plan.sample_index import SampleIndex
 
 DRAWS = 5
-_MAX_PREDICTIONS = 76
+MAX_PREDICTIONS = 76
 _FIRST_STRIDE, _LAST_STRIDE = 0.25, 0.002  # of a constant's bounds
 
 
@@ -145,7 +145,7 @@ def squared_error(constants: Constants, steps: Sequence[PublishedStep]) -> float
 
 @cache
 def _wikipedia() -> SampleIndex:
-    return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", _MAX_PREDICTIONS)
+    return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", MAX_PREDICTIONS)
 
 
 def _published_step(row: dict[str, str]) -> PublishedStep:

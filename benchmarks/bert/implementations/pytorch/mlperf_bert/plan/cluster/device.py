@@ -3,7 +3,7 @@
 Shape letters: R ranks, T tokens, D hidden, F feed-forward width, V vocabulary. Times are ms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -116,6 +116,8 @@ def layer_work(
 
 def head_ms(device: Device, model: ModelSection, rows: Float64Array) -> tuple[Float64Array, ...]:
     """Forward and backward of the masked-LM head over `rows` positions, ms, float64 [R] each."""
+    if device.precision == "fp8":  # in the encoder only
+        device = replace(device, precision="bf16")
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
     forward = device.product_ms(rows, vocabulary, hidden) + device.product_ms(rows, hidden, hidden)
     backward = (

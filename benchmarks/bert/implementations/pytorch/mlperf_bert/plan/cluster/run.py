@@ -1,4 +1,4 @@
-"""A whole run: steps to the target, evaluations, start-up and skipped steps around a step's time."""
+"""A whole run: steps to the target, evaluations, start-up and skipped steps around a step."""
 
 import math
 from collections.abc import Sequence

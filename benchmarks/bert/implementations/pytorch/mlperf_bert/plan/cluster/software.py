@@ -31,6 +31,9 @@ SoftwareName = Literal[
 SOFTWARE_NAMES: tuple[SoftwareName, ...] = get_args(SoftwareName)
 
 
+_LAMB_BYTES_MORE = 14  # a parameter: update written and read in fp32, weight read for its norm
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
     """One program. Counts are of a forward and backward pass; bytes of a parameter and update."""
@@ -154,3 +157,28 @@ _SOFTWARE: dict[SoftwareName, Software] = {
 def software(name: SoftwareName) -> Software:
     """The program of this name."""
     return _SOFTWARE[name]
+
+
+def with_capture(program: Software, capture: Literal["on", "off"]) -> Software:
+    """The same, captured or launched kernel by kernel.
+
+    A captured step cannot ask the device anything, and its batches are padded to a capacity.
+    """
+    if capture == "off":
+        layout = "unpadded" if program.layout == "capacity" else program.layout
+        return replace(program, capture=capture, layout=layout)
+    return replace(
+        program,
+        capture=capture,
+        layout="capacity" if program.layout == "unpadded" else program.layout,
+        syncs_in_hooks="none",
+        sync_before_update="off",
+    )
+
+
+def with_optimizer(program: Software, optimizer: StepOptimizer) -> Software:
+    """The same with LAMB, which reads and writes its update once more than Adam, or with Adam."""
+    if optimizer == program.optimizer:
+        return program
+    more = _LAMB_BYTES_MORE if optimizer == "lamb" else -_LAMB_BYTES_MORE
+    return replace(program, optimizer=optimizer, optimizer_bytes=program.optimizer_bytes + more)

@@ -114,12 +114,13 @@ class StepTiming:
 
     @cached_property
     def parts(self) -> dict[str, Float64Array]:
-        """Where each rank's step goes, ms, [R] each: work first, then waits; the sum is the step."""
+        """Where each rank's step goes, ms, [R] each: work, then waits; the sum is the step."""
         ones = np.ones(self.starts.shape[1])
         work = np.array([phase.device_ms for phase in self.phases])
         is_forward = np.array([phase.direction == "forward" for phase in self.phases])
         slowest = float(self.backward_end.max())
         busy = work.sum(axis=0) + self.overlapped_ms + self.clip_ms + self.input_ms
+        behind = np.maximum(self.backward_end - busy, 0.0)
         return {
             "input exchange": self.input_ms * ones,
             "forward": work[is_forward].sum(axis=0),
@@ -127,7 +128,7 @@ class StepTiming:
             "slowed by communication": self.overlapped_ms,
             "clipping": self.clip_ms + self.clip_after_ms,
             "optimizer": self.optimizer_ms * ones,
-            "wait: launches and host syncs": self.backward_end - busy + self.optimizer_wait_ms,
+            "wait: launches and host syncs": behind + self.optimizer_wait_ms,
             "wait: slower ranks": slowest - self.backward_end,
             "wait: communication": self.exposed_ms * ones,
         }
@@ -144,7 +145,7 @@ class StepTiming:
 
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
-    """One step; `speed` [R] is what each rank's device time is multiplied by (jitter, 1 on average).
+    """One step; `speed` [R] is what each rank's device time is multiplied by: its jitter.
 
     Ranks begin together, as they do after a step that all of them ended in an all-reduce.
     """

@@ -22,6 +22,7 @@ Float64Array = NDArray[np.float64]
 
 InputScope = Literal["none", "node", "world"]
 
+_SPREAD_STEPS = 1000  # that the drawn ones are taken from
 SEQUENCES_PER_PACK = 2  # of rows of 512 with at most three sequences: 1.999 (arXiv 2107.02027)
 _INPUT_SCOPES: dict[BalancePolicy, InputScope] = {
     "exchange_global": "world",
@@ -94,7 +95,7 @@ def draw_steps(
     planner = StepPlanner(
         sampler, index.lengths, index.masked_counts, world_size=world_size, balance=balance
     )
-    steps = np.unique(np.linspace(1, 1000, draws).astype(int)).tolist()
+    steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
     return [_workload(index, dealing, program, planner, step, gpus_per_node) for step in steps]
 
 
@@ -160,8 +161,7 @@ def _padded(
     """As the layout has it: what the device computes in place of the real tokens."""
     tokens = real
     if program.layout == "capacity":
-        # The ladder of captured graphs is fine; a tile is what a product computes anyhow.
-        tokens = np.full_like(real, np.ceil(real.max() / _TILE) * _TILE)
+        tokens = np.full_like(real, real.max())
         masked = np.full_like(masked, masked.max())
     elif program.layout == "padded_rows":
         tokens = sequences * max_length
@@ -175,9 +175,8 @@ def _padded(
 def _attended(lengths: NDArray[np.integer], layout: AttentionLayout) -> Float64Array:
     """Pairs of query and key that a kernel computes for each sequence, float64 [n]."""
     real = lengths.astype(np.float64)
+    tile = _KEY_TILE if layout == "tile" else _TILE
+    attended_to = np.full_like(real, real.max()) if layout == "longest" else real
     queries = np.ceil(real / _QUERY_TILE) * _QUERY_TILE
-    if layout == "longest":
-        return queries * (np.ceil(real.max() / _TILE) * _TILE)
-    keys = _TILE if layout == "class" else _KEY_TILE
-    pairs: Float64Array = queries * np.ceil(real / keys) * keys
+    pairs: Float64Array = queries * np.ceil(attended_to / tile) * tile
     return pairs
