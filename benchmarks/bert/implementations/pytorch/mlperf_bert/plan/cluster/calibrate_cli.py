@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlperf_bert.plan.cluster.calibration import Compared, PublishedStep
     from mlperf_bert.plan.cluster.constants import Constants
+    from mlperf_bert.plan.samples_to_target import Estimate
 
 _GOAL = 0.15  # of a class: error that is still called good
+_IS_POINT = 1e-3  # of the samples: closer than published ones are rounded
 _NUDGE = 0.1  # of a constant, where its weight is shown
 
 
@@ -82,8 +84,8 @@ def _as_object(
                 "predicted_ms": each.predicted_ms,
                 "error": each.error,
                 "published_samples": each.published.samples,
-                "expected_samples": samples,
-                "samples_error": samples / each.published.samples - 1,
+                "expected_samples": samples.samples,
+                "samples_error": samples.samples / each.published.samples - 1,
             }
         )
     return {
@@ -97,12 +99,20 @@ def _as_object(
     }
 
 
-def _samples(published: "PublishedStep") -> float:
+def _samples(published: "PublishedStep") -> "Estimate":
     """What the recipe's published points say of this batch."""
     from mlperf_bert.plan.samples_to_target import samples_to_target
 
     recipe = "open_adam" if published.program.optimizer == "adam" else "closed_lamb"
-    return samples_to_target(published.run_inputs.global_batch_size, recipe).samples
+    return samples_to_target(published.run_inputs.global_batch_size, recipe)
+
+
+def _samples_error(published: "PublishedStep", expected: "Estimate") -> str:
+    """In words; a class that is itself a point of the recipe says nothing."""
+    error = expected.samples / published.samples - 1
+    if abs(error) < _IS_POINT and expected.source.startswith(published.submitter):
+        return "a point"
+    return f"{error:+.1%}"
 
 
 def _in_words(
@@ -127,7 +137,7 @@ def _in_words(
     lines = [*report, *table(("constant", "value", "bounds", "unit", "kind"), values), ""]
     names = ("class", "role", "published", "simulated", "error", "samples", "expected", "error")
     cells = []
-    for each in sorted(compared, key=lambda each: each.published.role):
+    for each in compared:
         samples, published = _samples(each.published), each.published
         cells.append(
             (
@@ -137,12 +147,12 @@ def _in_words(
                 f"{each.predicted_ms:.1f} ms",
                 f"{each.error:+.1%}" + (" !" if abs(each.error) > _GOAL else "  "),
                 f"{published.samples / 1e6:.2f} M",
-                f"{samples / 1e6:.2f} M",
-                f"{samples / published.samples - 1:+.1%}",
+                f"{samples.samples / 1e6:.2f} M",
+                _samples_error(published, samples),
             )
         )
     lines += table(names, cells)
-    for role in ("fitted", "held_out"):
+    for role in ("fitted", "held_out", "other"):
         errors = [abs(each.error) for each in compared if each.published.role == role]
         good = sum(error <= _GOAL for error in errors)
         lines.append(

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from itertools import product
 from typing import Literal, cast
 
 from mlperf_bert.config_sections import BalancePolicy, ClipPolicy, Deal, ModelSection, SamplerName
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.plan.cluster.constants import Constants, constant_rows
-from mlperf_bert.plan.cluster.machine import AcceleratorName, make_machine
+from mlperf_bert.plan.cluster.machine import AcceleratorName, MatrixPrecision, make_machine
 from mlperf_bert.plan.cluster.run import RunInputs, mean_step_ms, run_time, simulate_steps
 from mlperf_bert.plan.cluster.software import Software, SoftwareName, software
 from mlperf_bert.plan.cluster.step import Job
@@ -21,6 +22,9 @@ from mlperf_bert.plan.sample_index import SampleIndex
 DRAWS = 5
 MAX_PREDICTIONS = 76
 _FIRST_STRIDE, _LAST_STRIDE = 0.25, 0.002  # of a constant's bounds
+
+
+Role = Literal["fitted", "held_out", "other"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,7 @@ class PublishedStep:
     gpus_per_node: int
     network_gb_s: float
     dealing: Dealing
+    precision: MatrixPrecision
     program: Software
     clip: ClipPolicy
     samples: float
@@ -42,7 +47,7 @@ class PublishedStep:
     measure: Literal["run", "steady"]
     start_up_s: float
     skipped_steps: int
-    role: Literal["fitted", "held_out"]
+    role: Role
 
     @property
     def world_size(self) -> int:
@@ -67,7 +72,7 @@ class PublishedStep:
             program=self.program,
             constants=constants,
             model=ModelSection(),
-            precision="fp16",
+            precision=self.precision,
             clip=self.clip,
         )
 
@@ -117,24 +122,34 @@ def fit(
 ) -> Constants:
     """Fitted constants by compass search: the least mean square of the errors' logarithms.
 
-    Every constant in turn is moved by a stride up and down, within its bounds; where nothing
-    helps, strides are halved. Deterministic; needs no library.
+    The search starts in the middle of the bounds, wherever the constants are. Each constant, and
+    each pair of them (the least lies in a narrow valley), is moved by a stride up and down within
+    its bounds; where nothing helps, the stride is halved. Deterministic; needs no library.
     """
     rows = [row for row in constant_rows() if row.kind == "fitted"]
+    for row in rows:
+        constants = constants.with_value(row.name, (row.low + row.high) / 2)
     best, stride = squared_error(constants, steps), _FIRST_STRIDE
     while stride > _LAST_STRIDE:
         improved = False
-        for row in rows:
-            for sign in (1, -1):
+        for move in _moves(len(rows)):
+            tried = constants
+            for row, sign in zip(rows, move, strict=True):
                 moved = getattr(constants, row.name) + sign * stride * (row.high - row.low)
-                tried = constants.with_value(row.name, min(max(moved, row.low), row.high))
-                error = squared_error(tried, steps)
-                if error < best:
-                    constants, best, improved = tried, error, True
+                tried = tried.with_value(row.name, min(max(moved, row.low), row.high))
+            error = squared_error(tried, steps)
+            if error < best:
+                constants, best, improved = tried, error, True
         report(f"stride {stride:.4f} of the bounds: root mean square error {math.sqrt(best):.4f}")
         if not improved:
             stride /= 2
     return constants
+
+
+def _moves(count: int) -> list[tuple[int, ...]]:
+    """Up, down or not at all for each of `count` constants, one or two of them at a time."""
+    moves = product((0, 1, -1), repeat=count)
+    return [move for move in moves if 1 <= sum(map(abs, move)) <= 2]
 
 
 def squared_error(constants: Constants, steps: Sequence[PublishedStep]) -> float:
@@ -165,6 +180,7 @@ def _published_step(row: dict[str, str]) -> PublishedStep:
             balance=cast(BalancePolicy, row["balance"]),
             deal=cast(Deal, row["deal"]),
         ),
+        precision=cast(MatrixPrecision, row["precision"]),
         program=replace(program, in_network_reduction=reduction),
         clip=cast(ClipPolicy, row["clip"]),
         samples=float(row["samples"]),
@@ -172,5 +188,5 @@ def _published_step(row: dict[str, str]) -> PublishedStep:
         measure="steady" if row["measure"] == "steady" else "run",
         start_up_s=float(row["start_up_s"]),
         skipped_steps=int(row["skipped_steps"]),
-        role="fitted" if row["role"] == "fitted" else "held_out",
+        role=cast(Role, row["role"]),
     )

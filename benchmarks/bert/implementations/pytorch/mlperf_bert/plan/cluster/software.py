@@ -23,6 +23,7 @@ SoftwareName = Literal[
     "nvidia_v1_1_captured",
     "nvidia_v2_0",
     "nvidia_v2_0_captured",
+    "nvidia_v3_0_captured",
     "samsung_v1_1",
     "samsung_v2_0",
     "hazyresearch",
@@ -127,8 +128,10 @@ _SOFTWARE: dict[SoftwareName, Software] = {
     ),
     "nvidia_v2_0": _NVIDIA,
     "nvidia_v2_0_captured": replace(
-        _NVIDIA, layout="packed_rows", capture="on", head_rows="all", input_launches=0
+        _NVIDIA_V1_1, layout="packed_rows", capture="on", head_rows="all", input_launches=0
     ),
+    # Heads over masked positions only, outside of the graph.
+    "nvidia_v3_0_captured": replace(_NVIDIA, layout="packed_rows", capture="on", input_launches=0),
     # Biases, dropouts and sums are kernels of their own.
     "samsung_v1_1": replace(
         _SAMSUNG, forward_kernels=16, backward_kernels=31, forward_widths=30, backward_widths=44
