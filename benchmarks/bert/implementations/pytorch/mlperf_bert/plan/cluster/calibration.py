@@ -21,7 +21,7 @@ from mlperf_bert.plan.sample_index import SampleIndex
 
 DRAWS = 5
 MAX_PREDICTIONS = 76
-_FIRST_STRIDE, _LAST_STRIDE = 0.25, 0.002  # of a constant's bounds
+_FIRST_STRIDE, _LAST_STRIDE = 0.25, 0.0005  # of a constant's bounds
 
 
 Role = Literal["fitted", "held_out", "other"]
