@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from itertools import product
 from typing import Literal, cast
+
+import numpy as np
 
 from mlperf_bert.config_sections import BalancePolicy, ClipPolicy, Deal, ModelSection, SamplerName
 from mlperf_bert.data.length_histogram import wikipedia_lengths
@@ -16,12 +17,14 @@ from mlperf_bert.plan.cluster.machine import AcceleratorName, MatrixPrecision, m
 from mlperf_bert.plan.cluster.run import RunInputs, mean_step_ms, run_time, simulate_steps
 from mlperf_bert.plan.cluster.software import Software, SoftwareName, software
 from mlperf_bert.plan.cluster.step import Job
-from mlperf_bert.plan.cluster.workload import Dealing, Workload, draw_steps
+from mlperf_bert.plan.cluster.workload import Dealing, Float64Array, Workload, draw_steps
 from mlperf_bert.plan.sample_index import SampleIndex
 
 DRAWS = 5
 MAX_PREDICTIONS = 76
-_FIRST_STRIDE, _LAST_STRIDE = 0.25, 0.0005  # of a constant's bounds
+_NUDGE = 1e-3  # of a constant's bounds, for its slope
+_FIRST_DAMPING, _MOST_DAMPING = 1e-3, 1e6
+_MOST_ROUNDS, _LEAST_GAIN = 40, 1e-10
 
 
 Role = Literal["fitted", "held_out", "other"]
@@ -120,42 +123,46 @@ def compare(step: PublishedStep, constants: Constants) -> Compared:
 def fit(
     constants: Constants, steps: Sequence[PublishedStep], report: Callable[[str], None]
 ) -> Constants:
-    """Fitted constants by compass search: the least mean square of the errors' logarithms.
+    """Fitted constants by damped least squares of the errors' logarithms (Levenberg, Marquardt).
 
-    The search starts in the middle of the bounds, wherever the constants are. Each constant, and
-    each pair of them (the least lies in a narrow valley), is moved by a stride up and down within
-    its bounds; where nothing helps, the stride is halved. Deterministic; needs no library.
+    The search starts in the middle of the bounds, wherever the constants are, and stays within
+    them. Deterministic.
     """
     rows = [row for row in constant_rows() if row.kind == "fitted"]
-    for row in rows:
-        constants = constants.with_value(row.name, (row.low + row.high) / 2)
-    best, stride = squared_error(constants, steps), _FIRST_STRIDE
-    while stride > _LAST_STRIDE:
-        improved = False
-        for move in _moves(len(rows)):
-            tried = constants
-            for row, sign in zip(rows, move, strict=True):
-                moved = getattr(constants, row.name) + sign * stride * (row.high - row.low)
-                tried = tried.with_value(row.name, min(max(moved, row.low), row.high))
-            error = squared_error(tried, steps)
-            if error < best:
-                constants, best, improved = tried, error, True
-        report(f"stride {stride:.4f} of the bounds: root mean square error {math.sqrt(best):.4f}")
-        if not improved:
-            stride /= 2
-    return constants
+    low, width = np.array([(row.low, row.high - row.low) for row in rows]).T
+
+    def at(share: Float64Array) -> Constants:
+        found = constants
+        for row, value in zip(rows, (low + width * share).tolist(), strict=True):
+            found = found.with_value(row.name, value)
+        return found
+
+    share, damping = np.full(len(rows), 0.5), _FIRST_DAMPING
+    errors = log_errors(at(share), steps)
+    for number in range(_MOST_ROUNDS):
+        moved = [log_errors(at(share + _NUDGE * one), steps) for one in np.eye(len(rows))]
+        slopes = (np.array(moved) - errors).T / _NUDGE
+        normal = slopes.T @ slopes + damping * np.eye(len(rows))
+        tried = np.clip(share - np.linalg.solve(normal, slopes.T @ errors), 0.0, 1.0)
+        tried_errors = log_errors(at(tried), steps)
+        gain = float(errors @ errors - tried_errors @ tried_errors)
+        if gain > 0:
+            share, errors, damping = tried, tried_errors, damping / 3
+        else:
+            damping *= 4
+        report(f"round {number + 1}: root mean square error {_root_mean_square(errors):.4f}")
+        if 0 < gain < _LEAST_GAIN or damping > _MOST_DAMPING:
+            break
+    return at(share)
 
 
-def _moves(count: int) -> list[tuple[int, ...]]:
-    """Up, down or not at all for each of `count` constants, one or two of them at a time."""
-    moves = product((0, 1, -1), repeat=count)
-    return [move for move in moves if 1 <= sum(map(abs, move)) <= 2]
+def log_errors(constants: Constants, steps: Sequence[PublishedStep]) -> Float64Array:
+    """ln(predicted / published) of each class, float64 [n]."""
+    return np.array([math.log1p(compare(step, constants).error) for step in steps])
 
 
-def squared_error(constants: Constants, steps: Sequence[PublishedStep]) -> float:
-    """Mean square of ln(predicted / published)."""
-    errors = [math.log1p(compare(step, constants).error) ** 2 for step in steps]
-    return sum(errors) / len(errors)
+def _root_mean_square(errors: Float64Array) -> float:
+    return math.sqrt(float(errors @ errors) / len(errors))
 
 
 @cache

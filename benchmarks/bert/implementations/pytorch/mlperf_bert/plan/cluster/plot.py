@@ -8,12 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mlperf_bert.plan.cluster.ablation import AblationRow
+from mlperf_bert.plan.cluster.calibration import Compared
 from mlperf_bert.plan.cluster.question import Answer
 from mlperf_bert.plan.cluster.step import StepTiming
 from mlperf_bert.plan.cluster.sweep import SweepRow
 
 _FORWARD, _BACKWARD, _OPTIMIZER, _SENT = "#7fb3d8", "#2f6f9f", "#8a63b0", "#d9722e"
 _HOST = "#9a9a9a"
+_NAMED_ERROR = 0.15  # of a class that the picture names
 _LANES = ("host", "compute", "communication")
 
 
@@ -59,6 +61,8 @@ def _draw_rank(axes: Axes, timing: StepTiming, rank: int) -> None:
     for start, end in timing.communication:
         _bar(axes, "communication", start, end, _SENT)
     update = timing.reduced + timing.clip_after_ms + timing.optimizer_wait_ms
+    if timing.optimizer_wait_ms:
+        _bar(axes, "host", timing.reduced, update + timing.optimizer_ms, _HOST)
     _bar(axes, "compute", update, update + timing.optimizer_ms, _OPTIMIZER)
     _bar(axes, "communication", timing.step_ms - timing.all_gather_ms, timing.step_ms, _SENT)
     axes.axvline(timing.backward_end[rank], color="black", linewidth=0.8, linestyle=":")
@@ -160,6 +164,41 @@ def _draw_parts(axes: Axes, name: str, rows: Sequence[SweepRow]) -> None:
     axes.set(xscale="log", xlabel="accelerators", ylabel="a step of the mean rank, ms")
     axes.set_title(name, fontsize=9)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
+
+
+def calibration_picture(compared: Sequence[Compared]) -> bytes:
+    """A PNG: simulated against published steps, fitted, held-out and other classes apart."""
+    figure = Figure(figsize=(6.6, 6), layout="constrained")
+    axes = figure.subplots()
+    ends = np.array([15.0, 280.0])
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, 0.85 * ends, 1.15 * ends, color=_HOST, alpha=0.2, label="within 15 %")
+    for role, colour in (("fitted", _OPTIMIZER), ("held_out", _SENT), ("other", _FORWARD)):
+        chosen = [each for each in compared if each.published.role == role]
+        name = "another accelerator" if role == "other" else role.replace("_", " ")
+        axes.scatter(
+            [each.published.step_ms for each in chosen],
+            [each.predicted_ms for each in chosen],
+            color=colour,
+            label=f"{name} ({len(chosen)} classes)",
+            zorder=3,
+        )
+        for each in chosen:
+            if abs(each.error) > _NAMED_ERROR:
+                at = each.published.step_ms, each.predicted_ms
+                axes.annotate(
+                    f"{each.published.id} {each.error:+.0%}",
+                    at,
+                    (-4, -10),
+                    textcoords="offset points",
+                    ha="right",
+                    fontsize=7,
+                )
+    axes.set(xscale="log", yscale="log", xlabel="published step, ms", ylabel="simulated step, ms")
+    axes.set(xlim=ends, ylim=ends)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, loc="upper left")
+    return _png(figure)
 
 
 def _png(figure: Figure) -> bytes:
