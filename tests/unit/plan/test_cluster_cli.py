@@ -109,6 +109,7 @@ def test_a_published_program_is_simulated_too(
         (("--samples", "inf"), "--samples: is inf"),
         (("--start-up-s", "-1"), "--start-up-s: is -1"),
         (("--start-up-s", "nan"), "--start-up-s: is nan"),
+        (("--evaluation-interval", "0"), "--evaluation-interval: is 0"),
         (("--skipped-steps", "-1"), "--skipped-steps: is -1"),
         (("--node-bandwidth", "0"), "--node-bandwidth: is 0"),
         (("--node-bandwidth", "nan"), "--node-bandwidth: is nan"),

@@ -86,6 +86,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skipped-steps", type=int, default=0, metavar="N", help="by the loss scale (default 0)"
     )
+    parser.add_argument(
+        "--evaluation-interval",
+        type=int,
+        metavar="N",
+        help="samples between two evaluations (default: by the rules)",
+    )
     parser.add_argument("--draws", type=int, default=5, metavar="N", help="steps (default 5)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of draws and jitter")
     parser.add_argument(
@@ -141,6 +147,7 @@ def _question(args: argparse.Namespace) -> "Question":
         samples=args.samples,
         start_up_s=args.start_up_s,
         skipped_steps=args.skipped_steps,
+        evaluation_interval=args.evaluation_interval,
         draws=args.draws,
         seed=args.seed,
     )

@@ -53,6 +53,7 @@ class Question:
     samples: float | None = None
     start_up_s: float = 0.0
     skipped_steps: int = 0
+    evaluation_interval: int | None = None  # samples; None: by the rules
     draws: int = 5
     seed: int = 0
 
@@ -173,6 +174,7 @@ def answer(question: Question, index: SampleIndex, constants: Constants) -> Answ
         samples=estimate.samples,
         start_up_s=question.start_up_s,
         skipped_steps=question.skipped_steps,
+        evaluation_interval=question.evaluation_interval or "mlperf",
     )
     run = run_time(job, mean_step_ms(timings), inputs)
     return Answer(question=question, timings=timings, works=works, run=run, estimate=estimate)
@@ -183,8 +185,9 @@ def _check_counts(question: Question) -> None:
         _check_at_least(question, name, 1)
     for name in ("start_up_s", "skipped_steps", "seed"):
         _check_at_least(question, name, 0)
-    if question.samples is not None:
-        _check_at_least(question, "samples", 1)
+    for name in ("samples", "evaluation_interval"):
+        if getattr(question, name) is not None:
+            _check_at_least(question, name, 1)
     if question.world_size > MOST_RANKS:
         problem = f"makes {question.world_size:,} ranks"
         raise ConfigError("--nodes", problem, f"keep them to {MOST_RANKS:,}")
