@@ -101,6 +101,7 @@ def test_a_published_program_is_simulated_too(
         (("--nodes", "1000000000000000"), "--nodes: is 1e+15"),
         (("--nodes", "100000"), "--nodes: makes 400,000 ranks"),
         (("--local-batch-size", "100000"), "makes a global batch of 800,000"),
+        (("--local-batch-size", "100000000"), "keep it to 8,388,608"),
         (("--draws", "0"), "--draws: is 0"),
         (("--draws", "100000"), "--draws: is 100000"),
         (("--seed", "-1"), "--seed: is -1"),

@@ -163,7 +163,7 @@ def _draw_parts(axes: Axes, name: str, rows: Sequence[SweepRow]) -> None:
     axes.stackplot(ranks, parts, labels=labels, colors=(_BACKWARD, _HOST, _SENT))
     axes.set(xscale="log", xlabel="accelerators", ylabel="a step of the mean rank, ms")
     axes.set_title(name, fontsize=9)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.legend(framealpha=0.9, fontsize=8, loc="lower left")
 
 
 def calibration_picture(compared: Sequence[Compared]) -> bytes:
@@ -189,9 +189,8 @@ def calibration_picture(compared: Sequence[Compared]) -> bytes:
                 axes.annotate(
                     f"{each.published.id} {each.error:+.0%}",
                     at,
-                    (-4, -10),
+                    (-16, -16),
                     textcoords="offset points",
-                    ha="right",
                     fontsize=7,
                 )
     axes.set(xscale="log", yscale="log", xlabel="published step, ms", ylabel="simulated step, ms")

@@ -28,6 +28,7 @@ from mlperf_bert.plan.sample_index import SampleIndex
 from mlperf_bert.plan.samples_to_target import Estimate, samples_to_target
 
 MOST_RANKS = 200_000
+MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
 MOST_DRAWS = 1000
 _MOST_DRAWN_RANKS = 200_000  # of all draws of a step together
 _MOST_GB_S = 1e6
@@ -191,6 +192,9 @@ def _check_counts(question: Question) -> None:
     if question.world_size > MOST_RANKS:
         problem = f"makes {question.world_size:,} ranks"
         raise ConfigError("--nodes", problem, f"keep them to {MOST_RANKS:,}")
+    if question.global_batch_size > MOST_SEQUENCES:
+        problem = f"makes a global batch of {question.global_batch_size:,} sequences"
+        raise ConfigError("--local-batch-size", problem, f"keep it to {MOST_SEQUENCES:,}")
     if question.draws > MOST_DRAWS:
         raise ConfigError("--draws", f"is {question.draws}", f"set it to {MOST_DRAWS} at most")
 
