@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.buckets_cli import add_buckets
+from mlperf_bert.plan.cluster.calibrate_cli import add_calibrate
+from mlperf_bert.plan.cluster.cli import add_cluster
 from mlperf_bert.plan.law_cli import add_law
 from mlperf_bert.plan.suggest_cli import add_suggest
 
@@ -72,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_suggest(questions.add_parser("suggest", help="a config for a job of any size"))
     add_law(questions.add_parser("law", help="how time falls with accelerators, fitted to results"))
+    add_cluster(questions.add_parser("cluster", help="simulate a step and a run on any machine"))
+    add_calibrate(questions.add_parser("calibrate", help="the simulator beside published runs"))
 
 
 def _add_lengths(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,30 @@
+"""Times the cluster simulator itself: one step of 1,024 and of 100,000 ranks, 16 sequences each."""
+
+import time
+
+from mlperf_bert.data.length_histogram import wikipedia_lengths
+from mlperf_bert.plan.cluster.constants import default_constants
+from mlperf_bert.plan.cluster.question import Question
+from mlperf_bert.plan.cluster.run import simulate_steps
+from mlperf_bert.plan.sample_index import SampleIndex
+
+
+def main() -> None:
+    """Print wall and processor seconds of drawing and dealing a batch, and of its step."""
+    index = SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", 76)
+    for nodes in (128, 12_500):
+        question = Question(nodes=nodes, gpus_per_node=8, local_batch_size=16, draws=1)
+        wall, processor = time.perf_counter(), time.process_time()
+        works = question.works(index)
+        drawn_wall, drawn_processor = time.perf_counter(), time.process_time()
+        (timing,) = simulate_steps(question.job(default_constants()), works)
+        print(
+            f"{question.world_size:,} ranks, step of {timing.step_ms:.1f} ms: drawing and dealing "
+            f"{drawn_wall - wall:.2f} s ({drawn_processor - processor:.2f} s of a core), the step "
+            f"{time.perf_counter() - drawn_wall:.2f} s "
+            f"({time.process_time() - drawn_processor:.2f} s of a core)"
+        )
+
+
+if __name__ == "__main__":
+    main()
