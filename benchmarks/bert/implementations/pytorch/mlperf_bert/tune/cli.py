@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         if args.as_worker or status not in (0, STOPPED):
             return status
         summary = _finish(args, settings, store)
-    _print(args, summary)
+    _print(args, summary, status)
     if status == STOPPED:
         return STOPPED
     return 0 if summary.best_arm is not None else TARGET_MISSED
@@ -126,13 +126,16 @@ def _finish(args: argparse.Namespace, settings: "StudySettings", store: "Store")
     return summary
 
 
-def _print(args: argparse.Namespace, summary: "Summary") -> None:
+def _print(args: argparse.Namespace, summary: "Summary", status: int) -> None:
     from mlperf_bert.tune.text import table, verdict
 
     if args.json:
         print(json.dumps(summary.as_json()))
         return
     print(table(summary))
+    if status == STOPPED:
+        print("stopped before its end: the same command goes on with it")
+        return
     print(verdict(summary))
     if summary.best_arm is not None:
         print(f"best config: {args.study / 'best.toml'}; pictures and table beside it")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mlperf_bert.tune.standing import DEFAULT
 from mlperf_bert.tune.store import TrialRecord
@@ -12,6 +13,7 @@ from mlperf_bert.tune.summary import ArmSummary, Summary, unit_of
 
 _COLOURS = ("#2f6db3", "#d9722e", "#2f7d4f", "#8a63b0", "#b8860b", "#8c564b")
 _GREY = "#9a9a9a"
+_MARKERS = {"reached": ("o", 6.0), "missed": ("x", 6.0)}  # whatever was stopped: a small dot
 
 
 def history_picture(summary: Summary) -> bytes:
@@ -19,8 +21,9 @@ def history_picture(summary: Summary) -> bytes:
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     unit = unit_of(summary.settings.objective)
-    for arm, colour in zip(summary.arms, _COLOURS * 8, strict=False):
-        _draw_arm(axes, arm, colour, summary)
+    for number, arm in enumerate(summary.arms):
+        shift = 0.16 * (number - (len(summary.arms) - 1) / 2)
+        _draw_arm(axes, arm, _COLOURS[number % len(_COLOURS)], summary, shift)
     for spread in summary.spreads:
         if spread.subject == DEFAULT:
             label = f"default, mean of {len(spread.seeds)} fresh seeds"
@@ -28,14 +31,19 @@ def history_picture(summary: Summary) -> bytes:
             low, high = spread.mean - spread.deviation, spread.mean + spread.deviation
             axes.axhspan(low, high, color="black", alpha=0.07, lw=0)
     if summary.settings.objective == "samples":
-        axes.axhline(summary.settings.most_samples, color=_GREY, lw=1, ls=":")
+        label = f"budget of a training, {summary.settings.most_samples:,} samples"
+        axes.axhline(summary.settings.most_samples, color=_GREY, lw=1, ls=":", label=label)
         axes.set_ylim(0, 1.12 * summary.settings.most_samples)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     else:
         axes.set_ylim(bottom=0)
-    axes.set_xlabel("trials of the arm that ended")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("trials of the arm, in the order they began")
     axes.set_ylabel(f"{unit} to accuracy {summary.settings.config.eval.target_accuracy:g}")
-    axes.set_title("Every trial; crosses missed the target, small dots were stopped", fontsize=10)
+    axes.set_title(
+        "Every trial: circles reached the target, crosses missed it, small dots were stopped",
+        fontsize=10,
+    )
     _tidy(axes)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return _png(figure)
@@ -58,18 +66,21 @@ def importance_picture(summary: Summary) -> bytes | None:
     return _png(figure)
 
 
-def _draw_arm(axes: Axes, arm: ArmSummary, colour: str, summary: Summary) -> None:
-    ended = [each for each in arm.trials if each.status == "ended"]
-    best: list[float] = []
+def _draw_arm(axes: Axes, arm: ArmSummary, colour: str, summary: Summary, shift: float) -> None:
+    """One arm; `shift` moves it aside, so that equal results of two arms can be told apart."""
+    ended = [each for each in arm.trials if each.status == "ended" and each.samples]
+    best = float("inf")
+    steps: list[tuple[float, float]] = []
     for place, trial in enumerate(ended, 1):
         height = _height(trial, summary)
-        reached = trial.ended == "reached"
-        marker, size = (
-            ("o", 6.0) if reached else (("x", 6.0) if trial.ended == "missed" else (".", 4.0))
-        )
-        axes.plot([place], [height], marker, color=colour, ms=size, alpha=0.8)
-        best.append(min([*best[-1:], *([height] if reached else [])], default=float("nan")))
-    axes.step(range(1, len(best) + 1), best, where="post", color=colour, label=f"{arm.name}: best")
+        marker, size = _MARKERS.get(trial.ended or "", (".", 4.0))
+        axes.plot([place + shift], [height], marker, color=colour, ms=size, alpha=0.8)
+        if trial.ended == "reached":
+            best = min(best, height)
+        if best < float("inf"):
+            steps.append((place + shift, best))
+    label = f"{arm.name}: best so far"
+    axes.step([x for x, _ in steps], [y for _, y in steps], where="post", color=colour, label=label)
 
 
 def _height(trial: TrialRecord, summary: Summary) -> float:
