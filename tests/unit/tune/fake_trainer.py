@@ -2,9 +2,9 @@
 
 `fake_trainer.py MODE --config F --data DIR --run-dir DIR`. The best learning rate is 3e-3 for
 AdamW and 2e-2 for LAMB; accuracy after evaluation k is min(1, quality * k / 10), so a quality of 1
-reaches 0.5 at the fifth one. MODE: `quick`; `patient`: of quality 1 in the
-directories of trials 0 to 3, of quality 0.05 in others, where it waits for SIGTERM; `stuck`: always waits; `slow`: 0.2 s an evaluation; `fails`:
-status 1; `mistaken`: status 2.
+reaches 0.5 at the fifth one. MODE: `quick`; `patient`: of quality 1 in the directories of trials
+0 to 3, of quality 0.05 in others, where it waits for SIGTERM; `stuck`: always waits; `slow`: 0.2 s
+an evaluation; `fails`: status 1; `mistaken`: status 2.
 """
 
 import json
