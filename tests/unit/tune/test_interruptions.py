@@ -68,6 +68,7 @@ def test_it_goes_on_as_if_nothing_had_happened(
     assert main(study_words(study="disturbed", **{**options, "trials": 2, "repeats": 0})) in (0, 3)
     study = tmp_path / "disturbed"
     finished = rates(study)
+    capsys.readouterr()
     process = start(study_words("stuck", study="disturbed", **options))
     wait_for(lambda: is_training(study, 2))
     process.send_signal(number)

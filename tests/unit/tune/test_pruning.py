@@ -56,5 +56,7 @@ def test_a_miss_is_worse_than_the_whole_budget_and_better_the_nearer_it_came() -
     assert value_of(RUN, "samples", 0.7, 1000) == pytest.approx(1500)  # half of the target missed
     near = Measured(curve=(Evaluation(300, 0.6),), samples=300, seconds=6.0)
     assert 1000 < value_of(near, "samples", 0.7, 1000) < 1500
+    diverged = Measured(curve=(), samples=40, seconds=1.0)
+    assert value_of(diverged, "samples", 0.7, 1000) == 2000
     # Six seconds for 300 samples are twenty for a budget of 1,000.
     assert value_of(RUN, "time", 0.7, 1000) == pytest.approx(30)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlperf_bert.errors import DataError
 from mlperf_bert.outcome import read_outcome
 from mlperf_bert.report.metrics_reader import read_metrics
 
@@ -60,11 +59,12 @@ def read_curve(run: Path) -> Curve:
 
 
 def read_measured(run: Path) -> Measured:
-    """What a run that has ended showed. Raises DataError where it did not end in order."""
+    """What a run that has ended showed; no evaluation of one that diverged before the first.
+
+    Raises DataError where it did not end in order.
+    """
     outcome = read_outcome(run / "outcome.json")
     curve = read_curve(run)
-    if not curve:
-        raise DataError(str(run), "has no evaluation", "lower eval.interval_samples")
     return Measured(curve=curve, samples=outcome.samples, seconds=outcome.seconds)
 
 

@@ -200,7 +200,7 @@ class Search:
         why = f"training ended with status {status}: {last_line(job.directory)}"
         if status == MISTAKE:  # the same for every trial: a config of contradictions was refused
             self._store.end(
-                job.arm, job.trial, "failed", value=None, samples=None, seconds=None, curve=()
+                job.arm, job.trial, "interrupted", value=None, samples=None, seconds=None, curve=()
             )
             raise ConfigError("tune", why, f"mend that; see {job.directory / 'train.log'}")
         return Judged(ended="failed", value=None, why=why)
