@@ -12,7 +12,9 @@ from fuzz_parser import Parser
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.tune.journal import check_journal, open_journal
+from mlperf_bert.tune.settings import with_values
 from mlperf_bert.tune.space import draw, read_space, space_as_json, space_for
+from mlperf_bert.tune.store import as_record
 from support import CONFIGS, PACKAGE
 
 SPACE = "space.toml"
@@ -68,7 +70,10 @@ def make_journal(directory: Path) -> None:
         trial = study.ask()
         rate = trial.suggest_float("optim.learning_rate", 1e-4, 1e-2, log=True)
         trial.suggest_categorical("clip.policy", ["none", "after_allreduce"])
-        trial.set_user_attr("owner", {"host": "here", "pid": 7})
+        facts = {"owner": {"host": "here", "pid": 7}, "settings": {"clip.policy": "none"}}
+        facts |= {"seed": 1, "ended": "reached", "samples": 64, "seconds": 0.5}
+        for key, fact in (facts | {"accuracies": [0.25, 0.5]}).items():
+            trial.set_user_attr(key, fact)
         trial.report(0.5, number + 1)
         study.tell(trial, rate)
 
@@ -78,7 +83,14 @@ def parse_journal(directory: Path) -> object:
     check_journal(directory / JOURNAL)
     copy = directory / "copy.log"
     copy.write_bytes((directory / JOURNAL).read_bytes())
-    return open_journal(copy).get_all_studies()
+    storage = open_journal(copy)
+    studies = storage.get_all_studies()
+    records = [
+        as_record(each.study_name, trial)
+        for each in studies
+        for trial in storage.get_all_trials(each._study_id)
+    ]
+    return [with_values(config(), each.settings) for each in records]
 
 
 TUNE_PARSERS: Mapping[str, Parser] = {

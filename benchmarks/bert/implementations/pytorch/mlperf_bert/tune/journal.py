@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_JOURNAL_BYTES = 64 * 2**20  # 100,000 trials with twenty evaluations each
 _MAX_LINE_BYTES = 64 * 2**10
 _OPERATIONS = range(11)
-_REMEDY = "use the journal as tune wrote it, or begin a new study"
+REMEDY = "use the journal as tune wrote it, or begin a new study"
 
 
 def need_optuna() -> None:
@@ -50,7 +50,7 @@ def open_journal(path: Path) -> "JournalStorage":
     try:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=_lock(path)))
     except Exception as error:  # Optuna takes its journal on trust: anything may come of another
-        raise DataError(str(path), f"is no journal of Optuna ({error!r})", _REMEDY) from None
+        raise DataError(str(path), f"is no journal of Optuna ({error!r})", REMEDY) from None
 
 
 def check_journal(path: Path) -> None:
@@ -58,17 +58,17 @@ def check_journal(path: Path) -> None:
     try:
         contents = read_regular_file(path, MAX_JOURNAL_BYTES)
     except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", _REMEDY) from None
+        raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
     for number, line in enumerate(contents.split(b"\n")[:-1], 1):
         where = f"{path}, line {number}"
         if len(line) > _MAX_LINE_BYTES:
-            raise DataError(where, f"has more than {_MAX_LINE_BYTES:,} bytes", _REMEDY)
+            raise DataError(where, f"has more than {_MAX_LINE_BYTES:,} bytes", REMEDY)
         try:
             operation = parse_json_object(line).get("op_code")
         except ValueError as error:
-            raise DataError(where, f"is no record ({error})", _REMEDY) from None
+            raise DataError(where, f"is no record ({error})", REMEDY) from None
         if type(operation) is not int or operation not in _OPERATIONS:
-            raise DataError(where, f"op_code is {in_brief(operation)}", _REMEDY)
+            raise DataError(where, f"op_code is {in_brief(operation)}", REMEDY)
 
 
 @contextmanager

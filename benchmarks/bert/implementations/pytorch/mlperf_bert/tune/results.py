@@ -8,11 +8,12 @@ from pathlib import Path
 
 from mlperf_bert.config_io import config_from_tables, config_to_toml
 from mlperf_bert.data.atomic import write_file
-from mlperf_bert.data.records import write_json
-from mlperf_bert.errors import one_line
+from mlperf_bert.data.records import read_record, write_json
+from mlperf_bert.errors import DataError, one_line
 from mlperf_bert.tune.pictures import history_picture, importance_picture
 from mlperf_bert.tune.settings import StudySettings, with_values
 from mlperf_bert.tune.standing import in_words
+from mlperf_bert.tune.store import TrialRecord
 from mlperf_bert.tune.summary import ArmSummary, Summary
 from mlperf_bert.tune.text import table, verdict
 
@@ -28,14 +29,14 @@ def write_results(directory: Path, summary: Summary) -> None:
     for arm in summary.arms:
         if arm.best is None:
             continue
-        text = best_toml(summary, arm)
+        text = best_toml(summary, arm, directory)
         if len(summary.arms) > 1:
             write_file(directory / f"best_{arm.name}.toml", text.encode())
         if arm.name == summary.best_arm:
             write_file(directory / "best.toml", text.encode())
 
 
-def best_toml(summary: Summary, arm: ArmSummary) -> str:
+def best_toml(summary: Summary, arm: ArmSummary, directory: Path) -> str:
     """The best trial's config, complete, below comments that say where it came from.
 
     Seed, length of the run and what is saved are those of the config that was given.
@@ -51,7 +52,7 @@ def best_toml(summary: Summary, arm: ArmSummary) -> str:
         f"{config.eval.target_accuracy:g} with seed {best.seed}.",
         f"Begun from {settings.config_path.name} (sha256 {_digest_of(settings)}) over "
         f"{settings.space_name}.",
-        f"Searched: {searched}.",
+        f"Searched: {searched}. Commit: {_commit_of(best, directory)}.",
     ]
     for spread in summary.spreads:
         if spread.subject == f"best {arm.name}" and spread.gain is not None:
@@ -61,6 +62,15 @@ def best_toml(summary: Summary, arm: ArmSummary) -> str:
             )
     comments = "".join(f"# {one_line(line)}\n" for line in lines)
     return f"{comments}\n{config_to_toml(tuned)}"
+
+
+def _commit_of(trial: TrialRecord, directory: Path) -> str:
+    """As the training itself noted it."""
+    path = directory / "trials" / trial.directory_name / "run_0" / "environment.json"
+    try:
+        return read_record(path, missing="is missing", remedy="").text("commit")
+    except DataError:
+        return "unknown"
 
 
 def _digest_of(settings: StudySettings) -> str:

@@ -81,11 +81,11 @@ class StudySettings:
 
 
 def with_values(config: RunConfig, values: dict[str, Value]) -> dict[str, dict[str, Any]]:
-    """The config's tables with other values of some settings."""
+    """The config's tables with other values of some settings. Raises ConfigError for wrong ones."""
     tables = config_to_tables(config)
     for dotted, value in values.items():
         section, _, field = dotted.partition(".")
-        tables[section][field] = value
+        tables[section][field] = checked_setting(dotted, value, "trial")
     return tables
 
 

@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from mlperf_bert.tune.journal import open_journal, study_lock
+from mlperf_bert.data.records import Record
+from mlperf_bert.errors import DataError
+from mlperf_bert.log_reader import is_number
+from mlperf_bert.tune.journal import REMEDY, open_journal, study_lock
 from mlperf_bert.tune.objective import Curve, Ended
 from mlperf_bert.tune.space import Value
 from mlperf_bert.tune.trial_process import beat, is_lost, owner
+from mlperf_bert.untrusted import in_brief
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -25,6 +29,7 @@ BEST_SHARE = 0.25  # of the trials are "good"
 
 _LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough to go by
 _PRUNED = ("pruned", "refused")
+_ENDINGS: tuple[Ended, ...] = get_args(Ended)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +48,11 @@ class TrialRecord:
     seconds: float | None
     accuracy: float
     accuracies: tuple[float, ...]
+
+    @property
+    def directory_name(self) -> str:
+        """Of its run directory, below `trials`."""
+        return f"{self.arm}_{self.number:05d}"
 
 
 class Store:
@@ -73,7 +83,7 @@ class Store:
 
     def trials(self, arm: str) -> list[TrialRecord]:
         """All trials of an arm, by number."""
-        return [_as_record(arm, each) for each in self._studies[arm].get_trials(deepcopy=False)]
+        return [as_record(arm, each) for each in self._studies[arm].get_trials(deepcopy=False)]
 
     def claim(self, arm: str, budget: int) -> "Trial":
         """Begin a trial of an arm: one that waits to be repeated, or a new one.
@@ -214,20 +224,29 @@ def _status(trial: "FrozenTrial") -> Status:
     return "ended"
 
 
-def _as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
-    facts: dict[str, Any] = trial.user_attrs
-    accuracies = tuple(facts.get("accuracies", ()))
+def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
+    """What the journal says of a trial. Raises DataError where that is not what we write."""
+    where = f"{JOURNAL}: trial {trial.number} of {in_brief(arm)}"
+    if not isinstance(trial.user_attrs, dict):
+        raise DataError(where, "has no facts", REMEDY)
+    record = Record(where, trial.user_attrs, REMEDY)
+    value = trial.values[0] if isinstance(trial.values, list) and trial.values else None
+    if value is not None and not is_number(value):
+        raise record.error("value", f"is {in_brief(value)}, no number")
+    accuracies = record.values.get("accuracies", [])
+    if not isinstance(accuracies, list) or not all(is_number(each) for each in accuracies):
+        raise record.error("accuracies", "is no list of numbers")
     return TrialRecord(
         arm=arm,
         number=trial.number,
         status=_status(trial),
-        settings=facts.get("settings", {}),
-        seed=facts.get("seed", 0),
-        subject=facts.get("subject", ""),
-        value=trial.values[0] if trial.values else None,
-        ended=facts.get("ended"),
-        samples=facts.get("samples"),
-        seconds=facts.get("seconds"),
+        settings=dict(record.record("settings").values) if record.has("settings") else {},
+        seed=record.integer("seed") if record.has("seed") else 0,
+        subject=record.text("subject") if record.has("subject") else "",
+        value=value,
+        ended=record.choice("ended", _ENDINGS) if record.has("ended") else None,
+        samples=record.integer("samples") if record.has("samples") else None,
+        seconds=record.number("seconds") if record.has("seconds") else None,
         accuracy=max(accuracies, default=0.0),
-        accuracies=accuracies,
+        accuracies=tuple(accuracies),
     )
