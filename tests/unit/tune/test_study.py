@@ -73,6 +73,8 @@ def test_fresh_seeds_compare_the_best_with_the_default(
     default, best = run_json(words, capsys)["fresh_seeds"]
     assert default["subject"] == "default" and best["seeds"] == [21, 22]
     assert default["needed"] == [15 * 32] * 2  # a quality of a third
+    # 1/30 an evaluation and a millionth for each unit of the seed: just past the fifteenth of 0.5.
+    assert default["between"] == pytest.approx([480 - 32 * 21e-6 * 30, 480 - 32 * 22e-6 * 30])
     expected = samples_by_formula(load_config(tmp_path / "study" / "best.toml").optim.learning_rate)
     assert best["needed"] == [expected] * 2 and best["reached"] == 2
     assert best["gain_percent"] == pytest.approx(100 * (480 - (expected or 0)) / 480)

@@ -60,8 +60,9 @@ def importance_picture(summary: Summary) -> bytes | None:
         len(known), 1, squeeze=False, height_ratios=[len(shares) for shares in known.values()]
     )
     colours = dict(zip((arm.name for arm in summary.arms), _COLOURS * 8, strict=False))
+    judged = {arm.name: arm.counts["reached"] + arm.counts["missed"] for arm in summary.arms}
     for axes, (name, shares) in zip(panels[:, 0], known.items(), strict=True):
-        _draw_shares(axes, name, shares, colours[name])
+        _draw_shares(axes, f"{name}, of {judged[name]} trials", shares, colours[name])
     panels[-1, 0].set_xlabel("importance (PED-ANOVA), per cent of all settings of the arm")
     return _png(figure)
 
@@ -90,13 +91,13 @@ def _height(trial: TrialRecord, summary: Summary) -> float:
     return float(trial.samples or 0)
 
 
-def _draw_shares(axes: Axes, name: str, shares: Mapping[str, float], colour: str) -> None:
+def _draw_shares(axes: Axes, title: str, shares: Mapping[str, float], colour: str) -> None:
     ordered: Sequence[tuple[str, float]] = sorted(shares.items(), key=lambda item: item[1])
     axes.barh([key for key, _ in ordered], [100 * share for _, share in ordered], color=colour)
     for place, (_, share) in enumerate(ordered):
         axes.text(100 * share, place, f" {share:.0%}", va="center", fontsize=8)
     axes.set_xlim(0, 112 * max(max(shares.values()), 0.01))
-    axes.set_title(name, fontsize=9, loc="left")
+    axes.set_title(title, fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 

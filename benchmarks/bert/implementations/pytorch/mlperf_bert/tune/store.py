@@ -24,7 +24,7 @@ JOURNAL = "journal.log"
 REPEATS = "repeats"  # the study of fresh seeds, beside those of the arms
 Status = Literal["waiting", "running", "ended", "interrupted"]
 
-LEAST_FOR_IMPORTANCE = 6  # trials; below that the answer is noise
+LEAST_FOR_IMPORTANCE = 5  # trials; below that there is one good trial or none
 BEST_SHARE = 0.25  # of the trials are "good"
 
 _LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough to go by

@@ -41,13 +41,15 @@ class Spread:
 
     `gain` is the mean over the seeds of what the default needed more than this, `gain_spread` its
     standard deviation, both in per cent of the default's mean; None for the default itself, and
-    where seeds are still missing.
+    where seeds are still missing. `between` are samples at which the line between two evaluations
+    crosses the target, an estimate finer than evaluations are; empty where a run missed.
     """
 
     subject: str
     seeds: tuple[int, ...]
     needed: tuple[float, ...]
     reached: int
+    between: tuple[float, ...] = ()
     gain: float | None = None
     gain_spread: float | None = None
     gain_least: float | None = None
@@ -88,6 +90,7 @@ class Summary:
             "unit": unit_of(settings.objective),
             "target_accuracy": settings.config.eval.target_accuracy,
             "most_samples": settings.most_samples,
+            "eval_interval_samples": settings.config.eval_interval_samples,
             "trial_seed": settings.seed,
             "arms": [_arm_as_json(each, self.importance.get(each.name)) for each in self.arms],
             "fresh_seeds": [_spread_as_json(each) for each in self.spreads],
@@ -126,6 +129,7 @@ def with_gain(spread: Spread, default: Spread) -> Spread:
         seeds=spread.seeds,
         needed=spread.needed,
         reached=spread.reached,
+        between=spread.between,
         gain=mean(gains),
         gain_spread=stdev(gains) if len(gains) > 1 else 0.0,
         gain_least=min(gains),
@@ -164,7 +168,21 @@ def _spread(
         seeds=seeds,
         needed=tuple(_needed(settings, each) for each in runs),
         reached=sum(each.ended == "reached" for each in runs),
+        between=_between(settings, runs),
     )
+
+
+def _between(settings: StudySettings, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
+    """Where each curve crosses the target; from no accuracy at the start of the first interval."""
+    target, interval = settings.config.eval.target_accuracy, settings.config.eval_interval_samples
+    found = []
+    for run in runs:
+        if run.ended != "reached" or not run.accuracies or run.samples is None:
+            return ()
+        before, last = (0.0, *run.accuracies)[-2:]
+        share = (last - target) / (last - before) if last > before else 0.0
+        found.append(run.samples - share * interval)
+    return tuple(found)
 
 
 def _needed(settings: StudySettings, run: TrialRecord) -> float:

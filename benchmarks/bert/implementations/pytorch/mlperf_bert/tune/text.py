@@ -1,5 +1,8 @@
 """A study in words: the table for the terminal and for table.md."""
 
+from collections.abc import Sequence
+from statistics import mean, stdev
+
 from mlperf_bert.tune.summary import ENDINGS, ArmSummary, Spread, Summary, unit_of
 
 
@@ -9,6 +12,7 @@ def table(summary: Summary) -> str:
     target = settings.config.eval.target_accuracy
     lines = [
         f"Target accuracy {target:g}, at most {settings.most_samples:,} samples a training, "
+        f"evaluated every {settings.config.eval_interval_samples:,}; "
         f"trials with seed {settings.seed}, pruning: {settings.prune}.",
         "",
         f"| arm | {' | '.join(ENDINGS)} | interrupted, repeated | samples trained | best |",
@@ -72,7 +76,28 @@ def _spread_lines(summary: Summary) -> list[str]:
             f"| {mark}{each.mean:,.{digits}f} | {each.deviation:,.{digits}f} | {numbers} "
             f"| {_gain(each) if each.gain is not None else '-'} |"
         )
-    return lines
+    return [*lines, *_between_lines(summary)]
+
+
+def _between_lines(summary: Summary) -> list[str]:
+    """The same by the line between two evaluations, which are coarse beside such differences."""
+    known = [each for each in summary.spreads if each.between]
+    if not known:
+        return []
+    words = [f"{each.subject} {_mean_and_deviation(each.between)}" for each in known]
+    default = known[0]
+    for number, each in enumerate(known):
+        if each.seeds == default.seeds and each is not default and default.gain is None:
+            pairs = zip(default.between, each.between, strict=True)
+            gains = [100 * (theirs - own) / mean(default.between) for theirs, own in pairs]
+            spread = f", standard deviation {stdev(gains):.1f} %" if len(gains) > 1 else ""
+            words[number] += f", {mean(gains):.1f} % fewer than the default{spread}"
+    return ["", f"On the straight line between evaluations, samples: {'; '.join(words)}."]
+
+
+def _mean_and_deviation(numbers: Sequence[float]) -> str:
+    deviation = f" (standard deviation {stdev(numbers):,.0f})" if len(numbers) > 1 else ""
+    return f"{mean(numbers):,.0f}{deviation}"
 
 
 def _gain(spread: Spread) -> str:
