@@ -10,7 +10,7 @@ from support import PACKAGE, run_process
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
-    {"exit_statuses", "messages"},
+    {"end_with_parent", "exit_statuses", "messages"},
     {"errors", "compiled", "machine", "config_options", "untrusted"}
     | {"heartbeat", "status_file", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
@@ -54,7 +54,7 @@ SAME_LEVEL = {
     ("warm_up", "step"),
     ("distributed", "optim.flat_buffers"),
 }
-OFFLINE = {"prepare", "plan", "package", "report", "watch"}
+OFFLINE = {"prepare", "plan", "package", "report", "tune", "watch"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
     "config_sections",
     "config_options",
@@ -68,7 +68,6 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
 }
 PLAN_MAY_IMPORT = ("distributed.bucket_plan", "package.score")
 DOCTOR_MAY_IMPORT = "prepare.verify"
-WATCH_MAY_IMPORT = ("plan.convergence", "report.")
 CONVERT_MAY_IMPORT = (
     "prepare.any_vocabulary",
     "prepare.tokenizer_file",
@@ -80,7 +79,11 @@ FILL_MAY_IMPORT = (
     "prepare.tokenizer_file",
     "prepare.vocabulary",
 )
-REPORT_MAY_IMPORT = "plan.convergence"
+OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
+    "report": "plan.convergence",
+    "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
+    "watch": ("plan.convergence", "report."),
+}
 NUMPY_ONLY = {
     "data/balance.py",
     "data/batch_sampler.py",
@@ -127,6 +130,9 @@ NUMPY_ONLY = {
     "report/summary.py",
     "report/tensorboard.py",
     "system_description.py",
+    "tune/cli.py",
+    "tune/search.py",
+    "tune/workers.py",
     "untrusted.py",
     "watch/look.py",
     "watch/screen.py",
@@ -177,11 +183,10 @@ def is_allowed(importer: str, module: str) -> bool:
         return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True
-    if importer == "report" and module.startswith(REPORT_MAY_IMPORT):
+    if module.startswith(OTHERS_MAY_IMPORT.get(importer, "-")):
         return True
     if importer in OFFLINE:
-        is_watch = importer == "watch" and module.startswith(WATCH_MAY_IMPORT)
-        return is_watch or imported in OFFLINE_MAY_IMPORT
+        return imported in OFFLINE_MAY_IMPORT
     if imported in OFFLINE:
         return importer == "__main__"
     if any(importer == a and module.startswith(b) for a, b in SAME_LEVEL):

@@ -42,6 +42,7 @@ from fuzz_run_files import (
 )
 from fuzz_tensorflow import TENSORFLOW_PARSERS
 from fuzz_tokenizer import TOKENIZER_PARSERS
+from fuzz_tune import TUNE_PARSERS
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables, config_to_tables, config_to_toml, load_config
@@ -275,6 +276,7 @@ PARSERS: Mapping[str, Parser] = {
     **RESULTS_PARSERS,
     **TENSORFLOW_PARSERS,
     **TOKENIZER_PARSERS,
+    **TUNE_PARSERS,
     "system_description": Parser(
         make=make_description, targets={"system.json": mutate_json}, parse=parse_description
     ),

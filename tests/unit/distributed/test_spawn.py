@@ -52,7 +52,7 @@ time.sleep(60)
 """
 CHILD = """
 import time
-from mlperf_bert.distributed.spawn import end_with_parent
+from mlperf_bert.end_with_parent import end_with_parent
 end_with_parent()
 print("begun", flush=True)
 time.sleep(60)

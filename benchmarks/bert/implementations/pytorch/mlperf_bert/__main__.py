@@ -26,6 +26,7 @@ from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 from mlperf_bert.report import cli as report_cli
+from mlperf_bert.tune import cli as tune_cli
 from mlperf_bert.watch import cli as watch_cli
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "config", config_cli, "check a config and print it complete")
     _add(commands, "bench", bench_cli, "measure this software on this machine")
     _add(commands, "plan", plan_cli, "answers before a run: how even ranks' work is")
+    _add(commands, "tune", tune_cli, "search hyper-parameters by many short trainings")
     _add(commands, "system", system_cli, "describe this machine as MLPerf wants it")
     _add(commands, "doctor", doctor_cli, "whether this machine, or these ranks, can train")
     _add(commands, "report", report_cli, "runs as a page to look at, or whether one is on track")

@@ -35,7 +35,7 @@ _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`."""
-    tables = _read_tables(path)
+    tables = read_toml(path)
     from_file = config_from_tables(tables, str(path))
     check_file_name(path, from_file)
     if not overrides:
@@ -87,11 +87,23 @@ def config_value(config: RunConfig, dotted: str) -> Any:
     return value
 
 
-def _read_tables(path: Path) -> Tables:
+def checked_setting(dotted: str, value: Any, origin: str) -> Any:
+    """The value as the setting `section.field` takes it. Raises ConfigError where it does not."""
+    sections = {field.name: field for field in dataclasses.fields(RunConfig)}
+    section, _, field = dotted.partition(".")
+    hints = _hints(typing.cast(type, sections[section].type)) if section in sections else {}
+    if field not in hints:
+        remedy = "see `mlperf_bert config FILE` for all"
+        raise ConfigError(f"{origin}: {in_brief(dotted)}", "no such setting", remedy)
+    return _checked(value, hints[field], f"{origin}: {dotted}")
+
+
+def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:
+    """The tables of a small TOML file. Raises ConfigError where it is none."""
     try:
         text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
     except OSError as error:
-        raise ConfigError(str(path), error.strerror or "unreadable", "give a config file") from None
+        raise ConfigError(str(path), error.strerror or "unreadable", remedy) from None
     except UnicodeDecodeError:
         raise ConfigError(str(path), "is not UTF-8 text", "give a TOML file") from None
     try:

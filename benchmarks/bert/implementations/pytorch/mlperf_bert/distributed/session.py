@@ -22,7 +22,7 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     shutdown,
 )
-from mlperf_bert.distributed.spawn import end_with_parent
+from mlperf_bert.end_with_parent import end_with_parent
 from mlperf_bert.errors import UserError
 from mlperf_bert.whereabouts import Whereabouts
 

@@ -4,7 +4,6 @@ torchrun's own agent, called as a library: it watches the ranks, and when one fa
 What it would print over a rank's own message is kept quiet; which rank failed first is said here.
 """
 
-import ctypes
 import dataclasses
 import logging
 import os
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
-_PR_SET_PDEATHSIG = 1  # of Linux
 
 
 def run_on_ranks(
@@ -77,16 +75,6 @@ def run_on_ranks(
         number = came[0] if came else int(error.sigval)
         return stopped_status if stopped_status and number in SIGNALS else 128 + number
     return 0
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process, a rank, when the agent that started it is gone.
-
-    Else it would train on, unseen, beside those that take its place. On Linux only, and what counts
-    there is the end of the thread that started it: an agent's main one.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
 @contextmanager
