@@ -114,9 +114,27 @@ def test_a_table_that_is_none_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_path_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "law", "nowhere"]) == 2
-    assert "nowhere: does not exist" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere", "nowhere: does not exist"),
+        ("own.csv/logs", "own.csv/logs: Not a directory"),
+        ("n" * 300, "File name too long"),
+        ("n" * 300 + ".csv", "File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], table: Path, path: str, message: str
+) -> None:
+    assert main(["plan", "law", path]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_as_spreadsheets_save_it(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+    """With UTF-8's mark before the first line, and Windows' line ends."""
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes().replace(b"\n", b"\r\n"))
+    assert main(["plan", "law", str(table), "--no-plot", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
 
 
 def test_a_law_needs_neither_torch_nor_numba() -> None:

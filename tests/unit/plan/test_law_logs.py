@@ -100,6 +100,18 @@ def test_other_benchmarks_and_links_are_not_read(tmp_path: Path) -> None:
     assert only(tmp_path).system == "acme"
 
 
+def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) -> None:
+    """Where directories do not say it, as in a tree of one's own."""
+    directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, says_ranks=True)
+    own = directory.rename(tmp_path / "own")
+    assert only(tmp_path).system == "own"
+    for path in own.iterdir():
+        path.write_text(path.read_text().replace('"value": "bert"', '"value": "resnet"'))
+    tree = read_tree(tmp_path)
+    assert tree.entries == ()
+    assert [each.problem for each in tree.skipped] == ["is of the benchmark 'resnet'"] * 3
+
+
 def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path: Path) -> None:
     directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     (directory / "result_3.txt").symlink_to("result_3.txt")
@@ -164,6 +176,22 @@ def test_the_law_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert main(["plan", "law", str(tmp_path), "--no-plot"]) == 0
     assert f"skipped: {broken}/result_0.txt: holds no line with" in capsys.readouterr().out
+
+
+def test_logs_that_are_given_one_by_one_are_one_system_for_each_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell hands on `results/*/bert/result_*.txt`; a log that is given twice counts once."""
+    paths = []
+    for nodes, times in ((1, TIMES), (4, [3.0] * RUNS)):
+        directory = write_system(
+            tmp_path, f"acme_n{nodes}", minutes=times, samples=10**6, nodes=nodes
+        )
+        paths += [str(path) for path in directory.iterdir()]
+    assert main(["plan", "law", *paths, paths[0], "--no-plot", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    found = [(each["accelerators"], each["time_min"], each["runs"]) for each in entries]
+    assert found == [(8, pytest.approx(MEAN_OF_EIGHT), RUNS), (32, pytest.approx(3.0), RUNS)]
 
 
 def test_the_projects_own_runs(capsys: pytest.CaptureFixture[str]) -> None:

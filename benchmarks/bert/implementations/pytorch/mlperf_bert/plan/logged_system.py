@@ -19,6 +19,7 @@ from mlperf_bert.package.score import olympic_mean
 from mlperf_bert.plan.entries import Entry, Skipped
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
+BENCHMARK = "bert"
 FEWEST_FOR_A_SCORE = 3  # of the runs that an olympic mean takes
 MOST_FAILED = 1  # of them
 _MAX_DESCRIPTION_BYTES = 2**20
@@ -34,15 +35,20 @@ class LoggedRun:
     minutes: float
     samples: int | None
     accelerators: int | None
-    benchmark: str
     division: str
     submitter: str
     global_batch_size: int | None
 
 
 def read_logged_run(path: Path, name: str) -> LoggedRun:
-    """What one log says. Raises DataError where it is no log, or of a run that did not end."""
+    """What one log says.
+
+    Raises DataError where it is no log, of another benchmark, or of a run that did not end.
+    """
     log = read_foreign_log(path, name)
+    benchmark = log.last_text("submission_benchmark")
+    if benchmark is not None and BENCHMARK not in benchmark.casefold():
+        raise DataError(name, f"is of the benchmark {in_brief(benchmark)}", "give logs of bert")
     start, stop = log.named("run_start"), log.named("run_stop")
     if not start or not stop:
         missing = "run_stop" if start else "run_start"
@@ -56,7 +62,6 @@ def read_logged_run(path: Path, name: str) -> LoggedRun:
         minutes=milliseconds / 60_000 if succeeded else math.inf,
         samples=_samples(log),
         accelerators=_ranks(log),
-        benchmark=log.last_text("submission_benchmark") or "",
         division=log.last_text("submission_division") or "",
         submitter=log.last_text("submission_org") or "",
         global_batch_size=int(batch) if batch else None,
