@@ -1,6 +1,8 @@
 """MLPerf results as worlds to fuzz: a tree of logs with its description, and a published table."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
@@ -59,11 +61,14 @@ def parse_table(directory: Path) -> object:
 
 def _law(entries: list[Entry], skipped: tuple[Skipped, ...]) -> str:
     usable = [entry for entry in entries if entry.time_min and entry.accelerators]
+    sizes = {entry.accelerators for entry in usable if entry.accelerators} | {64}
     try:
         law = fit_law(usable)
+        costs = [marginal_cost(law.time, size) for size in sorted(sizes)]
     except ConfigError:
         return ""
-    text = in_words("fuzzed", law, [marginal_cost(law.time, 64)], skipped, ())
+    text = in_words("fuzzed", law, costs, skipped, ())
+    json.dumps([asdict(law), *map(asdict, costs)], allow_nan=False)
     assert all(line.isprintable() for line in text.split("\n")), ascii(text)
     return text
 

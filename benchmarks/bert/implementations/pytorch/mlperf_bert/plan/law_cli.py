@@ -194,6 +194,7 @@ def _answer(
 
 def _part(name: str, part: "PowerLaw | None") -> dict[str, float | None]:
     return {
+        f"{name}_entries": part.count if part else 0,
         f"{name}_exponent": part.exponent if part else None,
         f"{name}_exponent_low": part.low if part else None,
         f"{name}_exponent_high": part.high if part else None,

@@ -9,6 +9,8 @@ from mlperf_bert.plan.scaling_law import CEREBRAS, MarginalCost, PowerLaw, Scali
 FEW = 8  # entries below which an interval by resampling them promises too much
 _MOST_LISTED = 40
 _LONGEST_NAME = 60
+_MOST_WRITTEN_OUT = 1e12
+_PLACES = 4  # of an exponent: what rounding of floats leaves of 0 is none
 
 
 def in_words(
@@ -44,16 +46,23 @@ def in_words(
 def law_in_words(law: PowerLaw, unit: str = "minutes") -> str:
     """As `59.72 minutes * p^-0.701`."""
     number = law.coefficient
-    shown = f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
-    return f"{shown} {unit} * p^{law.exponent:.4g}"
+    shown = f"{number:,.0f}" if 1000 <= number < _MOST_WRITTEN_OUT else f"{number:.4g}"
+    exponent = round(law.exponent, _PLACES) + 0.0  # no -0
+    return f"{shown} {unit} * p^{exponent:.4g}"
 
 
 def _laws(law: ScalingLaw) -> Iterator[str]:
     yield f"time = {law_in_words(law.time)}"
     yield f"  exponent {_interval(law.time)}"
     if law.throughput and law.samples:
+        is_whole = law.samples.count == law.throughput.count == law.time.count
+        of_some = (
+            f"of entries that say it (throughput {law.throughput.count}, "
+            f"samples {law.samples.count} of {law.time.count}):"
+        )
         yield (
-            f"  = {law.samples.exponent:+.3f} (samples to the target, the statistical part) "
+            f"  {'=' if is_whole else of_some} {law.samples.exponent:+.3f} "
+            "(samples to the target, the statistical part) "
             f"- {law.throughput.exponent:.3f} (throughput, the hardware's part; 1 is ideal)"
         )
         yield f"  throughput = {law_in_words(law.throughput, 'sequences/s')}"
