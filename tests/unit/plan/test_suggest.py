@@ -139,6 +139,8 @@ def test_few_gpus_accumulate_to_the_published_batch() -> None:
         (("--nodes", "1", "--local-batch-size", "100"), "may not fit"),
         (("--nodes", "99", "--recipe", "open_adamw"), "samples to the target at a batch of"),
         (("--nodes", "128", "--recipe", "open_hypothesis"), "nobody has tried it"),
+        (("--nodes", "1", "--local-batch-size", "1"), "some 448 sequences an update on as many"),
+        (("--nodes", "128", "--recipe", "open_adamw"), "with 1,024 it is lower, and the time long"),
     ],
 )
 def test_what_leaves_the_known_range_is_said(
