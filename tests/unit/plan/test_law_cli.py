@@ -137,6 +137,18 @@ def test_a_table_as_spreadsheets_save_it(capsys: pytest.CaptureFixture[str], tab
     assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
 
 
+def test_names_that_no_terminal_should_show_are_written_out(
+    capsys: pytest.CaptureFixture[str], table: Path
+) -> None:
+    """Bytes that are no UTF-8, and an escape."""
+    name = "x\udcff\x1b[31m"
+    assert main(["plan", "law", str(table.rename(f"{name}.csv")), "--out", f"{name}.png"]) == 0
+    assert main(["plan", "suggest", "--nodes", "1", "--gpus", "8", "--out", f"{name}.toml"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert r"picture: x\udcff\x1b[31m.png" in lines and r"config: x\udcff\x1b[31m.toml" in lines
+
+
 def test_a_law_needs_neither_torch_nor_numba() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['numba'] = None"
     call = "from mlperf_bert.__main__ import main; sys.exit(main(['plan', 'law', '--no-plot']))"

@@ -8,7 +8,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     from mlperf_bert.plan.entries import Entry, Skipped
@@ -99,7 +99,7 @@ def answer_law(args: argparse.Namespace) -> int:
 
         write_file(picture, law_picture(title, law))
     if not args.json:
-        print(f"picture: {picture}" if picture else "no picture was asked for")
+        print(one_line(f"picture: {picture}") if picture else "no picture was asked for")
     return 0
 
 
