@@ -83,6 +83,26 @@ def test_the_logs_own_ranks_come_before_the_description(tmp_path: Path) -> None:
     assert "runs on 8 and 32 ranks" in read_tree(tmp_path).skipped[-1].problem
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"key": "train_samples", "value": 1000', '"key": "train_samples", "value": 1e308'),
+        ('"key": "train_samples"', '"key": "other"'),
+    ],
+    ids=["train_samples", "of the evaluation"],
+)
+def test_samples_beyond_all_runs_are_refused(tmp_path: Path, change: tuple[str, str]) -> None:
+    """No number holds their mean or their rate."""
+    directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
+    for path in directory.iterdir():
+        text = path.read_text().replace('"samples_count": 1000', '"samples_count": 1e308')
+        assert change[0] in text
+        path.write_text(text.replace(*change))
+    tree = read_tree(tmp_path)
+    assert tree.entries == ()
+    assert {each.problem for each in tree.skipped} == {"says more than 1,000,000,000,000 samples"}
+
+
 @pytest.mark.parametrize("count", ["0", "-8", "8.5", "1e3", 2**70, None, ["8"], "8" * 5000])
 def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path, count: object) -> None:
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)

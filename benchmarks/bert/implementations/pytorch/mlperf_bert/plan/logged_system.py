@@ -24,6 +24,7 @@ FEWEST_FOR_A_SCORE = 3  # of the runs that an olympic mean takes
 MOST_FAILED = 1  # of them
 _MAX_DESCRIPTION_BYTES = 2**20
 _MOST_COUNT = 10**9
+_MOST_SAMPLES = 10**12  # published runs have up to ten million
 _ROUND = re.compile(r"(?:training_results_)?v(\d{1,2}\.\d{1,2})")
 _REMEDY = "give the log of a run that ended"
 
@@ -64,7 +65,7 @@ def read_logged_run(path: Path, name: str) -> LoggedRun:
         accelerators=_ranks(log),
         division=log.last_text("submission_division") or "",
         submitter=log.last_text("submission_org") or "",
-        global_batch_size=int(batch) if batch else None,
+        global_batch_size=int(batch) if batch and batch <= _MOST_COUNT else None,
     )
 
 
@@ -126,10 +127,19 @@ def _score(directory: Path, runs: Sequence[LoggedRun], unreadable: int) -> float
 
 
 def _samples(log: RunLog) -> int | None:
-    """Sequences trained on: `train_samples`, else what the last evaluation says."""
+    """Sequences trained on: `train_samples`, else what the last evaluation says.
+
+    Raises DataError for more than anybody trains on: what is made of it must stay a number.
+    """
     logged = log.last_number("train_samples")
-    if logged is not None:
-        return int(logged) or None
+    samples = _evaluated_samples(log) if logged is None else int(logged) or None
+    if samples is not None and samples > _MOST_SAMPLES:
+        problem = f"says more than {_MOST_SAMPLES:,} samples"
+        raise DataError(log.name, problem, "use the log as the run wrote it")
+    return samples
+
+
+def _evaluated_samples(log: RunLog) -> int | None:
     for record in reversed(log.named("eval_accuracy")):
         for key in ("samples_count", "epoch_num"):
             value = record.metadata.get(key)
