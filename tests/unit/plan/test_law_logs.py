@@ -163,6 +163,16 @@ def test_a_directory_that_cannot_be_read_is_named(
     ]
 
 
+def test_what_lies_too_deep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)  # three below
+    write_system(tmp_path / "deep", "other", minutes=[1, 2, 3], samples=1000)
+    assert len(read_tree(tmp_path).entries) == 2
+    monkeypatch.setattr(log_tree, "MOST_DEPTH", 3)
+    tree = read_tree(tmp_path)
+    assert [each.system for each in tree.entries] == ["acme"]
+    assert [each.name for each in tree.skipped] == [str(tmp_path / "deep" / "results" / "other")]
+
+
 def test_where_no_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="holds no MLPerf log of bert"):
         read_tree(tmp_path)

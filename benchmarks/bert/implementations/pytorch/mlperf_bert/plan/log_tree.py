@@ -72,6 +72,9 @@ def _directories(root: Path, skipped: list[Skipped]) -> Iterator[tuple[Path, lis
             yield directory, sorted(logs, key=lambda path: (len(path.name), path.name))
         if depth < MOST_DEPTH:
             waiting += [(path, depth + 1) for path in sorted(below, reverse=True)]
+        elif below:
+            problem = f"has directories {MOST_DEPTH + 1} below {root}, which are not looked into"
+            skipped.append(Skipped(str(directory), problem))
 
 
 def _is_of_another(directory: Path) -> bool:
