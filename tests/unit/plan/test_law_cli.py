@@ -1,6 +1,7 @@
 """`mlperf_bert plan law` as a user meets it: filters, refusals, hostile tables."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_names_that_no_terminal_should_show_are_written_out(
 def test_a_law_needs_neither_torch_nor_numba() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['numba'] = None"
     call = "from mlperf_bert.__main__ import main; sys.exit(main(['plan', 'law', '--no-plot']))"
-    done = run_process("python", "-c", f"{blocked}; {call}")
+    done = run_process(sys.executable, "-c", f"{blocked}; {call}")
     assert done.returncode == 0 and "time = " in done.stdout, done.stderr
 
 

@@ -1,6 +1,7 @@
 """`mlperf_bert plan suggest`: published sizes come back, any other has a config that loads."""
 
 import json
+import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -208,5 +209,5 @@ def test_a_suggestion_needs_neither_torch_nor_numba() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['numba'] = None"
     words = "['plan', 'suggest', '--nodes', '2', '--gpus', '8', '--out', 'own.toml']"
     call = f"from mlperf_bert.__main__ import main; sys.exit(main({words}))"
-    done = run_process("python", "-c", f"{blocked}; {call}")
+    done = run_process(sys.executable, "-c", f"{blocked}; {call}")
     assert done.returncode == 0 and "global batch    768" in done.stdout, done.stderr
