@@ -138,6 +138,25 @@ def test_a_table_as_spreadsheets_save_it(capsys: pytest.CaptureFixture[str], tab
     assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
 
 
+def test_a_mix_of_divisions_is_said(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+    assert main(["plan", "law", str(table), "--no-plot"]) == 0
+    assert "1 of 3 entries: the open division" in capsys.readouterr().out
+    assert main(["plan", "law", str(table), "--no-plot", "--filter", "division=closed"]) == 0
+    assert "open division" not in capsys.readouterr().out
+
+
+def test_two_entries_move_the_exponent_of_the_whole_shipped_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As docs/scaling.md says; they took 157 M samples each."""
+    answers = []
+    for words in ((), ("--filter", "samples<100000000")):
+        assert main(["plan", "law", "--no-plot", "--json", *words]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert len(answers[0]["entries"]) - len(answers[1]["entries"]) == 2
+    assert [round(each["exponent"], 3) for each in answers] == [-0.682, -0.752]
+
+
 def test_names_that_no_terminal_should_show_are_written_out(
     capsys: pytest.CaptureFixture[str], table: Path
 ) -> None:

@@ -26,6 +26,7 @@ def in_words(
         f"{law.time.count} entries, {_sizes(law)} accelerators",
         "",
         *_laws(law),
+        *_divisions(law),
         *_cerebras(law),
         "",
         *_table(_ENTRY_HEADER, map(_entry_cells, _listed(law.entries), _residuals(law))),
@@ -71,6 +72,15 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
         yield f"    exponent {_interval(law.samples)}"
     else:
         yield "  not split: samples of entries of two sizes at least are not in the source"
+
+
+def _divisions(law: ScalingLaw) -> Iterator[str]:
+    divisions = [entry.division for entry in law.entries]
+    if "open" in divisions and "closed" in divisions:
+        yield (
+            f"{divisions.count('open'):,} of {len(divisions):,} entries: the open division, where "
+            "even the model is free; --filter division=closed leaves them out"
+        )
 
 
 def _interval(law: PowerLaw) -> str:
