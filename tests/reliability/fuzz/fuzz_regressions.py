@@ -3,8 +3,10 @@
 import json
 
 from fuzz_parsers import MANIFEST
+from fuzz_results import LOG as RESULT
 from fuzz_run_files import LOG
 
+from mlperf_bert.plan.published_results import COLUMNS
 from support import TINY_CONFIG
 
 
@@ -19,6 +21,22 @@ def _late_evaluation() -> bytes:
     batch = {"key": "global_batch_size", "value": 16_384, "metadata": {}}
     lines = [json.dumps({**each, "time_ms": 1}) for each in (batch, record)]
     return "".join(f":::MLLOG {line}\n" for line in lines).encode()
+
+
+def _endless_samples() -> bytes:
+    """A log of one millisecond and very many samples."""
+    records = (
+        {"key": "run_start", "value": None, "metadata": {}, "time_ms": 1},
+        {"key": "train_samples", "value": 1e308, "metadata": {}, "time_ms": 2},
+        {"key": "run_stop", "value": None, "metadata": {"status": "success"}, "time_ms": 2},
+    )
+    return "".join(f":::MLLOG {json.dumps(record)}\n" for record in records).encode()
+
+
+def _steep_table() -> bytes:
+    """Two entries whose line has the coefficient e^1400."""
+    rows = (f"2.1,Acme,s,closed,A,{size},{time},0,,,,,," for size, time in ((1000, 5), (1001, 4)))
+    return "\n".join([",".join(COLUMNS), *rows, ""]).encode()
 
 
 _DEEP_OPEN = b'{"shards": ' + b"[" * 900 + b"]" * 900 + b"}"
@@ -41,6 +59,9 @@ REGRESSIONS = (
     ("mlperf_log", "result_0.txt", b":::MLLOG " + _DEEP_OPEN),
     # samples of an evaluation that no float can hold
     ("foreign_log", LOG, _late_evaluation()),
+    # a rate that no float holds, and a line through sizes that hardly differ
+    ("log_tree", RESULT, _endless_samples()),
+    ("published_table", "table.csv", _steep_table()),
     # a string that no terminal and no file name takes
     ("config_override", "override.txt", b"mlperf.submission_org=\xff"),
     ("config_override", "override.txt", b'mlperf.submission_org="\\u007f"'),

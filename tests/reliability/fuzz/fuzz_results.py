@@ -1,13 +1,15 @@
 """MLPerf results as worlds to fuzz: a tree of logs with its description, and a published table."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
 from fuzz_parser import Parser
 
 from log_trees import write_system
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import DataError
 from mlperf_bert.log_reader import TOKEN
 from mlperf_bert.plan.entries import Entry, Skipped
 from mlperf_bert.plan.law_text import in_words
@@ -59,11 +61,11 @@ def parse_table(directory: Path) -> object:
 
 def _law(entries: list[Entry], skipped: tuple[Skipped, ...]) -> str:
     usable = [entry for entry in entries if entry.time_min and entry.accelerators]
-    try:
-        law = fit_law(usable)
-    except ConfigError:
-        return ""
-    text = in_words("fuzzed", law, [marginal_cost(law.time, 64)], skipped, ())
+    sizes = {entry.accelerators for entry in usable if entry.accelerators} | {64}
+    law = fit_law(usable)
+    costs = [marginal_cost(law.time, size) for size in sorted(sizes)]
+    text = in_words("fuzzed", law, costs, skipped, ())
+    json.dumps([asdict(law), *map(asdict, costs)], allow_nan=False)
     assert all(line.isprintable() for line in text.split("\n")), ascii(text)
     return text
 

@@ -1,6 +1,7 @@
 """`mlperf_bert plan law` as a user meets it: filters, refusals, hostile tables."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,15 +115,64 @@ def test_a_table_that_is_none_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_path_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "law", "nowhere"]) == 2
-    assert "nowhere: does not exist" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere", "nowhere: does not exist"),
+        ("own.csv/logs", "own.csv/logs: Not a directory"),
+        ("n" * 300, "File name too long"),
+        ("n" * 300 + ".csv", "File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], table: Path, path: str, message: str
+) -> None:
+    assert main(["plan", "law", path]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_as_spreadsheets_save_it(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+    """With UTF-8's mark before the first line, and Windows' line ends."""
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes().replace(b"\n", b"\r\n"))
+    assert main(["plan", "law", str(table), "--no-plot", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
+
+
+def test_a_mix_of_divisions_is_said(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+    assert main(["plan", "law", str(table), "--no-plot"]) == 0
+    assert "1 of 3 entries: the open division" in capsys.readouterr().out
+    assert main(["plan", "law", str(table), "--no-plot", "--filter", "division=closed"]) == 0
+    assert "open division" not in capsys.readouterr().out
+
+
+def test_two_entries_move_the_exponent_of_the_whole_shipped_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As docs/scaling.md says; they took 157 M samples each."""
+    answers = []
+    for words in ((), ("--filter", "samples<100000000")):
+        assert main(["plan", "law", "--no-plot", "--json", *words]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert len(answers[0]["entries"]) - len(answers[1]["entries"]) == 2
+    assert [round(each["exponent"], 3) for each in answers] == [-0.682, -0.752]
+
+
+def test_names_that_no_terminal_should_show_are_written_out(
+    capsys: pytest.CaptureFixture[str], table: Path
+) -> None:
+    """Bytes that are no UTF-8, and an escape."""
+    name = "x\udcff\x1b[31m"
+    assert main(["plan", "law", str(table.rename(f"{name}.csv")), "--out", f"{name}.png"]) == 0
+    assert main(["plan", "suggest", "--nodes", "1", "--gpus", "8", "--out", f"{name}.toml"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert r"picture: x\udcff\x1b[31m.png" in lines and r"config: x\udcff\x1b[31m.toml" in lines
 
 
 def test_a_law_needs_neither_torch_nor_numba() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['numba'] = None"
     call = "from mlperf_bert.__main__ import main; sys.exit(main(['plan', 'law', '--no-plot']))"
-    done = run_process("python", "-c", f"{blocked}; {call}")
+    done = run_process(sys.executable, "-c", f"{blocked}; {call}")
     assert done.returncode == 0 and "time = " in done.stdout, done.stderr
 
 

@@ -83,6 +83,26 @@ def test_the_logs_own_ranks_come_before_the_description(tmp_path: Path) -> None:
     assert "runs on 8 and 32 ranks" in read_tree(tmp_path).skipped[-1].problem
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"key": "train_samples", "value": 1000', '"key": "train_samples", "value": 1e308'),
+        ('"key": "train_samples"', '"key": "other"'),
+    ],
+    ids=["train_samples", "of the evaluation"],
+)
+def test_samples_beyond_all_runs_are_refused(tmp_path: Path, change: tuple[str, str]) -> None:
+    """No number holds their mean or their rate."""
+    directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
+    for path in directory.iterdir():
+        text = path.read_text().replace('"samples_count": 1000', '"samples_count": 1e308')
+        assert change[0] in text
+        path.write_text(text.replace(*change))
+    tree = read_tree(tmp_path)
+    assert tree.entries == ()
+    assert {each.problem for each in tree.skipped} == {"says more than 1,000,000,000,000 samples"}
+
+
 @pytest.mark.parametrize("count", ["0", "-8", "8.5", "1e3", 2**70, None, ["8"], "8" * 5000])
 def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path, count: object) -> None:
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
@@ -98,6 +118,18 @@ def test_other_benchmarks_and_links_are_not_read(tmp_path: Path) -> None:
     write_system(tmp_path, "other", minutes=[1, 2, 3], samples=1000, benchmark="resnet")
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     assert only(tmp_path).system == "acme"
+
+
+def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) -> None:
+    """Where directories do not say it, as in a tree of one's own."""
+    directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, says_ranks=True)
+    own = directory.rename(tmp_path / "own")
+    assert only(tmp_path).system == "own"
+    for path in own.iterdir():
+        path.write_text(path.read_text().replace('"value": "bert"', '"value": "resnet"'))
+    tree = read_tree(tmp_path)
+    assert tree.entries == ()
+    assert [each.problem for each in tree.skipped] == ["is of the benchmark 'resnet'"] * 3
 
 
 def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path: Path) -> None:
@@ -129,6 +161,16 @@ def test_a_directory_that_cannot_be_read_is_named(
     assert [(each.name, each.problem) for each in tree.skipped] == [
         (str(closed), "Permission denied")
     ]
+
+
+def test_what_lies_too_deep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)  # three below
+    write_system(tmp_path / "deep", "other", minutes=[1, 2, 3], samples=1000)
+    assert len(read_tree(tmp_path).entries) == 2
+    monkeypatch.setattr(log_tree, "MOST_DEPTH", 3)
+    tree = read_tree(tmp_path)
+    assert [each.system for each in tree.entries] == ["acme"]
+    assert [each.name for each in tree.skipped] == [str(tmp_path / "deep" / "results" / "other")]
 
 
 def test_where_no_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +206,22 @@ def test_the_law_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert main(["plan", "law", str(tmp_path), "--no-plot"]) == 0
     assert f"skipped: {broken}/result_0.txt: holds no line with" in capsys.readouterr().out
+
+
+def test_logs_that_are_given_one_by_one_are_one_system_for_each_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell hands on `results/*/bert/result_*.txt`; a log that is given twice counts once."""
+    paths = []
+    for nodes, times in ((1, TIMES), (4, [3.0] * RUNS)):
+        directory = write_system(
+            tmp_path, f"acme_n{nodes}", minutes=times, samples=10**6, nodes=nodes
+        )
+        paths += [str(path) for path in directory.iterdir()]
+    assert main(["plan", "law", *paths, paths[0], "--no-plot", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    found = [(each["accelerators"], each["time_min"], each["runs"]) for each in entries]
+    assert found == [(8, pytest.approx(MEAN_OF_EIGHT), RUNS), (32, pytest.approx(3.0), RUNS)]
 
 
 def test_the_projects_own_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.entries import Entry
-from mlperf_bert.plan.scaling_law import fit_law, marginal_cost
+from mlperf_bert.plan.law_text import in_words
+from mlperf_bert.plan.scaling_law import CEREBRAS, fit_law, marginal_cost
 from support import PACKAGE
 
 Row = Mapping[str, str]
@@ -120,6 +121,14 @@ def test_the_entries_of_v07_that_have_logs_stand_beside_cerebras_law(
     assert "left out: 0.7 NVIDIA dgxa100_n256" in text
 
 
+def test_cerebras_law_is_the_line_through_all_five_entries_of_v07() -> None:
+    """Three times by the logs, 0.81 by MLCommons' table; 1.48 is what both its numbers ask for."""
+    minutes = {8: 49.01, 16: 30.63, 256: 3.36, 1024: 1.48, 2048: 0.81}
+    law = fit_law([entry(size, time) for size, time in minutes.items()]).time
+    assert law.coefficient == pytest.approx(CEREBRAS.coefficient, abs=0.05)
+    assert law.exponent == pytest.approx(CEREBRAS.exponent, abs=5e-5)
+
+
 def entry(accelerators: int, minutes: float, samples: float | None = None) -> Entry:
     rate = None if samples is None else samples / (60 * minutes)
     return Entry(
@@ -174,6 +183,39 @@ def test_the_seed_decides_the_bootstrap() -> None:
     assert fit_law(entries, 3).time.low != fit_law(entries, 4).time.low
 
 
+def test_students_interval_beyond_the_table() -> None:
+    """Quantiles of printed tables: 2.0211 for 40 degrees of freedom, 2.0003 for 60."""
+    for count, quantile in ((42, 2.0211), (62, 2.0003)):
+        entries = [entry(8 * 2 ** (n % 8), 10 * (1 + n % 3)) for n in range(count)]
+        x = np.log([float(each.accelerators or 0) for each in entries])
+        y = np.log([each.time_min or 0 for each in entries])
+        residuals = y - np.polyval(np.polyfit(x, y, 1), x)
+        error = math.sqrt(np.sum(residuals**2) / (count - 2) / np.sum((x - x.mean()) ** 2))
+        assert fit_law(entries).time.half_width == pytest.approx(quantile * error, rel=5e-4)
+
+
+@pytest.mark.parametrize("more", [[], [entry(1002, 6)]])
+def test_sizes_that_hardly_differ_are_refused(more: list[Entry]) -> None:
+    """log(5/3) over log(1001/1000) is 511; at one accelerator that is 1000^511 times as much."""
+    with pytest.raises(ConfigError, match=r"1,000 to 1,00. accelerators is so steep .*; give ent"):
+        fit_law([entry(1000, 5), entry(1001, 3), *more])
+
+
+def test_resampled_lines_that_no_number_holds_leave_no_bound() -> None:
+    """That of 1,001 and 1,000 alone is as steep as above; the whole is not."""
+    law = fit_law([entry(1000, 5), entry(1001, 3), entry(8, 100)]).time
+    assert math.isfinite(law.coefficient)
+    assert (law.coefficient_low, law.coefficient_high).count(None) >= 1
+    assert law.low is not None and law.low < -400 < -1 < law.exponent
+
+
+def test_a_time_that_no_number_holds_is_refused() -> None:
+    law = fit_law([entry(8, 1000), entry(9, 0.1)]).time
+    assert math.isfinite(marginal_cost(law, 8).accelerator_minutes)
+    with pytest.raises(ConfigError, match="on 1,000,000,000 accelerators is beyond numbers"):
+        marginal_cost(law, 10**9)
+
+
 def test_two_entries_leave_no_interval() -> None:
     law = fit_law([entry(8, 10), entry(64, 2)]).time
     assert law.exponent == pytest.approx(math.log(0.2) / math.log(8))
@@ -210,6 +252,17 @@ def test_half_the_time_is_out_of_reach_where_more_accelerators_hardly_help(minut
     cost = marginal_cost(fit_law([entry(8, 10), entry(1024, minutes)]).time, 8)
     assert (cost.for_half_time, cost.half_time_costs) == (None, None)
     assert cost.per_added == pytest.approx(10, rel=0.01)  # each costs all of the run's time
+
+
+def test_a_split_of_some_of_the_entries_says_so() -> None:
+    """The time's line is through four entries, of which the samples of two are known."""
+    entries = [entry(8, 10, 2e6), entry(64, 2, 3e6), entry(128, 0.5), entry(256, 0.3)]
+    law = fit_law(entries)
+    assert law.samples is not None and law.throughput is not None
+    assert (law.time.count, law.samples.count, law.throughput.count) == (4, 2, 2)
+    text = in_words("some", law, [], (), ())
+    assert "of entries that say it (throughput 2, samples 2 of 4): +0.195" in text
+    assert "= +0.195" in in_words("all", fit_law(entries[:2]), [], (), ())  # log(1.5) / log(8)
 
 
 def test_without_samples_there_is_no_split() -> None:

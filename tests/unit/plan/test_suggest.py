@@ -1,6 +1,8 @@
 """`mlperf_bert plan suggest`: published sizes come back, any other has a config that loads."""
 
+import csv
 import json
+import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +13,11 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.config_io import config_from_tables, load_config
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.batch_choice import Accelerator
+from mlperf_bert.plan.published_results import published_entries
 from mlperf_bert.plan.samples_to_target import Recipe
 from mlperf_bert.plan.suggest import suggest
 from mlperf_bert.plan.suggest_text import to_toml
-from support import CONFIGS, run_process
+from support import CONFIGS, PACKAGE, run_process
 
 SHIPPED = [
     (1, 8, "a100", "closed_lamb", "dgxa100_1x8x56x1"),
@@ -40,6 +43,22 @@ def test_sizes_with_a_recipe_of_their_own_return_it(
     assert found.config == load_config(CONFIGS / f"{stem}.toml")
     assert found.name.endswith(stem.split("_", 1 if recipe == "closed_lamb" else 2)[-1] + ".toml")
     assert found.expected.samples.in_range
+
+
+def test_batches_that_are_called_published_are_in_the_shipped_table() -> None:
+    text = (PACKAGE / "plan" / "batch_sizes.csv").read_text("ascii")
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    ran = {
+        (name, entry.accelerators, entry.global_batch_size)
+        for entry in published_entries()
+        for name in ("a100", "h100", "h200")
+        if name in entry.accelerator.lower()
+    }
+    called = [row for row in rows if row["kind"] == "published"]
+    assert len(called) >= 10
+    for row in called:
+        size = int(row["accelerators"]), int(row["global_batch_size"])
+        assert (row["accelerator"], *size) in ran, row
 
 
 def test_512_nodes_have_the_published_set_at_16384() -> None:
@@ -139,6 +158,8 @@ def test_few_gpus_accumulate_to_the_published_batch() -> None:
         (("--nodes", "1", "--local-batch-size", "100"), "may not fit"),
         (("--nodes", "99", "--recipe", "open_adamw"), "samples to the target at a batch of"),
         (("--nodes", "128", "--recipe", "open_hypothesis"), "nobody has tried it"),
+        (("--nodes", "1", "--local-batch-size", "1"), "some 448 sequences an update on as many"),
+        (("--nodes", "128", "--recipe", "open_adamw"), "with 1,024 it is lower, and the time long"),
     ],
 )
 def test_what_leaves_the_known_range_is_said(
@@ -206,5 +227,5 @@ def test_a_suggestion_needs_neither_torch_nor_numba() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['numba'] = None"
     words = "['plan', 'suggest', '--nodes', '2', '--gpus', '8', '--out', 'own.toml']"
     call = f"from mlperf_bert.__main__ import main; sys.exit(main({words}))"
-    done = run_process("python", "-c", f"{blocked}; {call}")
+    done = run_process(sys.executable, "-c", f"{blocked}; {call}")
     assert done.returncode == 0 and "global batch    768" in done.stdout, done.stderr

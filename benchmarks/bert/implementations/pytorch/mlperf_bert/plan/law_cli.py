@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     from mlperf_bert.plan.entries import Entry, Skipped
@@ -28,7 +30,8 @@ def add_law(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="PATH",
-        help="MLPerf logs: a directory with result_<n>.txt below it, or one of them; a CSV file "
+        help="MLPerf logs: a directory with result_<n>.txt below it, or some of them (those of a "
+        "directory are one system's); a CSV file "
         f"with the columns of the shipped table; or {PUBLISHED!r}, the shipped table itself, "
         "MLPerf BERT v0.7 to v5.0 (default)",
     )
@@ -96,41 +99,45 @@ def answer_law(args: argparse.Namespace) -> int:
 
         write_file(picture, law_picture(title, law))
     if not args.json:
-        print(f"picture: {picture}" if picture else "no picture was asked for")
+        print(one_line(f"picture: {picture}") if picture else "no picture was asked for")
     return 0
 
 
 def _read(paths: list[Path]) -> "tuple[list[Entry], list[Skipped]]":
+    from mlperf_bert.plan.log_tree import read_tree
+    from mlperf_bert.plan.logged_system import system_entry
     from mlperf_bert.plan.published_results import published_entries, read_table
 
     entries: list[Entry] = []
     skipped: list[Skipped] = []
+    single: dict[Path, list[Path]] = {}  # logs by directory: those of one are a system's
     for path in paths or [Path(PUBLISHED)]:
         if str(path) == PUBLISHED:
             entries += published_entries()
         elif path.suffix == ".csv":
             entries += read_table(path)
+        elif _is_directory(path):
+            tree = read_tree(path.resolve())  # `.` and `..` say no names of systems
+            entries += tree.entries
+            skipped += tree.skipped
         else:
-            more, problems = _read_logs(path)
-            entries += more
-            skipped += problems
+            directory = path.parent.resolve()
+            single.setdefault(directory, []).append(directory / path.name)
+    for directory, logs in single.items():
+        entry, problems = system_entry(directory, list(dict.fromkeys(logs)))
+        entries += [entry] if entry else []
+        skipped += problems
     return entries, skipped
 
 
-def _read_logs(path: Path) -> "tuple[list[Entry], list[Skipped]]":
-    from mlperf_bert.errors import DataError
-    from mlperf_bert.plan.log_tree import read_tree
-    from mlperf_bert.plan.logged_system import system_entry
-
-    if not path.exists():
+def _is_directory(path: Path) -> bool:
+    try:
+        return S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = "does not exist" if is_missing else error.strerror or "cannot be read"
         remedy = f"give MLPerf logs, a CSV file, or {PUBLISHED!r}"
-        raise DataError(str(path), "does not exist", remedy)
-    place = path.resolve()  # `.` and `..` say no names of systems
-    if place.is_dir():
-        tree = read_tree(place)
-        return list(tree.entries), list(tree.skipped)
-    entry, problems = system_entry(place.parent, [place])
-    return [entry] if entry else [], problems
+        raise DataError(str(path), problem, remedy) from None
 
 
 def _with_skipped(error: ConfigError, skipped: "list[Skipped]") -> ConfigError:
@@ -187,6 +194,7 @@ def _answer(
 
 def _part(name: str, part: "PowerLaw | None") -> dict[str, float | None]:
     return {
+        f"{name}_entries": part.count if part else 0,
         f"{name}_exponent": part.exponent if part else None,
         f"{name}_exponent_low": part.low if part else None,
         f"{name}_exponent_high": part.high if part else None,

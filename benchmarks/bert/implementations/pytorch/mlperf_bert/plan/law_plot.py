@@ -12,7 +12,10 @@ from mlperf_bert.plan.entries import Entry
 from mlperf_bert.plan.scaling_law import CEREBRAS, Floats, PowerLaw, ScalingLaw
 
 _FIT, _IDEAL, _OTHER = "#2f7d4f", "#9a9a9a", "#d9722e"
-_POINTS = ("#1f5f8b", "#b2478b", "#8a63b0", "#c9a227", "#3a9c9c", "#7a4b2a", "#555555", "#d62728")
+_POINTS = (  # one for each round that BERT was part of
+    *("#1f5f8b", "#b2478b", "#8a63b0", "#c9a227", "#3a9c9c"),
+    *("#7a4b2a", "#555555", "#d62728", "#7fb3d8", "#111111"),
+)
 _LONGEST_TITLE = 110
 _FEW_DECADES = 30  # a range that powers of ten alone would leave with one label or none
 

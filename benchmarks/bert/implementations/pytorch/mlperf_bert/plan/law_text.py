@@ -9,6 +9,8 @@ from mlperf_bert.plan.scaling_law import CEREBRAS, MarginalCost, PowerLaw, Scali
 FEW = 8  # entries below which an interval by resampling them promises too much
 _MOST_LISTED = 40
 _LONGEST_NAME = 60
+_MOST_WRITTEN_OUT = 1e12
+_PLACES = 4  # of an exponent: what rounding of floats leaves of 0 is none
 
 
 def in_words(
@@ -24,6 +26,7 @@ def in_words(
         f"{law.time.count} entries, {_sizes(law)} accelerators",
         "",
         *_laws(law),
+        *_divisions(law),
         *_cerebras(law),
         "",
         *_table(_ENTRY_HEADER, map(_entry_cells, _listed(law.entries), _residuals(law))),
@@ -44,16 +47,23 @@ def in_words(
 def law_in_words(law: PowerLaw, unit: str = "minutes") -> str:
     """As `59.72 minutes * p^-0.701`."""
     number = law.coefficient
-    shown = f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
-    return f"{shown} {unit} * p^{law.exponent:.4g}"
+    shown = f"{number:,.0f}" if 1000 <= number < _MOST_WRITTEN_OUT else f"{number:.4g}"
+    exponent = round(law.exponent, _PLACES) + 0.0  # no -0
+    return f"{shown} {unit} * p^{exponent:.4g}"
 
 
 def _laws(law: ScalingLaw) -> Iterator[str]:
     yield f"time = {law_in_words(law.time)}"
     yield f"  exponent {_interval(law.time)}"
     if law.throughput and law.samples:
+        is_whole = law.samples.count == law.throughput.count == law.time.count
+        of_some = (
+            f"of entries that say it (throughput {law.throughput.count}, "
+            f"samples {law.samples.count} of {law.time.count}):"
+        )
         yield (
-            f"  = {law.samples.exponent:+.3f} (samples to the target, the statistical part) "
+            f"  {'=' if is_whole else of_some} {law.samples.exponent:+.3f} "
+            "(samples to the target, the statistical part) "
             f"- {law.throughput.exponent:.3f} (throughput, the hardware's part; 1 is ideal)"
         )
         yield f"  throughput = {law_in_words(law.throughput, 'sequences/s')}"
@@ -62,6 +72,15 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
         yield f"    exponent {_interval(law.samples)}"
     else:
         yield "  not split: samples of entries of two sizes at least are not in the source"
+
+
+def _divisions(law: ScalingLaw) -> Iterator[str]:
+    divisions = [entry.division for entry in law.entries]
+    if "open" in divisions and "closed" in divisions:
+        yield (
+            f"{divisions.count('open'):,} of {len(divisions):,} entries: the open division, where "
+            "even the model is free; --filter division=closed leaves them out"
+        )
 
 
 def _interval(law: PowerLaw) -> str:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from mlperf_bert.errors import DataError
 from mlperf_bert.plan.entries import Entry, Skipped
-from mlperf_bert.plan.logged_system import system_entry
+from mlperf_bert.plan.logged_system import BENCHMARK, system_entry
 
 # A clone of a round has some ten thousand files; depth six is MLPerf's layout in such a clone.
 MOST_FILES, MOST_DEPTH = 500_000, 16
 _LOG = re.compile(r"result_\d{1,5}\.txt", re.ASCII)
-BENCHMARK = "bert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +27,9 @@ class LogTree:
 def read_tree(root: Path) -> LogTree:
     """Every directory with `result_<n>.txt` in it is a system's; links are not followed.
 
-    In MLPerf's layout, results/<system>/<benchmark>/, only the benchmark bert is read. A log or
-    directory that cannot be read is left out and named. Raises DataError where there are no logs,
-    or too many files to look through.
+    In MLPerf's layout, results/<system>/<benchmark>/, only the benchmark bert is read. A log that
+    says another, and what cannot be read, is left out and named. Raises DataError where there are
+    no logs, or too many files to look through.
     """
     entries: list[Entry] = []
     skipped: list[Skipped] = []
@@ -73,6 +72,9 @@ def _directories(root: Path, skipped: list[Skipped]) -> Iterator[tuple[Path, lis
             yield directory, sorted(logs, key=lambda path: (len(path.name), path.name))
         if depth < MOST_DEPTH:
             waiting += [(path, depth + 1) for path in sorted(below, reverse=True)]
+        elif below:
+            problem = f"has directories {MOST_DEPTH + 1} below {root}, which are not looked into"
+            skipped.append(Skipped(str(directory), problem))
 
 
 def _is_of_another(directory: Path) -> bool:

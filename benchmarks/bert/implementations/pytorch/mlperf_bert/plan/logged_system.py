@@ -19,10 +19,12 @@ from mlperf_bert.package.score import olympic_mean
 from mlperf_bert.plan.entries import Entry, Skipped
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
+BENCHMARK = "bert"
 FEWEST_FOR_A_SCORE = 3  # of the runs that an olympic mean takes
 MOST_FAILED = 1  # of them
 _MAX_DESCRIPTION_BYTES = 2**20
 _MOST_COUNT = 10**9
+_MOST_SAMPLES = 10**12  # published runs have up to ten million
 _ROUND = re.compile(r"(?:training_results_)?v(\d{1,2}\.\d{1,2})")
 _REMEDY = "give the log of a run that ended"
 
@@ -34,15 +36,20 @@ class LoggedRun:
     minutes: float
     samples: int | None
     accelerators: int | None
-    benchmark: str
     division: str
     submitter: str
     global_batch_size: int | None
 
 
 def read_logged_run(path: Path, name: str) -> LoggedRun:
-    """What one log says. Raises DataError where it is no log, or of a run that did not end."""
+    """What one log says.
+
+    Raises DataError where it is no log, of another benchmark, or of a run that did not end.
+    """
     log = read_foreign_log(path, name)
+    benchmark = log.last_text("submission_benchmark")
+    if benchmark is not None and BENCHMARK not in benchmark.casefold():
+        raise DataError(name, f"is of the benchmark {in_brief(benchmark)}", "give logs of bert")
     start, stop = log.named("run_start"), log.named("run_stop")
     if not start or not stop:
         missing = "run_stop" if start else "run_start"
@@ -56,10 +63,9 @@ def read_logged_run(path: Path, name: str) -> LoggedRun:
         minutes=milliseconds / 60_000 if succeeded else math.inf,
         samples=_samples(log),
         accelerators=_ranks(log),
-        benchmark=log.last_text("submission_benchmark") or "",
         division=log.last_text("submission_division") or "",
         submitter=log.last_text("submission_org") or "",
-        global_batch_size=int(batch) if batch else None,
+        global_batch_size=int(batch) if batch and batch <= _MOST_COUNT else None,
     )
 
 
@@ -121,10 +127,19 @@ def _score(directory: Path, runs: Sequence[LoggedRun], unreadable: int) -> float
 
 
 def _samples(log: RunLog) -> int | None:
-    """Sequences trained on: `train_samples`, else what the last evaluation says."""
+    """Sequences trained on: `train_samples`, else what the last evaluation says.
+
+    Raises DataError for more than anybody trains on: what is made of it must stay a number.
+    """
     logged = log.last_number("train_samples")
-    if logged is not None:
-        return int(logged) or None
+    samples = _evaluated_samples(log) if logged is None else int(logged) or None
+    if samples is not None and samples > _MOST_SAMPLES:
+        problem = f"says more than {_MOST_SAMPLES:,} samples"
+        raise DataError(log.name, problem, "use the log as the run wrote it")
+    return samples
+
+
+def _evaluated_samples(log: RunLog) -> int | None:
     for record in reversed(log.named("eval_accuracy")):
         for key in ("samples_count", "epoch_num"):
             value = record.metadata.get(key)

@@ -46,7 +46,7 @@ def read_table(path: Path) -> list[Entry]:
     Raises DataError, naming the line, for anything else.
     """
     try:
-        text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
+        text = read_regular_file(path, _MAX_BYTES).decode("utf-8-sig")  # spreadsheets mark UTF-8
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise DataError(str(path), reason or "cannot be read", _REMEDY) from None

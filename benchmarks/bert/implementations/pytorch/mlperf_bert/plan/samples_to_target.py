@@ -31,10 +31,11 @@ _LEAST_STEPS, _SATURATION = 145, 3_900
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Samples to the target, sequences counted: expected, and a range that most runs lie in.
+    """Samples to the target, sequences counted: the mean of ten runs, and where most such lie.
 
-    `in_range` is false where no published point of the recipe lies at or around the batch;
-    `source` says in words where the number comes from.
+    At points of few entries `low` and `high` are a single run's standard deviation away, of open
+    recipes as far as published means are apart. `in_range` is false where no published point of the
+    recipe lies at or around the batch; `source` says in words where the number comes from.
     """
 
     samples: float

@@ -17,7 +17,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.entries import Entry
 
 RESAMPLES, LEVEL, DEFAULT_SEED = 4000, 0.95, 0
-# Student's two-sided 95 % quantiles for 1 to 30 degrees of freedom; beyond, the normal one's.
+# Student's two-sided 95 % quantiles for 1 to 30 degrees of freedom.
 _T_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -25,6 +25,7 @@ _T_95 = (
 )
 _NORMAL_95 = 1.960
 _MOST_DRAWN = 10**6  # entries that are held at a time
+_MOST_LOGARITHM = 460  # of a value, about 1e200: what is multiplied with it stays a number
 _MOST_DOUBLINGS = 60  # of the accelerators for half the time; more is as good as never
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +36,8 @@ class PowerLaw:
     """value = coefficient * p^exponent, through `count` entries.
 
     `low` and `high` bound the exponent by bootstrap, `half_width` by Student's t; None where two
-    entries fix the line. `coefficient_low` and `_high` go with the former.
+    entries fix the line. `coefficient_low` and `_high` go with the former; None also where no float
+    holds them, as with sizes that hardly differ.
     """
 
     coefficient: float
@@ -95,7 +97,10 @@ class ScalingLaw:
 
     @property
     def split_remainder(self) -> float | None:
-        """Exponent less what the split makes of it: a score's mean is not that of the samples."""
+        """Exponent less what the split makes of it: a score's mean is not that of the samples.
+
+        And where entries without samples are in the time's fit alone, what these change.
+        """
         if self.throughput is None or self.samples is None:
             return None
         return self.time.exponent - (self.samples.exponent - self.throughput.exponent)
@@ -106,7 +111,11 @@ class ScalingLaw:
 
 
 def fit_law(entries: Sequence[Entry], seed: int = DEFAULT_SEED) -> ScalingLaw:
-    """Fit entries that all have accelerators and a time. Raises ConfigError for too few of them."""
+    """Fit entries that all have accelerators and a time.
+
+    Raises ConfigError for too few of them, and for sizes that hardly differ, whose line is so steep
+    that its coefficient is beyond floats.
+    """
     sizes = {entry.accelerators for entry in entries}
     if len(sizes) < 2:
         problem = "no entry is left to fit"
@@ -126,7 +135,14 @@ def fit_law(entries: Sequence[Entry], seed: int = DEFAULT_SEED) -> ScalingLaw:
 
 
 def marginal_cost(law: PowerLaw, accelerators: float) -> MarginalCost:
-    """By the law of the time: cost = p * time, a * p^(1 + b), and its derivative."""
+    """By the law of the time: cost = p * time, a * p^(1 + b), and its derivative.
+
+    Raises ConfigError where the law's time is beyond floats.
+    """
+    logarithm = math.log(law.coefficient) + law.exponent * math.log(accelerators)
+    if abs(logarithm) > _MOST_LOGARITHM:
+        problem = f"the law's time on {accelerators:,.0f} accelerators is beyond numbers"
+        raise ConfigError("plan law", problem, "give a size nearer to the entries")
     time = law.at(accelerators)
     cost = accelerators * time
     more: float | None = None
@@ -153,12 +169,12 @@ def _fit(points: Sequence[tuple[int | None, float | None]], seed: int) -> PowerL
     slopes, intercepts = _lines(x[None], y[None])
     slope, intercept = float(slopes[0]), float(intercepts[0])
     count = len(points)
+    _check_line(x, slope, intercept)
     if count == 2:
         return _law(slope, intercept, count)
     degrees = count - 2
     spread = float(np.sum((x - x.mean()) ** 2))
     error = math.sqrt(float(np.sum((y - intercept - slope * x) ** 2)) / degrees / spread)
-    quantile = _T_95[degrees - 1] if degrees <= len(_T_95) else _NORMAL_95
     drawn = _resampled(x, y, seed)
     share = (1 - LEVEL) / 2
     low, high = (float(value) for value in np.quantile(drawn[0], (share, 1 - share)))
@@ -169,10 +185,28 @@ def _fit(points: Sequence[tuple[int | None, float | None]], seed: int) -> PowerL
         count,
         low=low,
         high=high,
-        coefficient_low=math.exp(least),
-        coefficient_high=math.exp(most),
-        half_width=quantile * error,
+        coefficient_low=math.exp(least) if abs(least) <= _MOST_LOGARITHM else None,
+        coefficient_high=math.exp(most) if abs(most) <= _MOST_LOGARITHM else None,
+        half_width=_student_95(degrees) * error,
     )
+
+
+def _check_line(x: Floats, slope: float, intercept: float) -> None:
+    ends = (0.0, float(x.min()), float(x.max()))
+    if max(abs(intercept + slope * end) for end in ends) <= _MOST_LOGARITHM:
+        return
+    least, most = (f"{math.exp(end):,.0f}" for end in ends[1:])
+    problem = f"the line through {len(x)} entries of {least} to {most} accelerators is so steep"
+    problem += f" (p^{slope:.3g}) that no number holds it"
+    raise ConfigError("plan law", problem, "give entries whose sizes differ more")
+
+
+def _student_95(degrees: int) -> float:
+    """The quantile; beyond the table by its expansion (Abramowitz and Stegun, 26.7.5)."""
+    if degrees <= len(_T_95):
+        return _T_95[degrees - 1]
+    z = _NORMAL_95
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def _law(

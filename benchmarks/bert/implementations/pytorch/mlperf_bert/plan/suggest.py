@@ -20,6 +20,7 @@ from mlperf_bert.plan.batch_choice import (
     BatchChoice,
     choose_batch,
     most_sequences,
+    target_batch,
 )
 from mlperf_bert.plan.entries import Entry, chosen
 from mlperf_bert.plan.open_recipes import Sections, open_sections
@@ -36,6 +37,7 @@ LAW_FILTERS: dict[Accelerator, tuple[str, ...]] = {
     "h200": ("round>=4.0", "division=closed", "accelerator~H200"),
 }
 _MOST_RANKS = 2**20
+_FAR_SMALLER = 2  # times, a batch than those that the law's throughput was measured at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +215,12 @@ def _warnings(
         yield (
             f"the law was fitted to {min(sizes):,} to {max(sizes):,} accelerators: the time for "
             f"{ranks:,} is extrapolated"
+        )
+    usual = target_batch(ranks, "closed_lamb", accelerator)
+    if batch < usual / _FAR_SMALLER:
+        yield (
+            f"the throughput is that of entries with some {usual:,.0f} sequences an update on as "
+            f"many accelerators: with {batch:,} it is lower, and the time longer than expected here"
         )
     if not recipe.startswith("closed"):
         yield "the throughput is that of closed entries, which have dropout and clip otherwise"

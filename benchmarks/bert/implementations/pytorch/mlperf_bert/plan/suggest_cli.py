@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.plan.batch_choice import ACCELERATORS
 from mlperf_bert.plan.samples_to_target import Recipe
 
@@ -66,7 +66,7 @@ def answer_suggest(args: argparse.Namespace) -> int:
         print(json.dumps(_answer(suggestion, path), allow_nan=False))
         return 0
     print(in_words(suggestion))
-    print(f"config: {path}")
+    print(one_line(f"config: {path}"))
     return 0
 
 
