@@ -1,6 +1,7 @@
 """The charts of a report as PNG pictures, for slides and papers; needs matplotlib."""
 
 import io
+import warnings
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -42,7 +43,9 @@ def chart_picture(chart: Chart) -> bytes:
         )
     _frame(axes, chart, across, up)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
+    with warnings.catch_warnings():  # a sign that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()
 
 
@@ -52,13 +55,13 @@ def _draw(axes: Axes, series: Series, has_dots: bool) -> None:
     axes.plot(
         [x for x, _ in series.points],
         [float("nan") if value is None else value for _, value in series.points],
-        label=_plain(series.label),
         color=_colour(series.run),
         linewidth=1.2 if is_published else 1.7,
         linestyle=(0, (5, 3)) if is_published else _dashes(series),
         marker="o" if few else None,
         markersize=4,
         markerfacecolor="white",
+        clip_on=False,
         zorder=1 if is_published else 2,
     )
 
@@ -83,7 +86,11 @@ def _frame(axes: Axes, chart: Chart, across: Scale, up: Scale) -> None:
         chart.about, (0, 1), (0, 6), "axes fraction", "offset points", fontsize=8.5, color=_QUIET
     )
     if len(chart.series) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        # Labels that begin with an underscore matplotlib leaves out, unless set afterwards.
+        lines = axes.get_lines()[: len(chart.series)]
+        legend = axes.legend(lines, [str(n) for n in range(len(lines))], frameon=False, fontsize=9)
+        for text, series in zip(legend.get_texts(), chart.series, strict=True):
+            text.set_text(_plain(series.label))
 
 
 def _colour(run: int) -> str:

@@ -83,9 +83,11 @@ def difference_section(runs: Sequence[RunFacts]) -> Markup | None:
     if len(runs) == 1:
         return None
     rows = differences(runs)
+    is_all_known = all(each.run.config is not None and each.environment for each in runs)
+    known = "" if is_all_known else ", as far as the files of the runs tell them"
     if not rows:
-        return section("What differs", element("p", "No setting and no machine does."))
-    return section("What differs", row_table(runs, rows), about="All other settings are equal.")
+        return section("What differs", element("p", f"No setting and no machine does{known}."))
+    return section("What differs", row_table(runs, rows), about=f"All others are equal{known}.")
 
 
 def time_section(runs: Sequence[RunFacts]) -> Markup | None:
