@@ -78,6 +78,23 @@ def test_any_name_is_in_the_legend_of_a_picture(tmp_path: Path) -> None:
     assert picture("\u6a21\u578b").startswith(PNG)  # not in its font
 
 
+def test_a_picture_of_many_runs_with_long_names_grows_with_its_legend() -> None:
+    def size(num_runs: int) -> tuple[int, int]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as where the legend leaves no room for the curves
+            series = [
+                Series(run=run, label=f"{'x' * 250}{run}", style="solid", points=((1.0, 2.0),))
+                for run in range(num_runs)
+            ]
+            png = chart_picture(
+                Chart(key="loss", title="Loss", unit="", about="", series=tuple(series))
+            )
+        return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+    few, many = size(2), size(64)  # 32 runs, of step time and wait
+    assert many[0] == few[0] and many[1] > 2 * few[1]
+
+
 def test_a_place_prints_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "a\x1b[31m\nb", BATCH_16K, records_16k(PUBLISHED))
     assert main(["report", str(run)]) == 0
