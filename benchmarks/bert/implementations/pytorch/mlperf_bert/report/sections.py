@@ -25,6 +25,7 @@ _VERDICT_SIGNS = {
     "cannot be judged": ("plain", "?"),
 }
 _PARTS = ("init", "steps", "wait", "evaluation", "rest")
+_LEFT_OUT = "Start times and drawn seeds are not compared."
 _PART_NAMES = ("start-up", "steps", "wait for data", "evaluation", "rest")
 
 
@@ -86,8 +87,10 @@ def difference_section(runs: Sequence[RunFacts]) -> Markup | None:
     is_all_known = all(each.run.config is not None and each.environment for each in runs)
     known = "" if is_all_known else ", as far as the files of the runs tell them"
     if not rows:
-        return section("What differs", element("p", f"No setting and no machine does{known}."))
-    return section("What differs", row_table(runs, rows), about=f"All others are equal{known}.")
+        words = f"No setting and no machine does{known}. {_LEFT_OUT}"
+        return section("What differs", element("p", words))
+    about = f"All others are equal{known}. {_LEFT_OUT}"
+    return section("What differs", row_table(runs, rows), about=about)
 
 
 def time_section(runs: Sequence[RunFacts]) -> Markup | None:
