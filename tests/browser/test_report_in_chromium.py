@@ -20,7 +20,7 @@ LEAST_CONTRAST = 4.5  # of WCAG 2.2, level AA
 STEPS = 240
 
 
-def write_run(root: Path, rate: float) -> Path:
+def write_run(root: Path, rate: float, batch: int = 16) -> Path:
     """A run directory of some hundred records, an evaluation in ten."""
     run = root / "run_0"
     run.mkdir(parents=True)
@@ -30,7 +30,7 @@ def write_run(root: Path, rate: float) -> Path:
     records = [
         {
             "step": step,
-            "samples": 16 * step,
+            "samples": batch * step,
             "loss": 2 + 60 / (step + 10) + step % 7 / 50,
             "mlm_accuracy": 1 - 100 / (step + 100) if step % 10 == 0 else None,
             "learning_rate": rate,
@@ -116,6 +116,24 @@ def test_the_pointer_and_the_keys_show_values(pages: dict[str, Path]) -> None:
         last_but_one = tab.driver.find_element("css selector", ".tip").text.split("\n")
         assert last_but_one == ["samples", "3,680", "this run", "0.69697"]  # 1 - 100 / 330
         assert tab.console() == []
+
+
+def test_the_keys_stop_at_the_values_of_every_run(tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page = tmp_path / "page.html"
+    runs = [write_run(tmp_path / name, 1e-3, batch) for name, batch in (("a", 16), ("b", 20))]
+    page.write_text(page_of(*runs), encoding="utf-8")
+    with opened(page, "light", DESK) as tab:
+        plot = tab.driver.find_element("css selector", ".chart-accuracy .plot")
+        tab.run("arguments[0].focus()", plot)
+        shown = []
+        for key in (Keys.ARROW_RIGHT, *[Keys.ARROW_LEFT] * 7):
+            plot.send_keys(key)
+            shown.append(tab.driver.find_element("css selector", ".tip").text.split("\n")[1])
+        # Evaluations are at every tenth of 240 steps, of 16 samples and of 20.
+        ends = sorted({10 * step * batch for step in range(1, 25) for batch in (16, 20)})
+        assert shown == [f"{each:,}" for each in reversed(ends[-8:])]
 
 
 def test_nothing_of_a_hostile_run_runs(tmp_path: Path) -> None:

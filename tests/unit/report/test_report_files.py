@@ -43,6 +43,8 @@ def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path: Path) -> None:
     one, two = make_runs(tmp_path / "a" / "x", 0), make_runs(tmp_path / "b" / "x", 0)
     assert labels(one) == ["x"]
     assert labels(one, one, one / "run_0") == ["x"]
+    (tmp_path / "other_name").symlink_to(one)
+    assert labels(one, tmp_path / "other_name") == ["x"]
     assert labels(one, two) == ["a/x/run_0", "b/x/run_0"]
     assert labels(one, make_runs(tmp_path / "a" / "y", 3)) == ["x", "y"]
 

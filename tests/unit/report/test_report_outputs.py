@@ -2,12 +2,15 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from run_cases import BATCH_16K, PUBLISHED, log_of, record, records_16k, write_run
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.report.charts import Chart, Series
+from mlperf_bert.report.pictures import chart_picture
 from report_pages import checked
 
 PNG = b"\x89PNG\r\n"
@@ -59,6 +62,46 @@ def test_a_name_is_no_formula_in_a_picture(tmp_path: Path) -> None:
     assert main(command) == 0 and len(list(pictures.iterdir())) == 5
 
 
+def test_any_name_is_in_the_legend_of_a_picture(tmp_path: Path) -> None:
+    def picture(name: str) -> bytes:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            series = [
+                Series(run=run, label=label, style="solid", points=((1.0, 2.0), (2.0, 3.0)))
+                for run, label in enumerate((name, "other"))
+            ]
+            return chart_picture(
+                Chart(key="loss", title="Loss", unit="", about="", series=tuple(series))
+            )
+
+    assert picture("_a") != picture("_bcd")  # what begins with _ matplotlib likes to leave out
+    assert picture("\u6a21\u578b").startswith(PNG)  # not in its font
+
+
+def test_a_picture_of_many_runs_with_long_names_grows_with_its_legend() -> None:
+    def size(num_runs: int) -> tuple[int, int]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as where the legend leaves no room for the curves
+            series = [
+                Series(run=run, label=f"{'x' * 250}{run}", style="solid", points=((1.0, 2.0),))
+                for run in range(num_runs)
+            ]
+            png = chart_picture(
+                Chart(key="loss", title="Loss", unit="", about="", series=tuple(series))
+            )
+        return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+    few, many = size(2), size(64)  # 32 runs, of step time and wait
+    assert many[0] == few[0] and many[1] > 2 * few[1]
+
+
+def test_a_place_prints_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "a\x1b[31m\nb", BATCH_16K, records_16k(PUBLISHED))
+    assert main(["report", str(run)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 4 and all(line.isprintable() for line in lines)
+
+
 def test_json_has_the_numbers_and_writes_nothing(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +145,34 @@ def test_tensorboard_reads_what_is_written(
     assert "holds an event file already" in capsys.readouterr().err
 
 
+def test_runs_whose_names_are_alike_have_scalars_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    runs = [
+        write_run(tmp_path / name, BATCH_16K, records_16k(PUBLISHED)) for name in ("a b", "a_b")
+    ]
+    scalars, page = tmp_path / "scalars", tmp_path / "x.html"
+    command = ["report", *map(str, runs), "--tensorboard", str(scalars), "--out", str(page)]
+    assert main(command) == 0
+    assert [path.name for path in sorted(scalars.iterdir())] == ["1_a_b", "2_a_b"]
+    assert len(list(scalars.glob("*/events.out.tfevents.*"))) == 2
+
+
+def test_no_file_is_written_where_one_of_the_event_files_cannot_be(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    other = write_run(tmp_path / "other", BATCH_16K, records_16k(PUBLISHED))
+    scalars, page = tmp_path / "scalars", tmp_path / "x.html"
+    command = ["report", str(run), str(other), "--tensorboard", str(scalars), "--out", str(page)]
+    (scalars / "other").mkdir(parents=True)
+    (scalars / "other" / "events.out.tfevents.1").touch()
+    assert main(command) == 2
+    assert "other: holds an event file already" in capsys.readouterr().err
+    assert [path.name for path in scalars.iterdir()] == ["other"] and not page.exists()
+    assert main([*command[:3], "--tensorboard", f"{tmp_path}/\udcff"]) == 2
+    assert "is not UTF-8, which TensorBoard cannot write to" in capsys.readouterr().err
+
+
 def test_without_tensorboard_a_line_names_the_extra(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +193,9 @@ def test_without_tensorboard_a_line_names_the_extra(
         (["--data", "d"], "--data: is for --doctor"),
         (["--out", "."], "--out: . is a directory; name a file, as report.html"),
         (["--out", "missing/x.html"], "missing/x.html: No such file or directory"),
+        (["--out", ".", "--png", "p", "--tensorboard", "t"], "--out: . is a directory"),
+        (["--out", "missing/x", "--png", "p", "--tensorboard", "t"], "missing/x: No such file"),
+        (["--out", "x.html", "--png", "run/result_0.txt"], "run/result_0.txt: File exists"),
         ([".", "--doctor"], "--doctor: was given 2 runs; give one"),
     ],
 )

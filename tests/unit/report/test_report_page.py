@@ -198,7 +198,31 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
 
 def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, BATCH_16K, records_16k(PUBLISHED)) for name in "ab"]
-    assert "No setting and no machine does." in checked(page_of(*runs)).words
+    told = "No setting and no machine does, as far as the files of the runs tell them."
+    assert told in checked(page_of(*runs)).words
+    for each in runs:
+        write_environment(each / "run_0")
+    assert "No setting and no machine does. Start times" in checked(page_of(*runs)).words
+
+
+def test_what_a_log_does_not_tell_is_not_called_equal(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", BATCH_16K, records_16k(PUBLISHED))
+    path = tmp_path / "theirs.txt"
+    path.write_text(log_of(PUBLISHED, 8192), encoding="ascii")
+    words = checked(page_of(run, path)).words
+    assert "All others are equal, as far as the files of the runs tell them." in words
+    both = write_run(tmp_path / "both", BATCH_16K, [], overrides=["clip.max_norm=2.0"])
+    for each in (run, both):
+        write_environment(each / "run_0")
+    assert "All others are equal. Start times" in checked(page_of(run, both)).words
+
+
+def test_samples_are_those_of_the_last_record_that_tells_them(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.txt"
+    log = log_of(PUBLISHED, 16_384) + log_line("train_samples", 5) + log_line("train_samples", 7777)
+    path.write_text(log, encoding="ascii")
+    lines = [text.strip() for text in checked(page_of(path)).texts]
+    assert lines[lines.index("Samples trained") + 1] == "7,777"
 
 
 def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:

@@ -118,14 +118,14 @@ def _train_as_rank(
         )
         with parts.reporter, closing(parts.metrics_file), closing(parts.log):
             parts.reporter.line(in_words(parts))
+            parts.reporter.line(_hint("watch it from another terminal", "watch", directory))
             outcome = train(parts)
             reached = outcome.status == "success"
             parts.reporter.line(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-            where = shlex.quote(str(directory.run))
-            parts.reporter.line(f"to see it in a browser: mlperf_bert report {where}")
+            parts.reporter.line(_hint("see it in a browser", "report", directory))
         return _leave(args, info, reached, outcome.stopped_by)
 
     info = process.role.info if process else None
@@ -178,6 +178,10 @@ def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
     if start.step < start.ended.steps:
         line += "; weights of its end were not saved, --resume CHECKPOINT makes them in a new run"
     return line
+
+
+def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
+    return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
 
 
 def _leave(

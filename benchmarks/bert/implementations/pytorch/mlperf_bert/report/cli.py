@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from mlperf_bert.report.charts import Chart
@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="run directory, its run_<i>, or an MLPerf log; several are laid side by side",
+        help="run directory, its run_<i>, or an MLPerf log; several, one after the other, "
+        "are laid side by side",
     )
     parser.add_argument(
         "--out",
@@ -84,12 +85,33 @@ def _report(args: argparse.Namespace) -> int:
         raise ConfigError("--data", "is for --doctor", "leave it out, or add --doctor")
     runs = [read_facts(files) for files in find_runs(args.run_paths)]
     charts, quiet = charts_of(runs)
-    written = _write_tensorboard(args.tensorboard, runs) if args.tensorboard else []
+    scalars = _scalar_directories(args.tensorboard, runs) if args.tensorboard else []
+    page = args.out or (None if args.json else _default_page(args.run_paths))
+    _check_places(page, args.png, scalars)
+    written = _write_scalars(args.tensorboard, scalars, runs) if scalars else []
     written += _write_pictures(args.png, charts) if args.png else []
-    if args.out or not args.json:
-        written.append(_write_page(args.out or _default_page(args.run_paths), runs, charts, quiet))
-    print(json.dumps(as_json(runs)) if args.json else "\n".join([*lines_of(runs), *written]))
+    written += _write_page(page, runs, charts, quiet) if page else []
+    shown = [*lines_of(runs), *map(one_line, written)]
+    print(json.dumps(as_json(runs)) if args.json else "\n".join(shown))
     return 0
+
+
+def _check_places(page: Path | None, pictures: Path | None, scalars: Sequence[Path]) -> None:
+    """Raise DataError or ConfigError where one of them cannot be written, before any is."""
+    from mlperf_bert.data.atomic import check_writable, make_directory
+
+    if page is not None:
+        if page.is_dir():
+            raise ConfigError("--out", f"{page} is a directory", f"name a file, as {page / PAGE}")
+        check_writable(page)
+    if scalars:
+        from mlperf_bert.report.tensorboard import check_directory
+
+        for directory in scalars:
+            check_directory(directory)
+    for directory in (*scalars, *filter(None, [pictures])):
+        make_directory(directory)
+        check_writable(directory / PAGE)
 
 
 def _default_page(paths: Sequence[Path]) -> Path:
@@ -99,33 +121,39 @@ def _default_page(paths: Sequence[Path]) -> Path:
 
 def _write_page(
     path: Path, runs: "Sequence[RunFacts]", charts: "Sequence[Chart]", quiet: Sequence[str]
-) -> str:
+) -> list[str]:
     from mlperf_bert.data.atomic import write_file
     from mlperf_bert.report.page import report_page
 
     contents = report_page(runs, charts, quiet).encode("utf-8")
-    if path.is_dir():
-        raise ConfigError("--out", f"{path} is a directory", f"name a file, as {path / PAGE}")
     write_file(path, contents)
-    return f"page, {len(contents) / 1e3:,.0f} kB, to be opened in a browser: {path}"
+    return [f"page, {len(contents) / 1e3:,.0f} kB, to be opened in a browser: {path}"]
 
 
 def _write_pictures(directory: Path, charts: "Sequence[Chart]") -> list[str]:
-    from mlperf_bert.data.atomic import make_directory, write_file
+    from mlperf_bert.data.atomic import write_file
     from mlperf_bert.report.pictures import chart_picture, picture_names
 
-    make_directory(directory)
     for name, chart in zip(picture_names(charts), charts, strict=True):
         write_file(directory / name, chart_picture(chart))
     return [f"{len(charts)} pictures: {directory}"]
 
 
-def _write_tensorboard(directory: Path, runs: "Sequence[RunFacts]") -> list[str]:
-    """Of several runs a directory for each, by its label."""
+def _scalar_directories(directory: Path, runs: "Sequence[RunFacts]") -> list[Path]:
+    """Of several runs one for each, by its label; numbered where two come out the same."""
+    if len(runs) == 1:
+        return [directory]
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "_", each.label).strip(".") or "run" for each in runs]
+    if len({name.lower() for name in names}) < len(names):
+        names = [f"{number}_{name}" for number, name in enumerate(names, 1)]
+    return [directory / name for name in names]
+
+
+def _write_scalars(
+    directory: Path, directories: Sequence[Path], runs: "Sequence[RunFacts]"
+) -> list[str]:
     from mlperf_bert.report.tensorboard import write_scalars
 
-    count = 0
-    for facts in runs:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", facts.label).strip(".") or "run"
-        count += write_scalars(directory / name if len(runs) > 1 else directory, facts)
+    pairs = zip(directories, runs, strict=True)
+    count = sum(write_scalars(each, facts) for each, facts in pairs)
     return [f"{count:,} scalars, for tensorboard --logdir {directory}"]

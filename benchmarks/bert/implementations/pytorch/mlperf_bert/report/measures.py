@@ -47,7 +47,7 @@ class TimeSplit:
 
     @property
     def total(self) -> float:
-        """From the beginning of the log to its end."""
+        """From the beginning of start-up to the last that the files tell of."""
         return self.init + self.steps + self.wait + self.evaluation + self.rest
 
 
@@ -213,7 +213,7 @@ MEASURES = (
     ),
     Measure(
         key="wait_share",
-        label="Of it, wait for data",
+        label="Wait for data, share of all step time",
         unit="%",
         form="percent",
         value=_wait_share,

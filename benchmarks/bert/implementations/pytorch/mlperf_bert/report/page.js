@@ -30,11 +30,8 @@
     clear();
     const chart = charts[plot.dataset.chart];
     const near = chart.series.map((each) => nearest(each.x, x));
-    let at = x;
-    for (const [number, each] of chart.series.entries()) {
-      const found = each.x[near[number]];
-      if (at === x || Math.abs(found - x) < Math.abs(at - x)) at = found;
-    }
+    const places = chart.series.map((each, number) => each.x[near[number]]).filter(Number.isFinite);
+    const at = places.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best));
     for (const other of plots) {
       const ends = charts[other.dataset.chart];
       if (at < ends.low || at > ends.high) continue;

@@ -1,6 +1,8 @@
 """The charts of a report as PNG pictures, for slides and papers; needs matplotlib."""
 
 import io
+import math
+import warnings
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -12,6 +14,8 @@ from mlperf_bert.report.scale import Scale, sample_scale, value_scale
 
 _INCHES, _DOTS_PER_INCH = (7.5, 4.2), 160
 _MOST_DOTS = 60
+_MOST_AMONG_CURVES, _INCHES_OF_A_ROW = 6, 0.22
+_LONGEST_LABEL = 40  # characters
 # The page's own, in the light.
 _COLOURS = ("#0067a8", "#c85200", "#00805c", "#a83f86", "#8a6a00", "#2f9fd0", "#4b4f9e", "#7a3b1d")
 _PUBLISHED, _QUIET, _GRID = "#7b8594", "#5b6472", "#e9ecf0"
@@ -42,7 +46,9 @@ def chart_picture(chart: Chart) -> bytes:
         )
     _frame(axes, chart, across, up)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
+    with warnings.catch_warnings():  # a sign that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()
 
 
@@ -52,13 +58,13 @@ def _draw(axes: Axes, series: Series, has_dots: bool) -> None:
     axes.plot(
         [x for x, _ in series.points],
         [float("nan") if value is None else value for _, value in series.points],
-        label=_plain(series.label),
         color=_colour(series.run),
         linewidth=1.2 if is_published else 1.7,
         linestyle=(0, (5, 3)) if is_published else _dashes(series),
         marker="o" if few else None,
         markersize=4,
         markerfacecolor="white",
+        clip_on=False,
         zorder=1 if is_published else 2,
     )
 
@@ -83,7 +89,36 @@ def _frame(axes: Axes, chart: Chart, across: Scale, up: Scale) -> None:
         chart.about, (0, 1), (0, 6), "axes fraction", "offset points", fontsize=8.5, color=_QUIET
     )
     if len(chart.series) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        _legend(axes, chart)
+
+
+def _legend(axes: Axes, chart: Chart) -> None:
+    """Among the curves; of many below them, for which the picture grows."""
+    # Labels that begin with an underscore matplotlib leaves out, unless set afterwards.
+    lines = axes.get_lines()[: len(chart.series)]
+    numbers = [str(number) for number in range(len(lines))]
+    if len(lines) <= _MOST_AMONG_CURVES:
+        legend = axes.legend(lines, numbers, frameon=False, fontsize=9, handlelength=3.5)
+    else:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        width, height = _INCHES
+        figure.set_size_inches(width, height + _INCHES_OF_A_ROW * math.ceil(len(lines) / 2))
+        legend = figure.legend(
+            lines,
+            numbers,
+            loc="outside lower left",
+            ncols=2,
+            frameon=False,
+            fontsize=9,
+            handlelength=3.5,
+        )
+    for text, series in zip(legend.get_texts(), chart.series, strict=True):
+        label = one_line(series.label)
+        if len(label) > _LONGEST_LABEL:
+            half = _LONGEST_LABEL // 2
+            label = f"{label[:half]}\N{HORIZONTAL ELLIPSIS}{label[-half:]}"
+        text.set_text(_plain(label))
 
 
 def _colour(run: int) -> str:

@@ -33,11 +33,14 @@ class RunFiles:
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
-    """All runs of run directories, their `run_<i>`, and MLPerf logs, each once.
+    """All runs of run directories, their `run_<i>`, and MLPerf logs, each once however named.
 
     Raises DataError where there is none in a path, ConfigError where there are too many.
     """
-    found = list(dict.fromkeys(run for path in paths for run in _runs_of(path)))
+    by_place: dict[str, RunFiles] = {}
+    for run in (run for path in paths for run in _runs_of(path)):
+        by_place.setdefault(os.path.realpath(run.name), run)
+    found = list(by_place.values())
     if len(found) > MAX_RUNS:
         problem = f"are {len(found):,} runs"
         raise ConfigError("RUN", problem, f"name {MAX_RUNS} of them at most")

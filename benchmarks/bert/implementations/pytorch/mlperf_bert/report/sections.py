@@ -25,6 +25,7 @@ _VERDICT_SIGNS = {
     "cannot be judged": ("plain", "?"),
 }
 _PARTS = ("init", "steps", "wait", "evaluation", "rest")
+_LEFT_OUT = "Start times and drawn seeds are not compared."
 _PART_NAMES = ("start-up", "steps", "wait for data", "evaluation", "rest")
 
 
@@ -83,9 +84,13 @@ def difference_section(runs: Sequence[RunFacts]) -> Markup | None:
     if len(runs) == 1:
         return None
     rows = differences(runs)
+    is_all_known = all(each.run.config is not None and each.environment for each in runs)
+    known = "" if is_all_known else ", as far as the files of the runs tell them"
     if not rows:
-        return section("What differs", element("p", "No setting and no machine does."))
-    return section("What differs", row_table(runs, rows), about="All other settings are equal.")
+        words = f"No setting and no machine does{known}. {_LEFT_OUT}"
+        return section("What differs", element("p", words))
+    about = f"All others are equal{known}. {_LEFT_OUT}"
+    return section("What differs", row_table(runs, rows), about=about)
 
 
 def time_section(runs: Sequence[RunFacts]) -> Markup | None:

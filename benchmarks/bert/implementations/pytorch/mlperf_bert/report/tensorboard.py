@@ -4,31 +4,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.data.atomic import make_directory
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.report.facts import RunFacts
 
 _NOT_SCALARS = ("step", "samples")
 
 
-def write_scalars(directory: Path, facts: RunFacts) -> int:
-    """Write one event file below `directory` and say how many scalars it holds.
-
-    Steps are the run's steps; of a run without metrics, whose steps are not known, its samples.
-    The time of a record is not known and is 0. Raises ConfigError where TensorBoard is not
-    installed or the directory holds one already, DataError where it cannot be written.
+def check_directory(directory: Path) -> None:
+    """Raise ConfigError where TensorBoard is not installed, cannot name the directory, or would
+    find an event file in it already.
     """
     try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.compat.proto.summary_pb2  # noqa: F401
     except ImportError:
         remedy = "run: pip install 'mlperf-bert[tensorboard]'"
         raise ConfigError("tensorboard", "is not installed", remedy) from None
-    make_directory(directory)
+    try:
+        str(directory).encode("utf-8")
+    except UnicodeEncodeError:
+        problem = "has a name that is not UTF-8, which TensorBoard cannot write to"
+        raise ConfigError(str(directory), problem, "name another directory") from None
     if any(directory.glob("events.out.tfevents.*")):
         problem = "holds an event file already"
         raise ConfigError(str(directory), problem, "name another directory, or remove the file")
+
+
+def write_scalars(directory: Path, facts: RunFacts) -> int:
+    """Write one event file into a directory that `check_directory` let pass; how many scalars.
+
+    Steps are the run's steps; of a run without metrics, whose steps are not known, its samples.
+    The time of a record is not known and is 0. Raises DataError where it cannot be written.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     count = 0
     try:
         writer: Any = EventFileWriter(str(directory))

@@ -12,7 +12,8 @@ class Timing:
     """Seconds by the log; None where it does not tell both ends of a phase.
 
     `run_s` is MLPerf's time to train, from `run_start` to `run_stop`; `evaluation_s` is all
-    evaluations together; `init_s` the time before. `seen_s` is from `run_start` to the last record
+    evaluations together; `init_s` the time before. `train_samples` is the last that is told, as
+    MLPerf's checkers take it. `seen_s` is from `run_start` to the last record
     of a run that has not stopped. `rates` are samples and samples a second at that point;
     `resumed_at` says after how many samples a resumed run went on, if the log says that it is one.
     """
@@ -22,7 +23,6 @@ class Timing:
     seen_s: float | None
     evaluation_s: float | None
     train_samples: int | None
-    seed: int | None
     rates: tuple[tuple[int, float], ...]
     resumed_at: int | None
 
@@ -35,8 +35,7 @@ def timing_of(log: RunLog) -> Timing:
         run_s=_between(start, stop),
         seen_s=_between(start, log.records[-1]) if log.records else None,
         evaluation_s=_evaluations_s(log),
-        train_samples=_integer(_first(log, "train_samples")),
-        seed=_integer(_first(log, "seed")),
+        train_samples=_integer(_last(log, "train_samples")),
         rates=_rates(log),
         resumed_at=resumed_at(log),
     )
@@ -52,6 +51,10 @@ def resumed_at(log: RunLog) -> int | None:
 
 def _first(log: RunLog, key: str) -> Record | None:
     return next(iter(log.named(key)), None)
+
+
+def _last(log: RunLog, key: str) -> Record | None:
+    return next(reversed(log.named(key)), None)
 
 
 def _integer(record: Record | None) -> int | None:
