@@ -6,10 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlperf_bert.console import OutputConsole
 from mlperf_bert.line_file import LineFile
 
 
@@ -21,7 +21,7 @@ class Reporter:
 
     def __init__(self, log_path: Path | None, max_steps: int, *, continued: bool = False) -> None:
         self._max_steps = max_steps
-        console = Console(highlight=False)
+        console = OutputConsole(highlight=False)
         self._file = LineFile(log_path, self._print, continued=continued) if log_path else None
         self._console = console if log_path else None
         self._live = Live(console=console, auto_refresh=False, transient=True)

@@ -1,0 +1,19 @@
+"""rich's console for what this program prints, which says when nobody reads it any more."""
+
+import errno
+import os
+from typing import NoReturn
+
+from rich.console import Console
+
+
+class OutputConsole(Console):
+    """Where the reader of a pipe has gone, it raises BrokenPipeError once, and then is quiet.
+
+    rich's own leaves the program with status 1 there: a training would end because of `| head`.
+    """
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Called by rich in the place of the error."""
+        self.quiet = True
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
