@@ -50,7 +50,6 @@ def test_a_real_training_is_watched_to_its_end(
         terminal.until(lambda: "no run has begun here yet" in terminal.text)
         assert terminal.is_alternate and terminal.screen.cursor.hidden
         with training(tiny_config, synthetic_data, run_dir) as process:
-            terminal.until(lambda: "not written any metrics yet" in terminal.text)
             terminal.until(lambda: is_drawn(terminal, 24) and has_curve(terminal.text))
             first = terminal.lines
             assert first[0].startswith("run/run_0") and first[0].endswith("running")
@@ -92,8 +91,10 @@ def test_a_real_training_is_watched_to_its_end(
 
 
 def test_what_is_written_meanwhile_is_shown(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs", [record(1)])
+    run = make_run(tmp_path / "runs")
     with Terminal(tmp_path / "runs", "--interval", "0.1") as terminal:
+        terminal.until(lambda: "not written any metrics yet" in terminal.text)
+        (run / "metrics.jsonl").write_text(lines_of([record(1)]))
         terminal.until(lambda: "1 of 20" in terminal.text)
         with (run / "metrics.jsonl").open("a") as file:
             file.write(lines_of([record(2, 0.125)]))
