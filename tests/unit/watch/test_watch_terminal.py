@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from watch_cases import WATCH, Terminal, end_run, lines_of, make_run, record
+from watch_cases import PATIENCE_S, WATCH, Terminal, end_run, lines_of, make_run, record
 
 from mlperf_bert.exit_statuses import STOPPED
 
@@ -146,6 +146,15 @@ def test_a_signal_that_ends_it_leaves_the_terminal_clean(tmp_path: Path) -> None
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.until_left() == 0
         assert not terminal.is_alternate and not terminal.screen.cursor.hidden
+
+
+def test_a_terminal_that_is_closed_ends_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", [record(1)])
+    with (tmp_path / "errors").open("w") as errors, Terminal(run, stderr=errors) as terminal:
+        terminal.until(lambda: "1 of 20" in terminal.text)
+        terminal.hang_up()
+        assert terminal.process.wait(PATIENCE_S) == 141
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Heavy imports happen inside the command that needs them.
 """
 
 import argparse
+import errno
 import os
 import select
 import sys
@@ -41,7 +42,7 @@ def entry() -> NoReturn:
         status = leaving.code if isinstance(leaving.code, int) else FAULT
     except Exception as error:  # a fault of ours: told here, because a rank does not come further
         status = FAULT
-        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+        if _is_gone(error) and _is_unread(sys.stdout):
             status = NOBODY_READS
         else:
             with suppress(OSError):
@@ -57,13 +58,18 @@ def entry() -> NoReturn:
     sys.exit(flushed or status)
 
 
+def _is_gone(error: Exception) -> bool:
+    """Whether it may be of a pipe without a reader, or of a terminal that was closed."""
+    return isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
+
+
 def _is_unread(stream: TextIO | None) -> bool:
-    """Whether it is a pipe whose reader has gone."""
+    """Whether what reads it has gone."""
     if stream is None:
         return False
     poll = select.poll()
     poll.register(stream.fileno(), 0)
-    return any(events & select.POLLERR for _, events in poll.poll(0))
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _flush_stdout() -> int:
@@ -72,11 +78,10 @@ def _flush_stdout() -> int:
         return 0
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        status = NOBODY_READS
     except OSError as error:
-        say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
-        status = MISTAKE
+        status = NOBODY_READS if _is_gone(error) else MISTAKE
+        if status == MISTAKE:
+            say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
     else:
         return 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or its end tries again
