@@ -105,6 +105,12 @@ def test_the_start_up_of_a_resumed_run_is_not_judged(
     assert state_when(1.5e9, 1e9, 1e9) == "running"  # not even that
     assert state_when(1.5e9, 1e9, 1.5e9 + 9) == "silent"  # it had started, long ago
     assert state_when(now_s - 99, now_s - 98, now_s) == "running"  # it has started just now
+    with (run / "stdout.log").open("a") as file:
+        file.write("12:00:00 sampler uniform, balance none\n12:00:01 attention: grouped\n")
+    assert state_when(1e9, 1e9 + 9, 1e9 + 9) == "running"  # it may be capturing its step
+    with (run / "stdout.log").open("a") as file:
+        file.write("12:00:02 step 2/20  43 samples/s  1,045 tokens/s\n")
+    assert state_when(1e9, 1e9 + 9, 1e9 + 9) == "silent"
 
 
 def test_before_the_first_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from watch_cases import PATIENCE_S, WATCH, Terminal, end_run, lines_of, make_run, record
 
 from mlperf_bert.exit_statuses import STOPPED
+from mlperf_bert.watch.remarks import Remarks
 
 LONG = ("run.max_steps=90000", "schedule.decay_steps=90000", "run.log_interval_steps=5")
 
@@ -73,6 +74,9 @@ def test_a_real_training_is_watched_to_its_end(
             assert len(terminal.lines[0]) == 60 and "to the last step" in terminal.text
 
             terminal.resize(80, 24)
+            terminal.until(
+                lambda: is_drawn(terminal, 24) and "no evaluation yet" not in terminal.text
+            )
 
             with Terminal(run_dir, "--interval", "0.1") as other:
                 other.until(lambda: "running" in other.lines[0])
@@ -88,6 +92,12 @@ def test_a_real_training_is_watched_to_its_end(
         assert not terminal.is_alternate and not terminal.screen.cursor.hidden
         assert "stopped by SIGTERM" in terminal.text and has_curve(terminal.text)
         assert "of training" in terminal.text
+    remarks, starting = Remarks(), []
+    for line in (run_dir / "run_0" / "stdout.log").read_bytes().splitlines():
+        remarks.add(line)
+        starting.append(remarks.is_start_up)
+    assert True in starting and not starting[-1]
+    assert remarks.evaluation_s is not None
 
 
 def test_what_is_written_meanwhile_is_shown(tmp_path: Path) -> None:

@@ -82,9 +82,10 @@ class RunFiles:
         """Seconds since metrics or remarks came last; None before the first, and in a start-up.
 
         What was there at the first look counts by the clock of the file system. A resumed run
-        writes its config anew, and nothing else to its log before it has started.
+        writes its config anew, then to its log, and metrics after its first steps.
         """
-        if self._news_s is None or 0 < self._log_modified_s < self.config.modified_s:
+        is_resumed = 0 < self._log_modified_s < self.config.modified_s
+        if self._news_s is None or is_resumed or self.remarks.is_start_up:
             return None
         return max(0.0, time.monotonic() - self._news_s)
 
