@@ -17,3 +17,9 @@ class OutputConsole(Console):
         """Called by rich in the place of the error."""
         self.quiet = True
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def forget(self) -> None:
+        """Drop what could not be written; else rich keeps it, and tries all of it each time."""
+        was_quiet, self.quiet = self.quiet, True
+        self.print()
+        self.quiet = was_quiet

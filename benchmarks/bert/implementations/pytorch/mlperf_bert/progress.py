@@ -1,7 +1,6 @@
 """What a person sees of a run: a live line on a terminal, plain lines elsewhere, all on file."""
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -60,8 +59,10 @@ class Reporter:
 
     def _print(self, text: str) -> None:
         if self._console:
-            with suppress(OSError):  # of a disk or a pipe that takes no more
+            try:
                 self._console.print(Text(text), soft_wrap=True)
+            except OSError:  # of a disk or a pipe that takes no more
+                self._console.forget()
 
     def _to_file(self, text: str) -> None:
         if self._file:
