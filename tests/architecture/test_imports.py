@@ -10,7 +10,7 @@ from support import PACKAGE, run_process
 
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
-    {"end_with_parent", "exit_statuses", "messages"},
+    {"console", "end_with_parent", "exit_statuses", "messages"},
     {"errors", "compiled", "machine", "config_options", "untrusted"}
     | {"heartbeat", "status_file", "stop_request", "whereabouts"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
@@ -56,6 +56,7 @@ SAME_LEVEL = {
 }
 OFFLINE = {"prepare", "plan", "package", "report", "tune", "watch"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
+    "console",
     "config_sections",
     "config_options",
     "crc32c",

@@ -1,10 +1,15 @@
-"""How the program leaves: ranks without the interpreter's end, all others with it."""
+"""How the program leaves: ranks without the interpreter's end; where nobody reads its output."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from support import CONFIGS, run_process
+from support import CONFIGS, REPOSITORY, run_process
+
+LOG = REPOSITORY / "results" / "cpu_2core_pytorch" / "bert" / "result_0.txt"
 
 CODE = """
 import atexit, sys
@@ -23,3 +28,81 @@ def test_only_ranks_skip_the_interpreters_end(module: str, ends: bool) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6000\n")  # nothing buffered is lost
     assert ("the interpreter ends" in done.stdout) == ends
+
+
+def run_into(stdout: int, *command: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with this stdout, buffered as it usually is."""
+    environ = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=environ,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run Python writing into a pipe that nobody reads, as before a `head` that has ended."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return run_into(write, *command)
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("config", CONFIGS / "cpu_tiny.toml"),
+        ("report", "--doctor", LOG),
+        ("watch", "--once", "."),
+        ("watch", "--json", "."),
+    ],
+)
+def test_a_reader_who_goes_is_no_fault(words: tuple[object, ...]) -> None:
+    done = run_unread("-m", "mlperf_bert", *words)
+    assert (done.returncode, done.stderr) == (141, "")  # 128 and the number of SIGPIPE
+
+
+ENTRY = "import sys\nimport mlperf_bert.__main__ as program\n{}\nprogram.entry()\n"
+
+
+def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it() -> None:
+    code = "import mlperf_bert.distributed.session\nprogram.main = lambda: print('seen') or 3"
+    done = run_unread("-c", ENTRY.format(code))
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_another_pipe_that_breaks_is_a_fault() -> None:
+    code = "def main():\n    raise BrokenPipeError(32, 'of a worker')\nprogram.main = main"
+    done = run_process(sys.executable, "-c", ENTRY.format(code))
+    assert done.returncode == 1 and "of a worker" in done.stderr
+
+
+def test_output_that_finds_no_room_is_one_line() -> None:
+    words = ("config", CONFIGS / "cpu_tiny.toml", "--get", "run.max_steps")
+    with open("/dev/full", "w") as full:
+        done = run_into(full.fileno(), "-m", "mlperf_bert", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mlperf_bert: error: stdout: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    log = tmp_path / "stdout.log"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom mlperf_bert.progress import Reporter\n"
+        f"with Reporter(Path({str(log)!r}), 10) as reporter:\n"
+        "    for number in range(3):\n        reporter.line(f'line {number}')\n"
+    )
+    assert "Traceback" not in run_unread("-c", code).stderr
+    assert [line.split(" ", 1)[1] for line in log.read_text().splitlines()] == [
+        "line 0",
+        "line 1",
+        "line 2",
+    ]

@@ -1,5 +1,7 @@
 """What a person sees: all the promised figures, and a copy on file."""
 
+import errno
+import io
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,25 @@ def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
         reporter.line("never seen")
         reporter.progress(RECORD, None)
     assert capsys.readouterr().out == ""
+
+
+class FullDisk(io.StringIO):
+    """Takes nothing until there is room again."""
+
+    is_full = True
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_what_found_no_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr("sys.stdout", disk)
+    with Reporter(tmp_path / "stdout.log", max_steps=10) as reporter:
+        reporter.line("lost")
+        disk.is_full = False
+        reporter.line("shown")
+    assert disk.getvalue() == "shown\n"
+    assert "lost" in (tmp_path / "stdout.log").read_text()

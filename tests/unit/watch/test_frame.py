@@ -1,6 +1,7 @@
 """A frame: within its size whatever that is, everything promised in it, and printable."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from watch_cases import end_run, make_run, record
 
 from mlperf_bert.watch.frame import frame, state, status_line
 from mlperf_bert.watch.look import Look, Watcher
+from mlperf_bert.watch.remaining import Remaining
 from mlperf_bert.watch.snapshot import snapshot
 
 SIZES = [(1, 1), (2, 2), (5, 3), (20, 8), (40, 12), (71, 20), (80, 24), (119, 30), (300, 90)]
@@ -82,6 +84,33 @@ def test_how_a_run_ended(tmp_path: Path, outcome: str, stopped_by: str | None, w
     assert state(look) == words and words in text
     assert "0:01:01 of training, 20 steps, 320 samples" in text
     assert words in status_line(look)
+
+
+def test_what_an_outcome_says_is_escaped_too(tmp_path: Path) -> None:
+    run = running(tmp_path / "run")
+    end_run(run / "run_0", "aborted", stopped_by="\x1b]0;owned\x07")
+    look = look_at(run)
+    for text in (*text_of(look).split("\n"), state(look), status_line(look)):
+        assert text.isprintable(), ascii(text)
+    assert "stopped by \\x1b]0;owned\\x07" in text_of(look)
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "words"),
+    [
+        (60, 120, "to 0.99: 0:01:00 to 0:02:00, by its curve"),
+        (60, 900, "to 0.99: 0:01:00 to never (the steps may end), by its curve"),
+        (601, 900, "to 0.99: not within its steps, by its curve"),
+    ],
+)
+def test_a_target_beyond_the_last_step_is_told(
+    tmp_path: Path, low_s: float, high_s: float, words: str
+) -> None:
+    look = replace(
+        look_at(running(tmp_path / "run")),
+        remaining=Remaining(600.0, (low_s, high_s), "its curve", ""),
+    )
+    assert words in text_of(look)
 
 
 def test_alerts_stay_where_there_is_little_room(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
-from watch_cases import end_run, make_run, record
+from watch_cases import end_run, lines_of, make_run, record
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.watch.look import Watcher
 
 
 def out_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -41,6 +43,15 @@ def test_the_newest_of_several_runs_or_the_one_that_is_named(
     assert json.loads(out_of(capsys, tmp_path / "run_2", "--json"))["last_record"]["step"] == 3
 
 
+def test_runs_are_told_from_what_lies_beside_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path, [record(3)], index=3)
+    (tmp_path / "config.toml").write_text("")  # somebody's
+    (tmp_path / "run_7").write_text("")  # and no run
+    assert json.loads(out_of(capsys, tmp_path, "--json"))["run"].endswith("/run_3")
+
+
 def test_json_says_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record(step, 0.05 * step, skipped_steps=1) for step in range(1, 9)]
     run = make_run(tmp_path / "run", records)
@@ -70,6 +81,36 @@ def test_a_run_that_was_left_alone_is_silent(
     os.utime(run / "metrics.jsonl", (1e10, 1e10))  # a clock that is ahead of ours
     found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
     assert found["state"] == "running" and found["alerts"] == []
+
+
+def test_the_start_up_of_a_resumed_run_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", [record(1)], log=["target NOT reached"])
+
+    def state_when(config_s: float, metrics_s: float, log_s: float) -> str:
+        """By the seconds at which the files were last written; now is far later."""
+        for name, seconds in zip(
+            ("config.toml", "metrics.jsonl", "stdout.log"),
+            (config_s, metrics_s, log_s),
+            strict=True,
+        ):
+            os.utime(run / name, (seconds, seconds))
+        found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
+        return str(found["state"])
+
+    now_s = time.time()
+    assert state_when(1e9, 1e9 + 9, 1e9 + 9) == "silent"
+    assert state_when(1.5e9, 1.5e9 + 9, 1e9) == "running"  # its metrics were cut back since
+    assert state_when(1.5e9, 1e9, 1e9) == "running"  # not even that
+    assert state_when(1.5e9, 1e9, 1.5e9 + 9) == "silent"  # it had started, long ago
+    assert state_when(now_s - 99, now_s - 98, now_s) == "running"  # it has started just now
+    with (run / "stdout.log").open("a") as file:
+        file.write("12:00:00 sampler uniform, balance none\n12:00:01 attention: grouped\n")
+    assert state_when(1e9, 1e9 + 9, 1e9 + 9) == "running"  # it may be capturing its step
+    with (run / "stdout.log").open("a") as file:
+        file.write("12:00:02 step 2/20  43 samples/s  1,045 tokens/s\n")
+    assert state_when(1e9, 1e9 + 9, 1e9 + 9) == "silent"
 
 
 def test_before_the_first_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,3 +145,18 @@ def test_mistakes_are_one_line(
     captured = capsys.readouterr()
     assert captured.out == "" and words in captured.err
     assert captured.err.count("\n") == 1 and captured.err[:-1].isprintable()
+
+
+def test_a_directory_that_cannot_be_read_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [record(1)])
+    watcher = Watcher(tmp_path / "run")
+    assert watcher.look()[0].alerts == ()
+    (tmp_path / "run").rename(tmp_path / "aside")
+    (tmp_path / "run").write_text("")  # as good as a file server that does not answer
+    watcher.look()
+    (tmp_path / "run").unlink()
+    (tmp_path / "aside").rename(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(lines_of([record(2)]))
+    last = watcher.look()[0].history.last
+    assert last is not None and last["step"] == 2

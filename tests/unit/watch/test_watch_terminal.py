@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from watch_cases import WATCH, Terminal, end_run, lines_of, make_run, record
+from watch_cases import PATIENCE_S, WATCH, Terminal, end_run, lines_of, make_run, record
 
 from mlperf_bert.exit_statuses import STOPPED
+from mlperf_bert.watch.remarks import Remarks
 
 LONG = ("run.max_steps=90000", "schedule.decay_steps=90000", "run.log_interval_steps=5")
 
@@ -50,7 +51,6 @@ def test_a_real_training_is_watched_to_its_end(
         terminal.until(lambda: "no run has begun here yet" in terminal.text)
         assert terminal.is_alternate and terminal.screen.cursor.hidden
         with training(tiny_config, synthetic_data, run_dir) as process:
-            terminal.until(lambda: "not written any metrics yet" in terminal.text)
             terminal.until(lambda: is_drawn(terminal, 24) and has_curve(terminal.text))
             first = terminal.lines
             assert first[0].startswith("run/run_0") and first[0].endswith("running")
@@ -74,6 +74,9 @@ def test_a_real_training_is_watched_to_its_end(
             assert len(terminal.lines[0]) == 60 and "to the last step" in terminal.text
 
             terminal.resize(80, 24)
+            terminal.until(
+                lambda: is_drawn(terminal, 24) and "no evaluation yet" not in terminal.text
+            )
 
             with Terminal(run_dir, "--interval", "0.1") as other:
                 other.until(lambda: "running" in other.lines[0])
@@ -89,11 +92,19 @@ def test_a_real_training_is_watched_to_its_end(
         assert not terminal.is_alternate and not terminal.screen.cursor.hidden
         assert "stopped by SIGTERM" in terminal.text and has_curve(terminal.text)
         assert "of training" in terminal.text
+    remarks, starting = Remarks(), []
+    for line in (run_dir / "run_0" / "stdout.log").read_bytes().splitlines():
+        remarks.add(line)
+        starting.append(remarks.is_start_up)
+    assert True in starting and not starting[-1]
+    assert remarks.evaluation_s is not None
 
 
 def test_what_is_written_meanwhile_is_shown(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs", [record(1)])
+    run = make_run(tmp_path / "runs")
     with Terminal(tmp_path / "runs", "--interval", "0.1") as terminal:
+        terminal.until(lambda: "not written any metrics yet" in terminal.text)
+        (run / "metrics.jsonl").write_text(lines_of([record(1)]))
         terminal.until(lambda: "1 of 20" in terminal.text)
         with (run / "metrics.jsonl").open("a") as file:
             file.write(lines_of([record(2, 0.125)]))
@@ -145,6 +156,15 @@ def test_a_signal_that_ends_it_leaves_the_terminal_clean(tmp_path: Path) -> None
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.until_left() == 0
         assert not terminal.is_alternate and not terminal.screen.cursor.hidden
+
+
+def test_a_terminal_that_is_closed_ends_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", [record(1)])
+    with (tmp_path / "errors").open("w") as errors, Terminal(run, stderr=errors) as terminal:
+        terminal.until(lambda: "1 of 20" in terminal.text)
+        terminal.hang_up()
+        assert terminal.process.wait(PATIENCE_S) == 141
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import pyte
 
@@ -84,12 +84,14 @@ class Terminal:
         columns: int = 80,
         rows: int = 24,
         program: Sequence[str] = WATCH,
+        stderr: IO[str] | None = None,
         **environ: str,
     ) -> None:
         self._ours, theirs = pty.openpty()
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
+        self._is_open = True
         self._set_size(columns, rows)
         self._theirs = theirs
         self.settings_before = termios.tcgetattr(theirs)
@@ -98,7 +100,7 @@ class Terminal:
             [*program, *map(str, arguments)],
             stdin=theirs,
             stdout=theirs,
-            stderr=theirs,
+            stderr=theirs if stderr is None else stderr,
             env={**inherited, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **environ},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C arrives
@@ -110,8 +112,8 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
+        if self._is_open:
+            self.hang_up()
 
     @property
     def lines(self) -> list[str]:
@@ -143,6 +145,12 @@ class Terminal:
         while self._show(0.0):
             pass
         return self.process.wait()
+
+    def hang_up(self) -> None:
+        """Close the terminal, as when a connection is lost."""
+        self._is_open = False
+        os.close(self._theirs)
+        os.close(self._ours)
 
     def type(self, keys: bytes) -> None:
         os.write(self._ours, keys)

@@ -4,13 +4,16 @@ Heavy imports happen inside the command that needs them.
 """
 
 import argparse
+import errno
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from mlperf_bert import evaluate_cli, fill_cli, system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
@@ -18,7 +21,7 @@ from mlperf_bert.config_options import add_config
 from mlperf_bert.convert import convert_cli, export_cli
 from mlperf_bert.doctor import cli as doctor_cli
 from mlperf_bert.errors import UserError
-from mlperf_bert.exit_statuses import FAULT, INTERRUPTED
+from mlperf_bert.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS
 from mlperf_bert.messages import say, say_error
 from mlperf_bert.package import cli as package_cli
 from mlperf_bert.plan import cli as plan_cli
@@ -36,17 +39,54 @@ def entry() -> NoReturn:
     """The program: run the command line's command and leave with its status."""
     try:
         status = main()
-    except Exception:  # a fault of ours: told here, because a rank does not come further
-        sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
+    except SystemExit as leaving:  # argparse, which has said why
+        status = leaving.code if isinstance(leaving.code, int) else FAULT
+    except Exception as error:  # a fault of ours: told here, because a rank does not come further
         status = FAULT
+        if _is_gone(error) and _is_unread(sys.stdout):
+            status = NOBODY_READS
+        else:
+            with suppress(OSError):
+                sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
+    flushed = _flush_stdout()
     if "mlperf_bert.distributed.session" in sys.modules:
         # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
         # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
-        # and after an error NCCL's are still up.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # and after an error NCCL's are still up. How it trained counts, not who reads of it.
+        with suppress(OSError):
+            sys.stderr.flush()
         os._exit(status)
-    sys.exit(status)
+    sys.exit(flushed or status)
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether it may be of a pipe without a reader, or of a terminal that was closed."""
+    return isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
+
+
+def _is_unread(stream: TextIO | None) -> bool:
+    """Whether what reads it has gone."""
+    if stream is None:
+        return False
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _flush_stdout() -> int:
+    """Write what is still to be written; 0, or the status for what has become of it."""
+    if sys.stdout is None:  # closed from the beginning
+        return 0
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        status = NOBODY_READS if _is_gone(error) else MISTAKE
+        if status == MISTAKE:
+            say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
+    else:
+        return 0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or its end tries again
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,3 +6,4 @@ TARGET_MISSED = 3
 LOST = 70  # other ranks are gone or do not answer, or something hangs
 STOPPED = 75  # a signal asked for the end: after saving, or before there was anything to save
 INTERRUPTED = 130  # as of what SIGINT ends, which a second Ctrl-C does
+NOBODY_READS = 141  # as of what SIGPIPE ends: `| head` has seen enough

@@ -1,15 +1,14 @@
 """What a person sees of a run: a live line on a terminal, plain lines elsewhere, all on file."""
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlperf_bert.console import OutputConsole
 from mlperf_bert.line_file import LineFile
 
 
@@ -21,7 +20,7 @@ class Reporter:
 
     def __init__(self, log_path: Path | None, max_steps: int, *, continued: bool = False) -> None:
         self._max_steps = max_steps
-        console = Console(highlight=False)
+        console = OutputConsole(highlight=False)
         self._file = LineFile(log_path, self._print, continued=continued) if log_path else None
         self._console = console if log_path else None
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -60,8 +59,10 @@ class Reporter:
 
     def _print(self, text: str) -> None:
         if self._console:
-            with suppress(OSError):  # of a disk or a pipe that takes no more
+            try:
                 self._console.print(Text(text), soft_wrap=True)
+            except OSError:  # of a disk or a pipe that takes no more
+                self._console.forget()
 
     def _to_file(self, text: str) -> None:
         if self._file:

@@ -1,12 +1,14 @@
 """How far a measurement has come, on stderr: a live line on a terminal, plain lines elsewhere."""
 
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from mlperf_bert.console import OutputConsole
 
 LIVE_INTERVAL_S = 0.2
 LINE_INTERVAL_S = 10.0
@@ -18,7 +20,7 @@ class PlannedSteps:
     def __init__(self, total: int) -> None:
         self._total = total
         self._done = 0
-        self._console = Console(stderr=True, highlight=False)
+        self._console = OutputConsole(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._interval_s = LIVE_INTERVAL_S if self._console.is_terminal else LINE_INTERVAL_S
         self._start_s = time.monotonic()
@@ -52,4 +54,5 @@ class PlannedSteps:
         if self._console.is_terminal:
             self._live.update(line, refresh=True)
         else:
-            self._console.print(line, soft_wrap=True)
+            with suppress(BrokenPipeError):  # nobody reads it: the plan is made all the same
+                self._console.print(line, soft_wrap=True)

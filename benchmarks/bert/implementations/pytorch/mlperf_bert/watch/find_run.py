@@ -1,5 +1,6 @@
 """Which run of a directory is watched: the one that is named, or the newest of several."""
 
+import os
 import re
 from pathlib import Path
 
@@ -14,17 +15,20 @@ def find_run(path: Path) -> Path | None:
 
     Raises DataError where `path` is no directory or cannot be read.
     """
+    newest: tuple[int, str] | None = None
+    is_run = _RUN.fullmatch(path.name) is not None
     try:
-        names = {each.name for each in path.iterdir()}
+        with os.scandir(path) as entries:  # one at a time: anything may lie beside the runs
+            for entry in entries:
+                is_run |= entry.name in _OF_A_RUN
+                if (match := _RUN.fullmatch(entry.name)) and entry.is_dir():
+                    newest = max(newest or (-1, ""), (int(match[1]), entry.name))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or "is no name of a directory"
         remedy = "give a run directory, which train makes below runs/"
         raise DataError(str(path), problem, remedy) from None
-    if names & set(_OF_A_RUN):
-        return path
-    found = {int(match[1]): name for name in names if (match := _RUN.fullmatch(name))}
-    if found:
-        return path / found[max(found)]
-    return path if _RUN.fullmatch(path.name) else None
+    if newest:
+        return path / newest[1]
+    return path if is_run else None

@@ -6,6 +6,7 @@ how long it may still take, its figures, and then its curves.
 
 from rich.text import Text
 
+from mlperf_bert.errors import one_line
 from mlperf_bert.watch.alerts import Alert
 from mlperf_bert.watch.charts import charts
 from mlperf_bert.watch.figures import figures
@@ -29,6 +30,8 @@ def frame(look: Look, width: int, height: int, characters: Characters, hint: str
     if height > len(lines):
         lines.append(Text(hint, "dim"))
     for line in lines:
+        if not line.plain.isprintable():  # whatever was forgotten: files must not reach it raw
+            line.plain = one_line(line.plain)
         line.truncate(width)
         if characters == "ascii":
             line.plain = line.plain.encode("ascii", "backslashreplace").decode("ascii")
@@ -56,7 +59,7 @@ def state(look: Look) -> str:
     if outcome.status == "success":
         return "ended: target reached"
     if outcome.stopped_by:
-        return f"stopped by {outcome.stopped_by:.20}"
+        return f"stopped by {one_line(outcome.stopped_by):.20}"
     return "ended: target NOT reached"
 
 
@@ -169,5 +172,7 @@ def _left(look: Look) -> str:
     if remaining.to_target_s is None:
         return f"{words}to {target:g}: {remaining.why_not}"
     low, high = remaining.to_target_s
-    until = duration(high) if high < remaining.to_last_step_s else "never, the steps end first"
+    if low > remaining.to_last_step_s:
+        return f"{words}to {target:g}: not within its steps, by {remaining.basis}"
+    until = duration(high) if high <= remaining.to_last_step_s else "never (the steps may end)"
     return f"{words}to {target:g}: {duration(low)} to {until}, by {remaining.basis}"

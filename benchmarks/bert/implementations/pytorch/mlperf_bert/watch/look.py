@@ -6,7 +6,7 @@ from statistics import median
 from typing import Literal
 
 from mlperf_bert.config import RunConfig
-from mlperf_bert.errors import one_line
+from mlperf_bert.errors import DataError, one_line
 from mlperf_bert.outcome import RunOutcome
 from mlperf_bert.report.run import is_reference_config
 from mlperf_bert.watch.alerts import Alert, find_alerts
@@ -51,9 +51,9 @@ class Watcher:
     def look(self) -> tuple[Look, bool]:
         """The moment, and whether there is more to read at once.
 
-        Raises DataError where the path is no directory.
+        Raises DataError where the path is no directory at the first look; later it may come back.
         """
-        directory = find_run(self._path)
+        directory = self._find()
         if directory is None:
             self._files = None
             return _nothing_yet(self._path), False
@@ -61,6 +61,15 @@ class Watcher:
             self._files = RunFiles(directory)
         has_more = self._files.look()
         return _look(self._files), has_more
+
+    def _find(self) -> Path | None:
+        """The run's directory; that of the last look while a file server does not answer."""
+        try:
+            return find_run(self._path)
+        except DataError:
+            if self._files is None:
+                raise
+            return self._files.directory
 
 
 def _nothing_yet(path: Path) -> Look:

@@ -12,6 +12,7 @@ _MOST_NAMED = 9  # a run names eight slow ranks and counts the others
 _TIME = re.compile(r"\d\d:\d\d:\d\d ")
 _EVALUATION = re.compile(r"evaluation at [\d,]{1,20} samples: .*\((\d{1,9}\.\d) s\)")
 _SLOW_RANK = re.compile(r"rank \d{1,9} on .* is slow: |\d{1,9} more ranks are slow$")
+_START_UP = re.compile(r"sampler \w{1,40}, balance \w{1,40}")  # among its first lines
 _PROGRESS = re.compile(r"step \d{1,19}/\d{1,19}  ")
 
 
@@ -20,6 +21,7 @@ class Remarks:
 
     def __init__(self) -> None:
         self.evaluation_s: float | None = None  # what the last evaluation took
+        self.is_start_up = False  # whether the run, or its resumption, has begun and no step ended
         self.slow_ranks: list[str] = []  # of the last comparison
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)  # the last ones, without progress
 
@@ -28,7 +30,9 @@ class Remarks:
         text = one_line(line.decode("utf-8", errors="replace"))
         said = text[len("00:00:00 ") :] if _TIME.match(text) else text
         if _PROGRESS.match(said):
+            self.is_start_up = False
             return
+        self.is_start_up |= _START_UP.fullmatch(said) is not None
         if match := _EVALUATION.fullmatch(said):
             self.evaluation_s = float(match[1])
             self.slow_ranks = []  # the ranks are compared right after

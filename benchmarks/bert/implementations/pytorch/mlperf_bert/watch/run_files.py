@@ -1,5 +1,6 @@
 """The files of one run, read as they grow: its config, metrics, remarks and outcome."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class WholeFile(Generic[Parsed]):
         self._seen: tuple[int, ...] | None = None
         self.value: Parsed | None = None  # None where it is not there, or cannot be read
         self.problem = ""  # in words: an error would keep all that was read
+        self.modified_s = 0.0  # since the epoch, by the clock of the file system
 
     def look(self) -> None:
         """Read it where it is new or has changed."""
@@ -40,6 +42,7 @@ class WholeFile(Generic[Parsed]):
         self._seen, self.value, self.problem = seen, None, ""
         if seen is None:
             return
+        self.modified_s = seen[-1] / 1e9 if seen else 0.0
         try:
             self.value = self._read(self._path)
         except UserError as error:
@@ -62,22 +65,29 @@ class RunFiles:
         )
         self._problems: dict[str, str] = {}
         self._lines = self._bad_lines = 0  # of the metrics
-        self._news_s: float | None = None  # by the monotonic clock: when metrics came last
+        self._news_s: float | None = None  # by the monotonic clock: when lines came last
+        self._log_modified_s = 0.0
         self._has_caught_up = False  # with what was there at the first look
 
     def look(self) -> bool:
         """Read what is new; whether another look finds more at once."""
         self.config.look()
         self.outcome.look()  # before the metrics: they are complete when it is there
-        return any([self._look_at_metrics(), self._look_at_log()])
+        has_more = any([self._look_at_metrics(), self._look_at_log()])
+        self._has_caught_up |= not has_more
+        return has_more
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since metrics came last; None before the first.
+        """Seconds since metrics or remarks came last; None before the first, and in a start-up.
 
-        What was there at the first look counts by the clock of the file system.
+        What was there at the first look counts by the clock of the file system. A resumed run
+        writes its config anew, then to its log, and metrics after its first steps.
         """
-        return None if self._news_s is None else max(0.0, time.monotonic() - self._news_s)
+        is_resumed = 0 < self._log_modified_s < self.config.modified_s
+        if self._news_s is None or is_resumed or self.remarks.is_start_up:
+            return None
+        return max(0.0, time.monotonic() - self._news_s)
 
     @property
     def problems(self) -> list[str]:
@@ -98,10 +108,7 @@ class RunFiles:
                 break
             self._lines += 1
             self._add_record(line)
-        if added.lines:
-            age_s = 0.0 if self._has_caught_up else max(0.0, time.time() - added.modified_s)
-            self._news_s = time.monotonic() - age_s
-        self._has_caught_up |= not added.has_more
+        self._note_news(added)
         return added.has_more
 
     def _look_at(self, tail: Tail) -> Added:
@@ -134,7 +141,15 @@ class RunFiles:
             self.remarks = Remarks()
         for line in added.lines:
             self.remarks.add(line)
+        self._log_modified_s = added.modified_s
+        self._note_news(added)
         return added.has_more
+
+    def _note_news(self, added: Added) -> None:
+        """Lines came: now, or as the first look found them when their file was changed."""
+        if added.lines:
+            age_s = 0.0 if self._has_caught_up else max(0.0, time.time() - added.modified_s)
+            self._news_s = max(self._news_s or -math.inf, time.monotonic() - age_s)
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from mlperf_bert.console import OutputConsole
 from mlperf_bert.watch.frame import frame, status_line
 from mlperf_bert.watch.look import Look
 from mlperf_bert.watch.plot import Characters
@@ -33,7 +34,7 @@ def known_characters() -> Characters:
 
 def make_console() -> Console:
     """Writes to stdout; colours are off by NO_COLOR, or where the terminal has none."""
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    return OutputConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
 
 
 def print_once(look_again: LookAgain, characters: Characters) -> Look:
