@@ -48,6 +48,7 @@ class TrialRecord:
     seconds: float | None
     accuracy: float
     accuracies: tuple[float, ...]
+    evaluated_at: tuple[int, ...]  # samples, one for each accuracy
 
     @property
     def directory_name(self) -> str:
@@ -94,7 +95,7 @@ class Store:
         from optuna.samplers import TPESampler
 
         study = self._studies[arm]
-        counted = sum(each.status != "interrupted" for each in self.trials(arm))
+        counted = sum(each.status in ("running", "ended") for each in self.trials(arm))
         study.sampler = TPESampler(
             seed=self._seed * 1_000_003 + counted,
             n_startup_trials=min(_MOST_RANDOM, max(_LEAST_RANDOM, budget // 3)),
@@ -139,6 +140,7 @@ class Store:
             "samples": samples,
             "seconds": seconds,
             "accuracies": [each.accuracy for each in curve],
+            "evaluated_at": [each.samples for each in curve],
         }
         try:
             for number, each in enumerate(curve, 1):
@@ -236,6 +238,9 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
     accuracies = record.values.get("accuracies", [])
     if not isinstance(accuracies, list) or not all(is_number(each) for each in accuracies):
         raise record.error("accuracies", "is no list of numbers")
+    evaluated_at = record.values.get("evaluated_at", [])
+    if not isinstance(evaluated_at, list) or not all(type(each) is int for each in evaluated_at):
+        raise record.error("evaluated_at", "is no list of counts")
     return TrialRecord(
         arm=arm,
         number=trial.number,
@@ -249,4 +254,5 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
         seconds=record.number("seconds") if record.has("seconds") else None,
         accuracy=max(accuracies, default=0.0),
         accuracies=tuple(accuracies),
+        evaluated_at=tuple(evaluated_at),
     )

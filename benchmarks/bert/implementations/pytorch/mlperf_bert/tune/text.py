@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from statistics import mean, stdev
 
+from mlperf_bert.tune.objective import Objective
+from mlperf_bert.tune.standing import DEFAULT
 from mlperf_bert.tune.summary import ENDINGS, ArmSummary, Spread, Summary, unit_of
+
+_NOUNS: dict[Objective, str] = {"samples": "samples", "time": "seconds"}
 
 
 def table(summary: Summary) -> str:
@@ -26,22 +30,21 @@ def table(summary: Summary) -> str:
     return "\n".join([*lines, *_spread_lines(summary)]) + "\n"
 
 
-def verdict(summary: Summary) -> str:
-    """One line: what was gained over the config as it was given."""
-    if summary.best_arm is None:
+def verdict(summary: Summary, arm: str | None) -> str:
+    """One line: what an arm's best gained over the config as it was given; None without a best."""
+    if arm is None:
         return "no trial reached the target: widen the space, or raise --samples"
-    subject = f"best {summary.best_arm}"
+    subject = f"best {arm}"
     spread = next((each for each in summary.spreads if each.subject == subject), None)
     if spread is None or spread.gain is None:
-        return f"{subject} is not compared with the default on fresh seeds yet"
+        return f"{subject} is not compared with the default: no fresh seeds, or not the same ones"
     seeds = f"{len(spread.seeds)} fresh seeds"
-    default = next(each for each in summary.spreads if each.gain is None)
     bound = ""
-    if default.at_least or spread.at_least:
+    if any(each.at_least for each in summary.spreads if each.subject in (DEFAULT, subject)):
         bound = "; a run that missed counts as the whole budget"
     if spread.gain <= 0:
         return f"the default is not worse than {subject}: {_gain(spread)} over {seeds}{bound}"
-    what = "samples" if summary.settings.objective == "samples" else "seconds"
+    what = _NOUNS[summary.settings.objective]
     return f"{subject} needs fewer {what} than the default: {_gain(spread)} over {seeds}{bound}"
 
 
