@@ -1,6 +1,7 @@
 """The study's trials in Optuna's journal: claimed one at a time, ended once, repeated when lost."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -173,9 +174,10 @@ class Store:
         return lost
 
     def importance(self, arm: str) -> dict[str, float]:
-        """Share of each parameter in what told good trials from others; {} of too few trials.
+        """Share of each parameter in what told good trials from others; {} where none is known.
 
-        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target.
+        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target. Too few of
+        them, or a best quarter that is no better than the rest, say nothing.
         """
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
         from optuna.trial import TrialState
@@ -185,7 +187,11 @@ class Store:
         if len(complete) < LEAST_FOR_IMPORTANCE or len({each.value for each in complete}) < 2:
             return {}
         evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
-        return get_param_importances(study, evaluator=evaluator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of equal results, as told below
+            shares = get_param_importances(study, evaluator=evaluator)
+        is_told_apart = len(shares) == 1 or len(set(shares.values())) > 1
+        return shares if is_told_apart else {}
 
     def _begin(self, study: "Study") -> "Trial":
         trial = study.ask()

@@ -88,9 +88,9 @@ def _between_lines(summary: Summary) -> list[str]:
     if not known:
         return []
     words = [f"{each.subject} {_mean_and_deviation(each.between)}" for each in known]
-    default = known[0]
+    default = next((each for each in known if each.subject == DEFAULT), None)
     for number, each in enumerate(known):
-        if each.seeds == default.seeds and each is not default and default.gain is None:
+        if default and each is not default and each.seeds == default.seeds:
             pairs = zip(default.between, each.between, strict=True)
             gains = [100 * (theirs - own) / mean(default.between) for theirs, own in pairs]
             spread = f", standard deviation {stdev(gains):.1f} %" if len(gains) > 1 else ""
