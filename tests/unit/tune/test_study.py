@@ -63,7 +63,10 @@ def test_the_best_is_the_one_that_needs_fewest_samples(
     comments = [line for line in (study / "best.toml").read_text().split("\n") if line[:1] == "#"]
     assert "trial" in comments[0] and "tiny.toml" in comments[1]
     assert (study / "history.png").read_bytes().startswith(b"\x89PNG")
-    assert "On fresh seeds 2," in (study / "table.md").read_text()
+    words = (study / "table.md").read_text()
+    assert "On fresh seeds 2," in words
+    assert "over one fresh seed" in words and "standard deviation 0" not in words  # one has none
+    assert "over one fresh seed" in comments[-1]
 
 
 def test_fresh_seeds_compare_the_best_with_the_default(

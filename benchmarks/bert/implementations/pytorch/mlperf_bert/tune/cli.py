@@ -191,7 +191,7 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
 
 def _check_counts(args: argparse.Namespace) -> None:
     for name, low, high in (
-        ("trials", 1, 100_000),
+        ("trials", 1, 10_000),
         ("repeats", 0, 1000),
         ("workers", 1, 256),
         ("seed", 0, 2**31),

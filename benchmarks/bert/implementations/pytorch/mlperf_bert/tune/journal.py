@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileOpenLock
 
-MAX_JOURNAL_BYTES = 64 * 2**20  # 100,000 trials with twenty evaluations each
+MAX_JOURNAL_BYTES = 64 * 2**20  # 12,000 trainings with twenty evaluations each
 _MAX_LINE_BYTES = 2**20  # accuracies of 10,000 evaluations have 220 kB
 _OPERATIONS = range(11)
 REMEDY = "use the journal as tune wrote it, or begin a new study"

@@ -246,7 +246,8 @@ class Search:
         trials = sum(max(0, budget.trials - each) for each in ended)
         if trials:
             return trials + (len(arms) + 1) * budget.repeats
-        return len(missing_repeats(self._settings, self._store, budget.repeats))
+        running = sum(each.status == "running" for each in self._store.trials(REPEATS))
+        return running + len(missing_repeats(self._settings, self._store, budget.repeats))
 
     def _best_in_words(self) -> str:
         found = [best_trial(self._store.trials(arm.name)) for arm in self._settings.arms]

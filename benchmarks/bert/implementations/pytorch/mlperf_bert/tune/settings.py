@@ -18,7 +18,7 @@ from mlperf_bert.untrusted import file_sha256, in_brief
 
 STUDY_SCHEMA_VERSION = 1
 ONLY_ARM = "trial"
-_PRUNE_FROM = 4  # nothing is stopped in the first quarter of the budget's evaluations
+_PRUNE_FROM = 4  # nothing is stopped before a quarter of the budget's evaluations, rounded down
 _MANIFEST = "index/dataset.json"
 _REMEDY = "give a new --study directory, or the options that it was begun with"
 

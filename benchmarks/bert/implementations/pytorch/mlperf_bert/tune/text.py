@@ -38,7 +38,7 @@ def verdict(summary: Summary, arm: str | None) -> str:
     spread = next((each for each in summary.spreads if each.subject == subject), None)
     if spread is None or spread.gain is None:
         return f"{subject} is not compared with the default: no fresh seeds, or not the same ones"
-    seeds = f"{len(spread.seeds)} fresh seeds"
+    seeds = f"{len(spread.seeds)} fresh seeds" if len(spread.seeds) > 1 else "one fresh seed"
     bound = ""
     if any(each.at_least for each in summary.spreads if each.subject in (DEFAULT, subject)):
         bound = "; a run that missed counts as the whole budget"
@@ -74,9 +74,10 @@ def _spread_lines(summary: Summary) -> list[str]:
     for each in summary.spreads:
         mark = "at least " if each.at_least else ""
         numbers = ", ".join(f"{number:,.{digits}f}" for number in each.needed)
+        deviation = f"{each.deviation:,.{digits}f}" if len(each.needed) > 1 else "-"
         lines.append(
             f"| {each.subject} | {each.reached} of {len(each.needed)} "
-            f"| {mark}{each.mean:,.{digits}f} | {each.deviation:,.{digits}f} | {numbers} "
+            f"| {mark}{each.mean:,.{digits}f} | {deviation} | {numbers} "
             f"| {_gain(each) if each.gain is not None else '-'} |"
         )
     return [*lines, *_between_lines(summary)]
@@ -104,7 +105,9 @@ def _mean_and_deviation(numbers: Sequence[float]) -> str:
 
 
 def _gain(spread: Spread) -> str:
-    """Per cent of the default's mean, with the spread over the seeds."""
+    """Per cent of the default's mean, with the spread over the seeds where there are several."""
+    if len(spread.seeds) == 1:
+        return f"{spread.gain:.1f} %"
     return (
         f"{spread.gain:.1f} % (standard deviation {spread.gain_spread:.1f} %, "
         f"{spread.gain_least:.1f} to {spread.gain_most:.1f} %)"
