@@ -245,7 +245,7 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
     if not isinstance(accuracies, list) or not all(is_number(each) for each in accuracies):
         raise record.error("accuracies", "is no list of numbers")
     evaluated_at = record.values.get("evaluated_at", [])
-    if not isinstance(evaluated_at, list) or not all(type(each) is int for each in evaluated_at):
+    if not isinstance(evaluated_at, list) or not all(map(_is_count, evaluated_at)):
         raise record.error("evaluated_at", "is no list of counts")
     return TrialRecord(
         arm=arm,
@@ -262,3 +262,7 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
         accuracies=tuple(accuracies),
         evaluated_at=tuple(evaluated_at),
     )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53
