@@ -72,7 +72,8 @@ def make_journal(directory: Path) -> None:
         trial.suggest_categorical("clip.policy", ["none", "after_allreduce"])
         facts = {"owner": {"host": "here", "pid": 7}, "settings": {"clip.policy": "none"}}
         facts |= {"seed": 1, "ended": "reached", "samples": 64, "seconds": 0.5}
-        for key, fact in (facts | {"accuracies": [0.25, 0.5]}).items():
+        facts |= {"accuracies": [0.25, 0.5], "evaluated_at": [32, 64]}
+        for key, fact in facts.items():
             trial.set_user_attr(key, fact)
         trial.report(0.5, number + 1)
         study.tell(trial, rate)

@@ -3,8 +3,9 @@
 `fake_trainer.py MODE --config F --data DIR --run-dir DIR`. The best learning rate is 3e-3 for
 AdamW and 2e-2 for LAMB; accuracy after evaluation k is min(1, quality * k / 10), so a quality of 1
 reaches 0.5 at the fifth one. MODE: `quick`; `patient`: of quality 1 in the directories of trials
-0 to 3, of quality 0.05 in others, where it waits for SIGTERM; `stuck`: always waits; `slow`: 0.2 s
-an evaluation; `fails`: status 1; `mistaken`: status 2.
+0 to 3, of quality 0.05 in others, where it waits for SIGTERM, after which trial 5 reaches the
+target all the same; `stuck`: always waits; `together`: trials 2n and 2n + 1 wait for each other;
+`diverges`: ends after the first evaluation; `fails`: status 1; `mistaken`: status 2.
 """
 
 import json
@@ -16,11 +17,21 @@ import tomllib
 from pathlib import Path
 
 INTERVAL = 32
+PATIENCE_S = 250.0  # a test that needs so long is ended by pytest
 
 
 def quality_of(config: dict) -> float:
     best = 3e-3 if config["optim"]["name"] == "adamw" else 2e-2
     return math.exp(-abs(math.log(config["optim"]["learning_rate"] / best)))
+
+
+def wait_for_other(root: Path) -> None:
+    """Wait until the trial beside this one has begun; trainings with fresh seeds do not wait."""
+    name, _, number = root.name.rpartition("_")
+    other = root.with_name(f"{name}_{int(number) ^ 1:05d}")
+    until = time.monotonic() + PATIENCE_S
+    while name != "repeats" and not other.exists() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def main(mode: str, options: dict[str, str]) -> int:
@@ -33,6 +44,8 @@ def main(mode: str, options: dict[str, str]) -> int:
     if mode == "mistaken":
         print("mlperf_bert: error: no such data", flush=True)
         return 2
+    if mode == "together":
+        wait_for_other(root)
     run = root / "run_0"
     run.mkdir()
     stops: list[int] = []
@@ -50,9 +63,14 @@ def main(mode: str, options: dict[str, str]) -> int:
             file.write(json.dumps(record) + "\n")
             file.flush()
             waits = mode == "stuck" or (mode == "patient" and number == 3 and quality < 1)
-            until = time.monotonic() + (60 if waits else 0.2 if mode == "slow" else 0)
+            until = time.monotonic() + (PATIENCE_S if waits else 0)
             while not stops and time.monotonic() < until:
                 time.sleep(0.01)
+            if stops and mode == "patient" and root.name.endswith("5"):
+                stops, quality = [], 2.0
+                continue
+            if mode == "diverges":
+                break
             if stops or accuracy >= target:
                 status = 75 if stops else 0
                 break

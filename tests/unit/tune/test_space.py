@@ -94,6 +94,17 @@ of = "config"
     assert type(low["schedule.warmup_steps"]) is int
 
 
+def test_integers_as_ends_of_a_number_leave_it_a_number(tmp_path: Path, config: RunConfig) -> None:
+    class Middle(Ends):
+        def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
+            return (low + high) / 2
+
+    path = tmp_path / "space.toml"
+    path.write_text('[[parameter]]\nkey = "optim.weight_decay"\nlow = 0\nhigh = 1\n')
+    space = space_for(read_space(path), config, None)
+    assert draw(space, Middle(0), config) == {"optim.weight_decay": 0.5}
+
+
 def test_numbers_just_below_one(tmp_path: Path, config: RunConfig) -> None:
     text = """
 [[parameter]]
@@ -160,6 +171,7 @@ def test_ours_fit_configs_of_any_size(path: Path, name: str) -> None:
             "one",
         ),
         ('[[parameter]]\nkey = "optim.beta_1"\nlow = 0.1\nhigh = 0.8\nstep = 2\n', "has a step"),
+        ('[[parameter]]\nkey = "clip.max_norm"\nlow = 1\nhigh = 9\nstep = 2\n', "has a step"),
         ('[[parameter]]\nkey = "optim.beta_1"\nlow = 0.1\nhigh = 0.8\nsize = 2\n', "no such entry"),
         ('[[parameter]]\nkey = "optim.name"\nchoices = ["sgd"]\n', "'adamw' or 'lamb'"),
         ('[[parameter]]\nkey = "optim.name"\nchoices = []\n', "no list"),

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from mlperf_bert.config_options import add_config
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.exit_statuses import STOPPED, TARGET_MISSED
 
 if TYPE_CHECKING:
     from mlperf_bert.tune.settings import StudySettings
+    from mlperf_bert.tune.stop_signal import StopSignal
     from mlperf_bert.tune.store import Store
     from mlperf_bert.tune.summary import Summary
 
 _SHIPPED = Path(__file__).parent / "spaces"
+_MOST_EVALUATIONS = 10_000  # of a training: its curve is one line of the journal
 _Prune = Literal["median", "halving", "none"]
 _Objective = Literal["samples", "time"]
 
@@ -77,16 +79,34 @@ def run(args: argparse.Namespace) -> int:
     Raises UserError for a mistake in the options, the files or the study directory.
     """
     from mlperf_bert.data.atomic import make_directory
-    from mlperf_bert.tune.journal import need_optuna, study_lock
-    from mlperf_bert.tune.settings import hold_to_study
-    from mlperf_bert.tune.stop_signal import StopSignal
-    from mlperf_bert.tune.store import Store
-    from mlperf_bert.tune.workers import run_workers
+    from mlperf_bert.tune.journal import need_optuna
 
     need_optuna()
     _check_counts(args)
     settings = _settings(args)
     make_directory(args.study)
+    try:
+        status, summary = _search(args, settings)
+    except OSError as error:  # of Optuna's journal, its lock, or what a trial keeps
+        where = str(error.filename or args.study)
+        problem = error.strerror or "cannot be written"
+        raise DataError(where, problem, "check the directory and its free space") from None
+    if summary is None:
+        return status
+    _print(args, summary, status)
+    if status == STOPPED:
+        return STOPPED
+    return 0 if summary.best_arm is not None else TARGET_MISSED
+
+
+def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, Summary | None]":
+    """Its status, and what the study has come to; None of a worker or after a failure."""
+    from mlperf_bert.tune.journal import study_lock
+    from mlperf_bert.tune.settings import hold_to_study
+    from mlperf_bert.tune.stop_signal import StopSignal
+    from mlperf_bert.tune.store import Store
+    from mlperf_bert.tune.workers import run_workers
+
     with StopSignal() as stop:
         with study_lock(args.study):
             hold_to_study(args.study, settings)
@@ -96,20 +116,16 @@ def run(args: argparse.Namespace) -> int:
         else:
             status = _work(args, settings, store, stop)
         if args.as_worker or status not in (0, STOPPED):
-            return status
-        summary = _finish(args, settings, store)
-    _print(args, summary, status)
-    if status == STOPPED:
-        return STOPPED
-    return 0 if summary.best_arm is not None else TARGET_MISSED
+            return status, None
+        return status, _finish(args, settings, store)
 
 
-def _work(args: argparse.Namespace, settings: "StudySettings", store: "Store", stop: object) -> int:
+def _work(
+    args: argparse.Namespace, settings: "StudySettings", store: "Store", stop: "StopSignal"
+) -> int:
     from mlperf_bert.tune.progress import StudyProgress
     from mlperf_bert.tune.search import Budget, Search
-    from mlperf_bert.tune.stop_signal import StopSignal
 
-    assert isinstance(stop, StopSignal)
     budget = Budget(trials=args.trials, repeats=args.repeats)
     with StudyProgress(args.workers) as progress:
         how = Search(settings, store, budget, progress, stop).work()
@@ -136,7 +152,7 @@ def _print(args: argparse.Namespace, summary: "Summary", status: int) -> None:
     if status == STOPPED:
         print("stopped before its end: the same command goes on with it")
         return
-    print(verdict(summary))
+    print(verdict(summary, summary.best_arm))
     if summary.best_arm is not None:
         print(f"best config: {args.study / 'best.toml'}; pictures and table beside it")
 
@@ -148,14 +164,17 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
 
     config = load_config(args.config, args.set)
     space_path = args.space
-    if not space_path.suffix and not space_path.exists():
-        space_path = _SHIPPED / f"{args.space.name}.toml"
+    if space_path.name == str(space_path) and not space_path.suffix and not space_path.exists():
+        space_path = _SHIPPED / f"{space_path}.toml"
     most_samples = args.samples or config.max_steps * config.parallel.global_batch_size
     if most_samples < config.eval_interval_samples:
         problem = (
             f"is {most_samples:,}, the first evaluation is at {config.eval_interval_samples:,}"
         )
         raise ConfigError("--samples", problem, "raise it, or lower eval.interval_samples")
+    if most_samples > _MOST_EVALUATIONS * config.eval_interval_samples:
+        problem = f"is {most_samples:,}, more than {_MOST_EVALUATIONS:,} evaluations"
+        raise ConfigError("--samples", problem, "lower it, or raise eval.interval_samples")
     return StudySettings(
         config=config,
         config_path=args.config,
@@ -172,7 +191,7 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
 
 def _check_counts(args: argparse.Namespace) -> None:
     for name, low, high in (
-        ("trials", 1, 100_000),
+        ("trials", 1, 10_000),
         ("repeats", 0, 1000),
         ("workers", 1, 256),
         ("seed", 0, 2**31),

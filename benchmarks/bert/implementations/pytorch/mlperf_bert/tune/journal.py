@@ -4,7 +4,6 @@ Journal files need no database and no file locks of the kernel, so workers on se
 share one over NFS. Nothing in them is a pickle: Optuna has pickles for Redis alone.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileOpenLock
 
-MAX_JOURNAL_BYTES = 64 * 2**20  # 100,000 trials with twenty evaluations each
-_MAX_LINE_BYTES = 64 * 2**10
+MAX_JOURNAL_BYTES = 64 * 2**20  # 12,000 trainings with twenty evaluations each
+_MAX_LINE_BYTES = 2**20  # accuracies of 10,000 evaluations have 220 kB
 _OPERATIONS = range(11)
 REMEDY = "use the journal as tune wrote it, or begin a new study"
 
@@ -43,7 +42,9 @@ def open_journal(path: Path) -> "JournalStorage":
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    if os.path.lexists(path):
+    if path.is_symlink():
+        raise DataError(str(path), "is a link, and what it leads to would be written to", REMEDY)
+    if path.exists():
         with held(_lock(path)):  # so that nobody is in the middle of a line
             check_journal(path)
             _cut_unfinished_line(path)

@@ -78,7 +78,12 @@ def value_of(measured: Measured, objective: Objective, target: float, most_sampl
     reached = samples_to(target, measured.curve)
     if reached is not None:
         return float(reached) if objective == "samples" else measured.seconds
-    whole_budget = float(most_samples)
-    if objective == "time":  # of the whole budget, for one that ended before
-        whole_budget = measured.seconds * max(1.0, most_samples / max(measured.samples, 1))
-    return whole_budget * (1 + (target - measured.best_accuracy) / target)
+    budget = float(most_samples)
+    if objective == "time":
+        budget = budget_seconds(measured.seconds, measured.samples, most_samples)
+    return budget * (1 + (target - measured.best_accuracy) / target)
+
+
+def budget_seconds(seconds: float, samples: int, most_samples: int) -> float:
+    """Of the whole budget, by the rate of a run that missed; it may have ended before, diverged."""
+    return seconds * max(1.0, most_samples / max(samples, 1))

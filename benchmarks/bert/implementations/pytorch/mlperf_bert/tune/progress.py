@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlperf_bert.errors import one_line
 from mlperf_bert.tune.objective import Curve
 
 _REMEMBERED = 30  # trainings whose mean time foretells the rest
@@ -22,12 +23,13 @@ class StudyProgress:
         self._workers = workers
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._is_live = workers == 1 and self._console.is_terminal  # several would overwrite theirs
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._began = 0.0
         self._doing = ""
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start()
         return self
 
@@ -42,7 +44,7 @@ class StudyProgress:
     def line(self, text: str) -> None:
         """A line that stays."""
         with suppress(OSError):  # of a disk or a pipe that takes no more
-            self._console.print(Text(text), soft_wrap=True)
+            self._console.print(Text(one_line(text)), soft_wrap=True)
 
     def begins(self, doing: str) -> None:
         """A training begins."""
@@ -66,7 +68,7 @@ class StudyProgress:
         self.line(f"{self._doing}: {how}; {best}; {left}")
 
     def _show(self, text: str) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             with suppress(OSError):
                 self._live.update(Text(text), refresh=True)
 

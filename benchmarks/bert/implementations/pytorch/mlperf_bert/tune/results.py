@@ -21,7 +21,9 @@ from mlperf_bert.tune.text import table, verdict
 def write_results(directory: Path, summary: Summary) -> None:
     """Write all files. Raises DataError where one cannot be written."""
     write_file(directory / "result.json", write_json(summary.as_json()))
-    write_file(directory / "table.md", f"{table(summary)}\n{verdict(summary)}\n".encode())
+    write_file(
+        directory / "table.md", f"{table(summary)}\n{verdict(summary, summary.best_arm)}\n".encode()
+    )
     write_file(directory / "history.png", history_picture(summary))
     importance = importance_picture(summary)
     if importance is not None:
@@ -50,16 +52,11 @@ def best_toml(summary: Summary, arm: ArmSummary, directory: Path) -> str:
         f"Found by mlperf_bert tune: trial {best.number} of arm {arm.name}, "
         f"{in_words(best, settings.objective)} to accuracy "
         f"{config.eval.target_accuracy:g} with seed {best.seed}.",
-        f"Begun from {settings.config_path.name} (sha256 {_digest_of(settings)}) over "
-        f"{settings.space_name}.",
+        f"Begun from {settings.config_path.name} over {settings.space_name}; sha256 of the "
+        f"complete config begins with {_digest_of(settings)}.",
         f"Searched: {searched}. Commit: {_commit_of(best, directory)}.",
     ]
-    for spread in summary.spreads:
-        if spread.subject == f"best {arm.name}" and spread.gain is not None:
-            lines.append(
-                f"On {len(spread.seeds)} fresh seeds {spread.gain:.1f} % fewer than the default, "
-                f"standard deviation {spread.gain_spread:.1f} %."
-            )
+    lines.append(f"{verdict(summary, arm.name)}.")
     comments = "".join(f"# {one_line(line)}\n" for line in lines)
     return f"{comments}\n{config_to_toml(tuned)}"
 

@@ -189,11 +189,12 @@ class Search:
         return self._judge(job, status, pruned[0] if pruned else None)
 
     def _judge(self, job: Job, status: int, pruned: Curve | None) -> Judged:
-        if pruned is not None:
+        has_ended_itself = status in (0, TARGET_MISSED)  # whatever was asked of it meanwhile
+        if pruned is not None and not has_ended_itself:
             last = pruned[-1]
             why = f"stopped as hopeless at {last.samples:,} samples, {last.accuracy:.4f}"
             return Judged(ended="pruned", value=None, samples=last.samples, curve=pruned, why=why)
-        if status in (0, TARGET_MISSED):
+        if has_ended_itself:
             return self._measured(job)
         if self._stop.came or status == STOPPED:
             return Judged(ended="interrupted", value=None, why="interrupted")
@@ -239,11 +240,14 @@ class Search:
         return any(each.status == "running" for name in names for each in self._store.trials(name))
 
     def _remaining(self) -> int:
-        arms = self._settings.arms
-        ended = sum(_has_ended(each) for arm in arms for each in self._store.trials(arm.name))
-        repeats = sum(_has_ended(each) for each in self._store.trials(REPEATS))
-        in_all = len(arms) * self._budget.trials + (len(arms) + 1) * self._budget.repeats
-        return max(0, in_all - ended - repeats)
+        """Trainings to come; while trials are among them, every arm is taken to find a best."""
+        arms, budget = self._settings.arms, self._budget
+        ended = [sum(map(_has_ended, self._store.trials(arm.name))) for arm in arms]
+        trials = sum(max(0, budget.trials - each) for each in ended)
+        if trials:
+            return trials + (len(arms) + 1) * budget.repeats
+        running = sum(each.status == "running" for each in self._store.trials(REPEATS))
+        return running + len(missing_repeats(self._settings, self._store, budget.repeats))
 
     def _best_in_words(self) -> str:
         found = [best_trial(self._store.trials(arm.name)) for arm in self._settings.arms]

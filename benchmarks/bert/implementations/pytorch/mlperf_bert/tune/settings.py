@@ -13,12 +13,12 @@ from mlperf_bert.data.records import read_record, write_json
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.tune.objective import Objective
 from mlperf_bert.tune.pruning import Pruner, PruningRule
-from mlperf_bert.tune.space import Space, Value, space_as_json, space_for
-from mlperf_bert.untrusted import file_sha256
+from mlperf_bert.tune.space import SECTIONS, Space, Value, space_as_json, space_for
+from mlperf_bert.untrusted import file_sha256, in_brief
 
 STUDY_SCHEMA_VERSION = 1
 ONLY_ARM = "trial"
-_PRUNE_FROM = 4  # nothing is stopped in the first quarter of the budget's evaluations
+_PRUNE_FROM = 4  # nothing is stopped before a quarter of the budget's evaluations, rounded down
 _MANIFEST = "index/dataset.json"
 _REMEDY = "give a new --study directory, or the options that it was begun with"
 
@@ -101,6 +101,9 @@ def make_arms(config: RunConfig, space: Space, compare: str | None) -> tuple[Arm
     if not equals or len(values) < 2 or len(set(values)) != len(values):
         problem = f"is {compare!r}"
         raise ConfigError("--compare", problem, "write section.key=one,other")
+    if key.partition(".")[0] not in SECTIONS:
+        remedy = f"compare values of a setting of {', '.join(SECTIONS)}"
+        raise ConfigError("--compare", f"{in_brief(key)} is no setting to be searched", remedy)
     arms = []
     for word in values:
         value = _value_of(key, word)

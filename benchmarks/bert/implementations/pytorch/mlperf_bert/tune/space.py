@@ -106,8 +106,18 @@ def space_for(space: Space, config: RunConfig, without: str | None) -> Space:
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
-    """The space for a file."""
-    return [{**asdict(each), "when": dict(each.when)} for each in space]
+    """The space for a file, in values that come back from JSON as they were."""
+    return [
+        {
+            "key": each.key,
+            "domain": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in asdict(each.domain).items()
+            },
+            "when": dict(each.when),
+        }
+        for each in space
+    ]
 
 
 def draw(space: Space, trial: Suggests, config: RunConfig) -> dict[str, Value]:
@@ -253,10 +263,14 @@ def _resolved(parameter: Parameter, config: RunConfig) -> Parameter:
     where = f"--space: {parameter.key}"
     if domain.times_config:
         domain = _times(domain, config_value(config, parameter.key), where)
-    for end in (domain.low, domain.high):
-        value = int(end) if domain.is_integer else end
-        if type(checked_setting(parameter.key, value, where)) is int and not domain.is_integer:
+    ends = [int(end) if domain.is_integer else end for end in (domain.low, domain.high)]
+    for end in ends:
+        checked = checked_setting(parameter.key, end, where)
+        if type(checked) is int and not domain.is_integer:
             raise ConfigError(where, f"is an integer, {end:g} is none", "give integers as ends")
+        if type(checked) is float and domain.is_integer:  # ends 0 and 1 are not all that it can be
+            domain = replace(domain, is_integer=False)
+            _check_range(domain, where)
     return replace(parameter, domain=domain)
 
 

@@ -1,6 +1,7 @@
 """The study's trials in Optuna's journal: claimed one at a time, ended once, repeated when lost."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class TrialRecord:
     seconds: float | None
     accuracy: float
     accuracies: tuple[float, ...]
+    evaluated_at: tuple[int, ...]  # samples, one for each accuracy
 
     @property
     def directory_name(self) -> str:
@@ -94,7 +96,7 @@ class Store:
         from optuna.samplers import TPESampler
 
         study = self._studies[arm]
-        counted = sum(each.status != "interrupted" for each in self.trials(arm))
+        counted = sum(each.status in ("running", "ended") for each in self.trials(arm))
         study.sampler = TPESampler(
             seed=self._seed * 1_000_003 + counted,
             n_startup_trials=min(_MOST_RANDOM, max(_LEAST_RANDOM, budget // 3)),
@@ -139,6 +141,7 @@ class Store:
             "samples": samples,
             "seconds": seconds,
             "accuracies": [each.accuracy for each in curve],
+            "evaluated_at": [each.samples for each in curve],
         }
         try:
             for number, each in enumerate(curve, 1):
@@ -171,9 +174,10 @@ class Store:
         return lost
 
     def importance(self, arm: str) -> dict[str, float]:
-        """Share of each parameter in what told good trials from others; {} of too few trials.
+        """Share of each parameter in what told good trials from others; {} where none is known.
 
-        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target.
+        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target. Too few of
+        them, or a best quarter that is no better than the rest, say nothing.
         """
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
         from optuna.trial import TrialState
@@ -183,7 +187,11 @@ class Store:
         if len(complete) < LEAST_FOR_IMPORTANCE or len({each.value for each in complete}) < 2:
             return {}
         evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
-        return get_param_importances(study, evaluator=evaluator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of equal results, as told below
+            shares = get_param_importances(study, evaluator=evaluator)
+        is_told_apart = len(shares) == 1 or len(set(shares.values())) > 1
+        return shares if is_told_apart else {}
 
     def _begin(self, study: "Study") -> "Trial":
         trial = study.ask()
@@ -236,6 +244,9 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
     accuracies = record.values.get("accuracies", [])
     if not isinstance(accuracies, list) or not all(is_number(each) for each in accuracies):
         raise record.error("accuracies", "is no list of numbers")
+    evaluated_at = record.values.get("evaluated_at", [])
+    if not isinstance(evaluated_at, list) or not all(map(_is_count, evaluated_at)):
+        raise record.error("evaluated_at", "is no list of counts")
     return TrialRecord(
         arm=arm,
         number=trial.number,
@@ -249,4 +260,9 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
         seconds=record.number("seconds") if record.has("seconds") else None,
         accuracy=max(accuracies, default=0.0),
         accuracies=tuple(accuracies),
+        evaluated_at=tuple(evaluated_at),
     )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53

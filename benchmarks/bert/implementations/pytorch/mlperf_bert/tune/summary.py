@@ -7,10 +7,11 @@ would have needed; its subject is marked `at_least`.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-from mlperf_bert.tune.objective import Ended, Objective
+from mlperf_bert.tune.objective import Ended, Objective, budget_seconds
 from mlperf_bert.tune.settings import StudySettings
 from mlperf_bert.tune.standing import DEFAULT, best_trial, fresh_seeds, is_repeat_of, subjects
 from mlperf_bert.tune.store import REPEATS, Store, TrialRecord
@@ -168,28 +169,31 @@ def _spread(
         seeds=seeds,
         needed=tuple(_needed(settings, each) for each in runs),
         reached=sum(each.ended == "reached" for each in runs),
-        between=_between(settings, runs),
+        between=_between(settings.config.eval.target_accuracy, runs),
     )
 
 
-def _between(settings: StudySettings, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
-    """Where each curve crosses the target; from no accuracy at the start of the first interval."""
-    target, interval = settings.config.eval.target_accuracy, settings.config.eval_interval_samples
+def _between(target: float, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
+    """Samples at which each curve first crosses the target; from no accuracy before training."""
     found = []
     for run in runs:
-        if run.ended != "reached" or not run.accuracies or run.samples is None:
+        points = [(0, 0.0), *zip(run.evaluated_at, run.accuracies, strict=False)]
+        crossing = next((pair for pair in pairwise(points) if pair[1][1] >= target), None)
+        if run.ended != "reached" or crossing is None:
             return ()
-        before, last = (0.0, *run.accuracies)[-2:]
-        share = (last - target) / (last - before) if last > before else 0.0
-        found.append(run.samples - share * interval)
+        (before, low), (after, high) = crossing  # low < target <= high
+        found.append(before + (target - low) / (high - low) * (after - before))
     return tuple(found)
 
 
 def _needed(settings: StudySettings, run: TrialRecord) -> float:
     """Samples or seconds; the budget of one that missed."""
+    samples, seconds = run.samples or 0, run.seconds or 0.0
+    if run.ended == "reached":
+        return seconds if settings.objective == "time" else float(samples)
     if settings.objective == "time":
-        return run.seconds or 0.0
-    return float((run.samples if run.ended == "reached" else None) or settings.most_samples)
+        return budget_seconds(seconds, samples, settings.most_samples)
+    return float(settings.most_samples)
 
 
 def _best_arm(arms: Sequence[ArmSummary], spreads: Sequence[Spread]) -> str | None:

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from statistics import mean, stdev
 
+from mlperf_bert.tune.objective import Objective
+from mlperf_bert.tune.standing import DEFAULT
 from mlperf_bert.tune.summary import ENDINGS, ArmSummary, Spread, Summary, unit_of
+
+_NOUNS: dict[Objective, str] = {"samples": "samples", "time": "seconds"}
 
 
 def table(summary: Summary) -> str:
@@ -26,22 +30,21 @@ def table(summary: Summary) -> str:
     return "\n".join([*lines, *_spread_lines(summary)]) + "\n"
 
 
-def verdict(summary: Summary) -> str:
-    """One line: what was gained over the config as it was given."""
-    if summary.best_arm is None:
+def verdict(summary: Summary, arm: str | None) -> str:
+    """One line: what an arm's best gained over the config as it was given; None without a best."""
+    if arm is None:
         return "no trial reached the target: widen the space, or raise --samples"
-    subject = f"best {summary.best_arm}"
+    subject = f"best {arm}"
     spread = next((each for each in summary.spreads if each.subject == subject), None)
     if spread is None or spread.gain is None:
-        return f"{subject} is not compared with the default on fresh seeds yet"
-    seeds = f"{len(spread.seeds)} fresh seeds"
-    default = next(each for each in summary.spreads if each.gain is None)
+        return f"{subject} is not compared with the default: no fresh seeds, or not the same ones"
+    seeds = f"{len(spread.seeds)} fresh seeds" if len(spread.seeds) > 1 else "one fresh seed"
     bound = ""
-    if default.at_least or spread.at_least:
+    if any(each.at_least for each in summary.spreads if each.subject in (DEFAULT, subject)):
         bound = "; a run that missed counts as the whole budget"
     if spread.gain <= 0:
         return f"the default is not worse than {subject}: {_gain(spread)} over {seeds}{bound}"
-    what = "samples" if summary.settings.objective == "samples" else "seconds"
+    what = _NOUNS[summary.settings.objective]
     return f"{subject} needs fewer {what} than the default: {_gain(spread)} over {seeds}{bound}"
 
 
@@ -71,9 +74,10 @@ def _spread_lines(summary: Summary) -> list[str]:
     for each in summary.spreads:
         mark = "at least " if each.at_least else ""
         numbers = ", ".join(f"{number:,.{digits}f}" for number in each.needed)
+        deviation = f"{each.deviation:,.{digits}f}" if len(each.needed) > 1 else "-"
         lines.append(
             f"| {each.subject} | {each.reached} of {len(each.needed)} "
-            f"| {mark}{each.mean:,.{digits}f} | {each.deviation:,.{digits}f} | {numbers} "
+            f"| {mark}{each.mean:,.{digits}f} | {deviation} | {numbers} "
             f"| {_gain(each) if each.gain is not None else '-'} |"
         )
     return [*lines, *_between_lines(summary)]
@@ -85,9 +89,9 @@ def _between_lines(summary: Summary) -> list[str]:
     if not known:
         return []
     words = [f"{each.subject} {_mean_and_deviation(each.between)}" for each in known]
-    default = known[0]
+    default = next((each for each in known if each.subject == DEFAULT), None)
     for number, each in enumerate(known):
-        if each.seeds == default.seeds and each is not default and default.gain is None:
+        if default and each is not default and each.seeds == default.seeds:
             pairs = zip(default.between, each.between, strict=True)
             gains = [100 * (theirs - own) / mean(default.between) for theirs, own in pairs]
             spread = f", standard deviation {stdev(gains):.1f} %" if len(gains) > 1 else ""
@@ -101,7 +105,9 @@ def _mean_and_deviation(numbers: Sequence[float]) -> str:
 
 
 def _gain(spread: Spread) -> str:
-    """Per cent of the default's mean, with the spread over the seeds."""
+    """Per cent of the default's mean, with the spread over the seeds where there are several."""
+    if len(spread.seeds) == 1:
+        return f"{spread.gain:.1f} %"
     return (
         f"{spread.gain:.1f} % (standard deviation {spread.gain_spread:.1f} %, "
         f"{spread.gain_least:.1f} to {spread.gain_most:.1f} %)"

@@ -37,7 +37,7 @@ class TrialProcess:
         self._directory = directory
         self._beat_at = 0.0
         self._seen = (0, 0)
-        self._curve: Curve = ()
+        self._evaluations = 0
         with (directory / LOG).open("ab") as log:
             try:
                 self._process = subprocess.Popen(
@@ -55,13 +55,13 @@ class TrialProcess:
     def wait(self, on_evaluation: Callable[[Curve], bool], is_stopped: Callable[[], bool]) -> int:
         """Wait for the end; its exit status, 128 + n for signal n.
 
-        `on_evaluation` is given the curve whenever it has grown, and asks for the end by True;
-        `is_stopped` is asked all the time.
+        `on_evaluation` is given the curve up to every evaluation, one after the other however many
+        came at once, and asks for the end by True; `is_stopped` is asked all the time.
         """
         try:
             while self._process.poll() is None:
                 beat(self._directory, self._beat_is_due())
-                if is_stopped() or (self._has_news() and on_evaluation(self._curve)):
+                if is_stopped() or any(map(on_evaluation, self._news())):
                     break
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(POLL_S)
@@ -70,18 +70,18 @@ class TrialProcess:
         status = self._process.wait()
         return status if status >= 0 else 128 - status
 
-    def _has_news(self) -> bool:
+    def _news(self) -> list[Curve]:
+        """The curve up to each evaluation that has come since the last call."""
         try:
             found = (self._directory / "run_0" / "metrics.jsonl").stat()
         except OSError:
-            return False
+            return []
         if (found.st_size, found.st_mtime_ns) == self._seen:
-            return False
+            return []
         self._seen = (found.st_size, found.st_mtime_ns)
         curve = read_curve(self._directory / "run_0")
-        has_grown = len(curve) > len(self._curve)
-        self._curve = curve
-        return has_grown
+        known, self._evaluations = self._evaluations, len(curve)
+        return [curve[:number] for number in range(known + 1, len(curve) + 1)]
 
     def _beat_is_due(self) -> bool:
         now = time.monotonic()
