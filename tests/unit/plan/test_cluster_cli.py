@@ -38,6 +38,18 @@ def test_the_parts_are_the_step_and_the_steps_the_run(
     assert found["ablation"] == [] and found["sweep"] == [] and found["timeline"] is None
 
 
+def test_samples_are_told_with_their_range(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    estimate = answer(capsys, *words)["samples_to_target"]
+    assert estimate["low"] < estimate["samples"]
+    assert main(words) == 0
+    spread = f"({estimate['low']:,.0f} to {estimate['high']:,.0f}; "
+    assert f"samples to the target: {estimate['samples']:,.0f} {spread}" in capsys.readouterr().out
+    assert main([*words, "--samples", "1e5"]) == 0
+    assert "samples to the target: 100,000 (given)" in capsys.readouterr().out
+
+
 def test_every_technique_is_exchanged(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     found = answer(capsys, *words, "--ablation")
     rows = {(row["technique"], row["setting"]): row for row in found["ablation"]}
@@ -60,6 +72,38 @@ def test_all_sizes_that_the_samples_serve(
     assert all(row["global_batch_size"] == 4 * row["accelerators"] for row in found["sweep"])
     kept = answer(capsys, *words, "--sweep", "global")["sweep"]
     assert {row["global_batch_size"] for row in kept} == {32}
+
+
+def test_sizes_that_cannot_be_dealt_are_named(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main([*words, "--sweep", "global"]) == 0
+    text = capsys.readouterr().out
+    # 32 sequences serve 1, 2, 4 and 8 nodes of 4.
+    assert "left out, as their ranks cannot be dealt the batch: 16, 32, 64" in text
+    assert "25,000 nodes" in text
+
+
+def test_a_sweep_without_any_size_is_refused_before_it_is_drawn(
+    capsys: pytest.CaptureFixture[str], histogram: Path, tmp_path: Path
+) -> None:
+    # 12 sequences fit the strata; no power of two nodes of 4 does, one sequence a rank.
+    picture = tmp_path / "sweep.png"
+    sizes = ("--nodes", "3", "--gpus-per-node", "4", "--local-batch-size", "1", "--draws", "1")
+    options = ("--sampler", "strata_4_2_2_4", "--sweep-plot", str(picture))
+    words = ("plan", "cluster", *sizes, *options, "--histogram", str(histogram))
+    assert main(list(words)) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and "--sweep: no size of 1 node" in output.err
+    assert not picture.exists()
+
+
+def test_two_pictures_do_not_share_a_file(
+    capsys: pytest.CaptureFixture[str], words: list[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "own.png")
+    assert main([*words, "--timeline", path, "--sweep-plot", path]) == 2
+    assert "own.png is the file of --timeline too" in capsys.readouterr().err
 
 
 def test_sizes_end_at_a_hundred_thousand() -> None:
