@@ -38,6 +38,18 @@ def test_the_parts_are_the_step_and_the_steps_the_run(
     assert found["ablation"] == [] and found["sweep"] == [] and found["timeline"] is None
 
 
+def test_samples_are_told_with_their_range(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    estimate = answer(capsys, *words)["samples_to_target"]
+    assert estimate["low"] < estimate["samples"]
+    assert main(words) == 0
+    spread = f"({estimate['low']:,.0f} to {estimate['high']:,.0f}; "
+    assert f"samples to the target: {estimate['samples']:,.0f} {spread}" in capsys.readouterr().out
+    assert main([*words, "--samples", "1e5"]) == 0
+    assert "samples to the target: 100,000 (given)" in capsys.readouterr().out
+
+
 def test_every_technique_is_exchanged(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     found = answer(capsys, *words, "--ablation")
     rows = {(row["technique"], row["setting"]): row for row in found["ablation"]}
@@ -60,6 +72,38 @@ def test_all_sizes_that_the_samples_serve(
     assert all(row["global_batch_size"] == 4 * row["accelerators"] for row in found["sweep"])
     kept = answer(capsys, *words, "--sweep", "global")["sweep"]
     assert {row["global_batch_size"] for row in kept} == {32}
+
+
+def test_sizes_that_cannot_be_dealt_are_named(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main([*words, "--sweep", "global"]) == 0
+    text = capsys.readouterr().out
+    # 32 sequences serve 1, 2, 4 and 8 nodes of 4.
+    assert "left out, as their ranks cannot be dealt the batch: 16, 32, 64" in text
+    assert "25,000 nodes" in text
+
+
+def test_a_sweep_without_any_size_is_refused_before_it_is_drawn(
+    capsys: pytest.CaptureFixture[str], histogram: Path, tmp_path: Path
+) -> None:
+    # 12 sequences fit the strata; no power of two nodes of 4 does, one sequence a rank.
+    picture = tmp_path / "sweep.png"
+    sizes = ("--nodes", "3", "--gpus-per-node", "4", "--local-batch-size", "1", "--draws", "1")
+    options = ("--sampler", "strata_4_2_2_4", "--sweep-plot", str(picture))
+    words = ("plan", "cluster", *sizes, *options, "--histogram", str(histogram))
+    assert main(list(words)) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and "--sweep: no size of 1 node" in output.err
+    assert not picture.exists()
+
+
+def test_two_pictures_do_not_share_a_file(
+    capsys: pytest.CaptureFixture[str], words: list[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "own.png")
+    assert main([*words, "--timeline", path, "--sweep-plot", path]) == 2
+    assert "own.png is the file of --timeline too" in capsys.readouterr().err
 
 
 def test_sizes_end_at_a_hundred_thousand() -> None:
@@ -100,6 +144,7 @@ def test_a_published_program_is_simulated_too(
         (("--local-batch-size", "0"), "--local-batch-size: is 0"),
         (("--nodes", "1000000000000000"), "--nodes: is 1e+15"),
         (("--nodes", "100000"), "--nodes: makes 400,000 ranks"),
+        (("--gpus-per-node", "100000"), "--gpus-per-node: is 100,000; set it to 576 at most"),
         (("--local-batch-size", "100000"), "makes a global batch of 800,000"),
         (("--local-batch-size", "100000000"), "keep it to 8,388,608"),
         (("--draws", "0"), "--draws: is 0"),
@@ -113,6 +158,7 @@ def test_a_published_program_is_simulated_too(
         (("--evaluation-interval", "0"), "--evaluation-interval: is 0"),
         (("--skipped-steps", "-1"), "--skipped-steps: is -1"),
         (("--node-bandwidth", "0"), "--node-bandwidth: is 0"),
+        (("--node-bandwidth", "1e-300"), "--node-bandwidth: is 1e-300; set it within 0.01"),
         (("--node-bandwidth", "nan"), "--node-bandwidth: is nan"),
         (("--precision", "fp8"), "a100 has no such units"),
         (("--timeline", "missing/own.png"), "--timeline: missing/own.png is a directory, or lies"),
@@ -138,4 +184,4 @@ def test_published_runs_are_listed_with_their_errors(capsys: pytest.CaptureFixtu
         assert row["error"] == pytest.approx(row["predicted_ms"] / row["published_ms"] - 1)
     assert {row["role"] for row in found["steps"]} == {"fitted", "held_out", "other"}
     assert main(["plan", "calibrate"]) == 0
-    assert "held out: 17 of 18 within 15%" in capsys.readouterr().out
+    assert "held out: 17 of 19 within 15%" in capsys.readouterr().out

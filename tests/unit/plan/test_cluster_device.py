@@ -1,11 +1,13 @@
 """Device times of the cluster simulator: waves of tiles, squares of lengths, bytes and rates."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cluster_cases import EAGER, FREE, even
 from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.plan.cluster.device import Device, head_ms, layer_work
+from mlperf_bert.plan.cluster.device import Device, embedding_ms, head_ms, layer_work
 from mlperf_bert.plan.cluster.machine import accelerators
 
 A100 = Device(accelerator=accelerators()["a100"], precision="bf16", constants=FREE)
@@ -46,6 +48,15 @@ def test_attention_grows_with_the_square_of_the_length() -> None:
 def test_memory_is_bytes_over_bandwidth() -> None:
     expected = 1e3 * 5e9 / (2039e9 * FREE.memory_efficiency)
     assert float(A100.memory_ms(5e9)) == pytest.approx(expected)
+
+
+def test_activations_of_fp32_are_twice_as_wide() -> None:
+    work = even(1, sequences=16, length=256)
+    wide, narrow = (
+        float(embedding_ms(replace(A100, precision=name), ModelSection(), work.tokens)[0][0])
+        for name in ("fp32", "bf16")
+    )
+    assert wide == pytest.approx(2 * narrow)
 
 
 def test_a_layer_is_not_below_its_multiply_adds() -> None:

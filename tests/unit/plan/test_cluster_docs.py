@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
+from mlperf_bert.__main__ import main
 from mlperf_bert.plan.cluster.calibration import compare, published_steps
 from mlperf_bert.plan.cluster.constants import constant_rows, default_constants
 from support import REPOSITORY
 
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
 PAGE = (REPOSITORY / "docs" / "cluster_model.md").read_text(encoding="utf-8")
+
+
+def millions(row: dict[str, Any], which: str) -> str:
+    return f"{row[f'{which}_samples'] / 1e6:.2f} M"
 
 
 def logged(name: str) -> dict[str, Any]:
@@ -47,6 +52,44 @@ def test_constants_on_the_page_are_those_in_force() -> None:
         assert f"| `{row.name}` | {row.value:.4g} | {row.low:g} to {row.high:g} |" in PAGE
 
 
+def test_samples_on_the_page_are_those_expected_today() -> None:
+    rows = logged("calibrate.json")["steps"]
+    apart = [row for row in rows if f"| {row['id']} | {millions(row, 'published')} |" in PAGE]
+    for row in apart:
+        expected = millions(row, "expected")
+        line = f"| {millions(row, 'published')} | {expected} | {row['samples_error']:+.1%} |"
+        assert f"| {row['id']} {line}" in PAGE
+    left_out = [row for row in rows if row not in apart]
+    assert all(abs(row["samples_error"]) < 1e-3 for row in left_out)
+    good = sum(abs(row["samples_error"]) <= 0.15 for row in apart)
+    assert f"{good} of these {len(apart)} lie within 15 %" in PAGE
+
+
+def test_the_simulator_still_expects_the_samples_of_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "calibrate", "--json"]) == 0
+    today = json.loads(capsys.readouterr().out)["steps"]
+    expected = {row["id"]: row["expected_samples"] for row in logged("calibrate.json")["steps"]}
+    assert {row["id"]: row["expected_samples"] for row in today} == pytest.approx(expected)
+
+
+def test_constants_frozen_before_the_comparison_stand_beside_those_shipped() -> None:
+    frozen = (LOG / "freeze.txt").read_text(encoding="utf-8")
+    for name, value, unit in (
+        ("matrix_efficiency", "0.889", ""),
+        ("kernel_overhead_us", "7.73", " us"),
+        ("host_launch_us", "56.3", " us"),
+        ("network_efficiency", "0.643", ""),
+    ):
+        assert f"{name} {value} " in frozen
+        assert f"| {value}{unit} |" in PAGE
+    shipped = {row.name: f"{row.value:.4g}" for row in constant_rows()}
+    line = "| shipped, fitted after it | {} | {} us | {} us | {} |"
+    names = ("matrix_efficiency", "kernel_overhead_us", "host_launch_us", "network_efficiency")
+    assert line.format(*(shipped[name] for name in names)) in PAGE
+
+
 def test_what_techniques_buy_is_what_was_simulated() -> None:
     found = logged("paper_captured.json")
     for row in found["ablation"]:
@@ -69,3 +112,19 @@ def test_other_numbers_on_the_page_stand_in_their_log(log: str, numbers: list[st
     text = (LOG / log).read_text(encoding="utf-8")
     assert [number for number in numbers if number not in text] == []
     assert [number for number in numbers if number not in PAGE] == []
+
+
+@pytest.mark.parametrize(
+    ("log", "numbers"),
+    [
+        ("calibrate.txt", ["17 of 19"]),
+        ("paper_captured.txt", ["64.5 ms", "+22.7 ms", "+7.1 ms", "+1.1 ms"]),
+        ("lamb_4096.txt", ["34.3 ms", "31.7 ms"]),
+        ("sweep_local_4.txt", ["34.3 ms", "37.0 ms", "11.6 s", "12.5 s"]),
+        ("sweep_global_16384.txt", ["11.7 s", "5.6 s"]),
+    ],
+)
+def test_numbers_in_the_story_of_scaling_stand_in_their_log(log: str, numbers: list[str]) -> None:
+    text = (LOG / log).read_text(encoding="utf-8")
+    story = (REPOSITORY / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert [number for number in numbers if number not in text or number not in story] == []

@@ -12,7 +12,7 @@ from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.cluster.software import software, with_capture
-from mlperf_bert.plan.cluster.workload import Dealing, Workload, draw_steps
+from mlperf_bert.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
 from mlperf_bert.plan.sample_index import SampleIndex
 
 PUBLISHED = software("nvidia_v2_0")
@@ -74,6 +74,21 @@ def test_packed_rows_are_full_and_hold_two_sequences(index: SampleIndex) -> None
 def test_padded_rows_take_one_for_each_sequence(index: SampleIndex) -> None:
     (work,) = draw_steps(index, dealing(), software("nvidia_v1_1_captured"), 2, 4, 1)
     assert work.tokens.tolist() == [8 * 512] * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("ours", 256), ("nvidia_v2_0", 256), ("nvidia_v1_1_captured", 512)],
+)
+def test_an_evaluation_of_padded_rows_computes_all_of_them(name: str, tokens: int) -> None:
+    work = even_workload(2, 10, 256, 38, software(name))  # type: ignore[arg-type]
+    assert work.tokens.tolist() == [10 * tokens] * 2
+    assert work.real_tokens.tolist() == [10 * 256] * 2
+
+
+def test_an_evaluation_of_packed_rows_holds_what_its_sequences_have() -> None:
+    work = even_workload(2, 10, 256, 38, software("nvidia_v2_0_captured"))
+    assert work.tokens.tolist() == [5 * 512] * 2  # two sequences of 256 fill a row
 
 
 def test_attention_pairs_lie_between_real_ones_and_those_of_full_rows(index: SampleIndex) -> None:

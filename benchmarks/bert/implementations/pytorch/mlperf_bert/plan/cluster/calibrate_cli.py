@@ -17,7 +17,7 @@ _NUDGE = 0.1  # of a constant, where its weight is shown
 
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the question."""
-    parser.add_argument("--fit", action="store_true", help="fit the constants again (minutes)")
+    parser.add_argument("--fit", action="store_true", help="fit the constants again (seconds)")
     parser.add_argument(
         "--sensitivity", action="store_true", help="steps with each constant a tenth larger"
     )

@@ -108,20 +108,23 @@ def answer_cluster(args: argparse.Namespace) -> int:
     from mlperf_bert.plan.cluster.text import ablation_in_words, answer_in_words, sweep_in_words
 
     question = _question(args)
-    for option in _PICTURES:
-        _check_picture("--" + option.replace("_", "-"), getattr(args, option))
+    _check_pictures({"--" + name.replace("_", "-"): getattr(args, name) for name in _PICTURES})
     index, constants = _index(args), default_constants()
     found = answer(question, index, constants)
     ablated = ablation(found, index, constants) if args.ablation or args.ablation_plot else []
     swept = []
     if args.sweep or args.sweep_plot:
         swept = list(sweep(question, args.sweep or "local", index, constants))
+        if not swept:
+            problem = "no size of 1 node to 100,000 accelerators can deal this batch"
+            remedy = "use the sampler 'quantile', which any batch can represent"
+            raise ConfigError("--sweep", problem, remedy)
     if args.json:
         print(json.dumps(_as_object(args, found, ablated, swept)), flush=True)
     else:
         lines = answer_in_words(found)
         lines += ["", *ablation_in_words(ablated)] if ablated else []
-        lines += ["", *sweep_in_words(swept)] if swept else []
+        lines += ["", *sweep_in_words(swept, question.gpus_per_node)] if swept else []
         print("\n".join(lines), flush=True)
     _draw(args, found, ablated, swept)
     return 0
@@ -165,12 +168,21 @@ def _index(args: argparse.Namespace) -> "SampleIndex":
     return SampleIndex.of_histogram(lengths, source, MAX_PREDICTIONS)
 
 
-def _check_picture(option: str, path: Path | None) -> None:
-    """Before minutes are spent. Raises ConfigError, or DataError where it cannot be written."""
+def _check_pictures(paths: dict[str, Path | None]) -> None:
+    """Before minutes are spent. Raises ConfigError, or DataError where one cannot be written."""
+    seen: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        _check_picture(option, path)
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise ConfigError(option, f"{path} is the file of {other} too", "name another file")
+
+
+def _check_picture(option: str, path: Path) -> None:
     from mlperf_bert.data.atomic import check_writable
 
-    if path is None:
-        return
     remedy = "name a .png file in a directory that exists"
     if os.path.isdir(path) or not os.path.isdir(path.parent):
         problem = f"{path} is a directory, or lies in one that does not exist"

@@ -31,7 +31,7 @@ def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Collectives over all ranks of a machine, each by the way that is the quickest."""
+    """Collectives over the ranks of a machine; an all-reduce by the way that is the quickest."""
 
     machine: Machine
     constants: Constants
@@ -86,7 +86,7 @@ class Network:
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
     def all_gather_ms(self, num_bytes: float) -> float:
-        """Over all ranks; half of an all-reduce's way."""
+        """Over all ranks: between nodes, then inside them, one after the other."""
         if self.machine.nodes == 1:
             return self.all_gather_in_node_ms(num_bytes)
         start_ms = self.constants.collective_start_us / 1e3

@@ -15,7 +15,6 @@ from mlperf_bert.plan.cluster.workload import Float64Array, Workload
 
 TILE = 128  # rows and columns of a tile of a product
 _MOST_SPLITS = 16  # of the sum over tokens, in a product that gives a weight's gradient
-_ACTIVATION_BYTES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +24,11 @@ class Device:
     accelerator: Accelerator
     precision: MatrixPrecision
     constants: Constants
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of one activation in memory; those of fp8 stay in 16 bits between products."""
+        return 4 if self.precision == "fp32" else 2
 
     def product_ms(self, rows: Float64Array, columns: int, inner: int) -> Float64Array:
         """A product [rows, inner] x [inner, columns], rows an array: whole waves of tiles.
@@ -101,7 +105,7 @@ def layer_work(
         gradients = gradients + device.weight_gradient_ms(count, columns, inner)
     share = rows / tokens
     attended = work.attended * share
-    width_bytes = _ACTIVATION_BYTES * hidden
+    width_bytes = device.activation_bytes * hidden
     return LayerWork(
         forward=products
         + device.attention_ms(attended, hidden, 2)
@@ -126,7 +130,7 @@ def head_ms(device: Device, model: ModelSection, rows: Float64Array) -> tuple[Fl
         + device.weight_gradient_ms(rows, vocabulary, hidden)
         + device.weight_gradient_ms(rows, hidden, hidden)
     )
-    logits = _ACTIVATION_BYTES * vocabulary * rows
+    logits = device.activation_bytes * vocabulary * rows
     return forward + device.memory_ms(2 * logits), backward + device.memory_ms(3 * logits)
 
 
@@ -134,5 +138,5 @@ def embedding_ms(
     device: Device, model: ModelSection, tokens: Float64Array
 ) -> tuple[Float64Array, ...]:
     """Forward and backward of the three tables with their LayerNorm, ms, float64 [R] each."""
-    width = _ACTIVATION_BYTES * model.hidden_size * tokens
+    width = device.activation_bytes * model.hidden_size * tokens
     return device.memory_ms(8 * width), device.memory_ms(12 * width)

@@ -189,7 +189,7 @@ def calibration_picture(compared: Sequence[Compared]) -> bytes:
                 axes.annotate(
                     f"{each.published.id} {each.error:+.0%}",
                     at,
-                    (-16, -16),
+                    (-32, -16),
                     textcoords="offset points",
                     fontsize=7,
                 )

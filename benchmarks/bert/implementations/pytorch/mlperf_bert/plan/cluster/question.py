@@ -31,7 +31,8 @@ MOST_RANKS = 200_000
 MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
 MOST_DRAWS = 1000
 _MOST_DRAWN_RANKS = 200_000  # of all draws of a step together
-_MOST_GB_S = 1e6
+MOST_RANKS_OF_A_NODE = 576  # the most that NVLink's maker names for one domain
+_LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +65,9 @@ class Question:
         if not machine.accelerator.peak_tflops(self.precision):
             problem = f"{self.precision}: {self.accelerator} has no such units"
             raise ConfigError("--precision", problem, "use bf16, or another accelerator")
-        if self.node_gb_s is not None and not 0 < self.node_gb_s <= _MOST_GB_S:
+        if self.node_gb_s is not None and not _LEAST_GB_S <= self.node_gb_s <= _MOST_GB_S:
             problem = f"is {self.node_gb_s:g}"
-            remedy = f"set it above 0 and up to {_MOST_GB_S:g} GB/s"
+            remedy = f"set it within {_LEAST_GB_S:g} .. {_MOST_GB_S:g} GB/s"
             raise ConfigError("--node-bandwidth", problem, remedy)
 
     @property
@@ -189,6 +190,10 @@ def _check_counts(question: Question) -> None:
     for name in ("samples", "evaluation_interval"):
         if getattr(question, name) is not None:
             _check_at_least(question, name, 1)
+    if question.gpus_per_node > MOST_RANKS_OF_A_NODE:
+        problem = f"is {question.gpus_per_node:,}"
+        remedy = f"set it to {MOST_RANKS_OF_A_NODE} at most: larger nodes are not modelled"
+        raise ConfigError("--gpus-per-node", problem, remedy)
     if question.world_size > MOST_RANKS:
         problem = f"makes {question.world_size:,} ranks"
         raise ConfigError("--nodes", problem, f"keep them to {MOST_RANKS:,}")

@@ -32,7 +32,7 @@ SoftwareName = Literal[
 SOFTWARE_NAMES: tuple[SoftwareName, ...] = get_args(SoftwareName)
 
 
-_LAMB_BYTES_MORE = 14  # a parameter: update written and read in fp32, weight read for its norm
+_LAMB_BYTES_MORE = 14  # update written and read, weight read again (fp32); gradient read for a norm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

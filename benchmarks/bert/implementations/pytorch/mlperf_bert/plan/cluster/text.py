@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mlperf_bert.plan.cluster.ablation import AblationRow
 from mlperf_bert.plan.cluster.question import Answer
-from mlperf_bert.plan.cluster.sweep import SweepRow
+from mlperf_bert.plan.cluster.sweep import SweepRow, sweep_nodes
 
 _NOTE = (
     "A simulation, not a measurement: its constants were fitted on published A100 runs "
@@ -55,8 +55,11 @@ def answer_in_words(found: Answer) -> list[str]:
 def _run_in_words(found: Answer) -> list[str]:
     run, estimate = found.run, found.estimate
     known = "" if estimate.in_range else ", beyond what is published"
+    spread = (
+        f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
+    )
     return [
-        f"samples to the target: {estimate.samples:,.0f} ({estimate.source}{known})",
+        f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.source}{known})",
         f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
         f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "
         f"start-up {run.start_up_s:g} s",
@@ -87,7 +90,7 @@ def ablation_in_words(rows: Sequence[AblationRow]) -> list[str]:
     return [*table(names, cells), *left_out]
 
 
-def sweep_in_words(rows: Sequence[SweepRow]) -> list[str]:
+def sweep_in_words(rows: Sequence[SweepRow], gpus_per_node: int) -> list[str]:
     """Sizes in a row each; a time whose samples nobody published is marked."""
     cells = [
         (
@@ -106,4 +109,10 @@ def sweep_in_words(rows: Sequence[SweepRow]) -> list[str]:
     ]
     names = ("nodes", "accelerators", "local", "global", "step", "exposed", "waiting")
     lines = table((*names, "sequences", "samples", "to target "), cells)
+    shown = {row.nodes for row in rows}
+    left_out = [f"{nodes:,}" for nodes in sweep_nodes(gpus_per_node) if nodes not in shown]
+    if left_out:
+        lines.append(
+            f"left out, as their ranks cannot be dealt the batch: {', '.join(left_out)} nodes"
+        )
     return [*lines, "?: no published run tells the samples at this batch"]

@@ -23,6 +23,7 @@ Float64Array = NDArray[np.float64]
 InputScope = Literal["none", "node", "world"]
 
 _SPREAD_STEPS = 1000  # that the drawn ones are taken from
+_ROW = 512  # positions of a padded or packed row
 SEQUENCES_PER_PACK = 2  # of rows of 512 with at most three sequences: 1.999 (arXiv 2107.02027)
 _INPUT_SCOPES: dict[BalancePolicy, InputScope] = {
     "exchange_global": "world",
@@ -102,7 +103,10 @@ def draw_steps(
 def even_workload(
     world_size: int, sequences: int, length: int, masked: int, program: Software
 ) -> Workload:
-    """All ranks have the same: `sequences` of `length` tokens, `masked` positions each."""
+    """All ranks have the same: `sequences` of `length` tokens, `masked` positions each.
+
+    Programs with padded or packed rows compute rows of 512 for them.
+    """
     lengths = np.full((world_size, sequences), length, dtype=np.int64)
     real = lengths.sum(axis=1).astype(np.float64)
     return _padded(
@@ -111,7 +115,7 @@ def even_workload(
         np.full(world_size, float(masked * sequences)),
         np.full(world_size, float(sequences)),
         program,
-        length,
+        _ROW,
         (0.0, "none"),
     )
 
