@@ -6,10 +6,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlperf_bert.console import OutputConsole
 from mlperf_bert.errors import one_line
 from mlperf_bert.tune.objective import Curve
 
@@ -21,7 +21,7 @@ class StudyProgress:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._console = Console(stderr=True, highlight=False)
+        self._console = OutputConsole(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._is_live = workers == 1 and self._console.is_terminal  # several would overwrite theirs
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
