@@ -64,7 +64,7 @@ def test_a_real_training_is_watched_to_its_end(
                 "samples/s",
                 "tokens/s",
                 "imbalance",
-                "MiB on rank 0",
+                "iB on rank 0",
                 "skipped",
                 "mlm_accuracy, target 0.99",
             ):

@@ -3,9 +3,12 @@
 Per step everything stays on the device; one small all-reduce and one host read happen per interval.
 """
 
+import re
 import resource
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ from mlperf_bert.config_sections import BalanceModel
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.step import StepResult
+
+_STATUS = Path("/proc/self/status")
 
 
 class Metrics:
@@ -160,5 +165,10 @@ def memory_bytes(device: torch.device) -> int:
     """Peak memory so far: allocated on the GPU, or resident for a CPU process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    # Linux's ru_maxrss begins with what the process that started this one held.
+    with suppress(OSError):
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) * 1024
     kilobyte = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte
