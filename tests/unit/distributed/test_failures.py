@@ -154,8 +154,13 @@ def test_who_waits_for_the_loader_is_where_its_thread_is(
     assert all(f"in {module}, line 1; look for storage" in line for line in said)
 
 
-def test_an_error_on_its_way_out_of_the_loader_speaks_for_itself(said: list[str]) -> None:
-    watched(at_step_37(), function_of("mlperf_bert.data.loader", queued, name="__exit__"))
+@pytest.mark.parametrize("module", ["mlperf_bert.data.loader", "mlperf_bert.heartbeat"])
+def test_an_error_on_its_way_out_speaks_for_itself(module: str, said: list[str]) -> None:
+    leave = function_of(module, queued, name="__exit__")
+    try:
+        raise RuntimeError("gloo: timed out")
+    except RuntimeError:
+        watched(at_step_37(), leave)
     assert said == []
 
 

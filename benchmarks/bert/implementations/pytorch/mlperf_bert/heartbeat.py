@@ -58,7 +58,9 @@ class Watch:
             looks = looks + 1 if sign == last else 0
             last = sign
             is_silent = sign is not None and looks >= self._most_looks
-            if sign is not None and is_silent and self._on_hang(sign, looks * self._poll_s):
+            if sign is None or not is_silent or self._over.is_set():
+                continue
+            if self._on_hang(sign, looks * self._poll_s):
                 return
 
 

@@ -72,9 +72,9 @@ def watching(
     def say(sign: int, silent_s: float) -> bool:
         frame = _telling_frame(thread)
         remedy = "look for storage or a device that does not answer"
-        if _waits_for_others(frame):
+        if _waits_for_others(frame) or _has_failed(thread):
             if silent_s < timeout_s + 2 * GRACE.total_seconds():
-                return False  # the collective's own time-out knows more, and so does another rank
+                return False  # the error of a collective knows more, and so does another rank
             remedy = "look for a rank that is slow or gone, or a device that does not answer"
         end_process(
             f"{_here(info, whereabouts)}: no progress for {timeout_s:g} s (run.hang_timeout_s), "
@@ -95,7 +95,7 @@ def _telling_frame(thread: int) -> FrameType:
     frames = sys._current_frames()
     own = frames[thread]
     waits_for_loader = _module(own) == "threading" and _passes_through(own, (_LOADER,))
-    if waits_for_loader and not _ends_the_loader(own):
+    if waits_for_loader and not _has_failed(thread):
         for other in threading.enumerate():
             if other.name == "loader" and other.ident in frames:
                 return frames[other.ident]
@@ -108,17 +108,17 @@ def _waits_for_others(frame: FrameType) -> bool:
     Over NCCL the host does wherever it needs a number from the device, or room in its queue. A
     wait for the own reader process does not count: nobody knows better than this rank.
     """
-    if _module(frame).startswith(_WAITING) or _ends_the_loader(frame):
+    if _module(frame).startswith(_WAITING):
         return True
     if not _over_nccl():
         return False
     return not _passes_through(frame, _READING) or _passes_through(frame, _TO_DEVICE)
 
 
-def _ends_the_loader(innermost: FrameType) -> bool:
-    """Whether an error, as of ranks that are gone, is on its way out and will say more."""
-    frames = _outward(innermost)
-    return any(_module(at) == _LOADER and at.f_code.co_name == "__exit__" for at in frames)
+def _has_failed(thread: int) -> bool:
+    """Whether an error, as of ranks that are gone, is on its way out of it and will say more."""
+    raised: object = sys._current_exceptions().get(thread)
+    return raised not in (None, (None, None, None))  # a tuple before Python 3.12
 
 
 def _over_nccl() -> bool:
