@@ -36,6 +36,6 @@ class Embeddings(nn.Module):
 
 
 def _unset(rows: int, hidden: int, device: torch.device) -> nn.Embedding:
-    """A table whose weights are not drawn: drawing them on "meta" imports torch._dynamo, in 0.6 s."""
+    """A table with weights not drawn: drawing on "meta" would import torch._dynamo, in 0.6 s."""
     weights = torch.empty(rows, hidden, device=device)
     return nn.Embedding.from_pretrained(weights, freeze=False)
