@@ -106,7 +106,9 @@ class BertForPretraining(nn.Module):
             self.fp8.assign(products_of(self.bert.encoder.layer))
         if device.type != "meta":
             # to_empty() would do, but its empty_like() of "meta" imports sympy, in 0.3 s.
-            self._apply(lambda each: torch.empty(each.shape, dtype=each.dtype, device=device))
+            self._apply(  # type: ignore[no-untyped-call]
+                lambda each: torch.empty(each.shape, dtype=each.dtype, device=device)
+            )
             self.reset_parameters(torch.Generator().manual_seed(seed))
 
     @torch.no_grad()

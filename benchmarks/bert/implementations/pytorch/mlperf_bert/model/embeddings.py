@@ -38,4 +38,4 @@ class Embeddings(nn.Module):
 def _unset(rows: int, hidden: int, device: torch.device) -> nn.Embedding:
     """A table with weights not drawn: drawing on "meta" would import torch._dynamo, in 0.6 s."""
     weights = torch.empty(rows, hidden, device=device)
-    return nn.Embedding.from_pretrained(weights, freeze=False)
+    return nn.Embedding(rows, hidden, _weight=weights)
