@@ -1,0 +1,1 @@
+"""SQuAD fine-tuning, by one rank or many in several ways, and the comparison of these."""
