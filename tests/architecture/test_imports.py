@@ -110,6 +110,8 @@ NUMPY_ONLY = {
     "log_reader.py",
     "machine.py",
     "optim/flat_layout.py",
+    "optim/noise_scale.py",
+    "optim/throughput_model.py",
     "outcome.py",
     "package/verdict.py",
     "plan/cluster/calibrate_cli.py",
