@@ -1,1 +1,1 @@
-"""SQuAD fine-tuning, by one rank or many in several ways, and the comparison of these."""
+"""Fine-tuning for SQuAD: question answering, under data and pipeline parallelism."""
