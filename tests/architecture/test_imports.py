@@ -115,6 +115,7 @@ NUMPY_ONLY = {
     "log_reader.py",
     "machine.py",
     "optim/flat_layout.py",
+    "optim/noise_scale.py",
     "outcome.py",
     "package/verdict.py",
     "plan/cluster/calibrate_cli.py",
