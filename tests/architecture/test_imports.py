@@ -82,6 +82,13 @@ FILL_MAY_IMPORT = (
     "prepare.tokenizer_file",
     "prepare.vocabulary",
 )
+SQUAD_MAY_IMPORT = (
+    "prepare.any_vocabulary",
+    "prepare.sandbox",
+    "prepare.tokenizer_file",
+    "prepare.vocabulary",
+    "prepare.wordpiece",
+)
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "report": "plan.convergence",
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
@@ -185,6 +192,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
+        return True
+    if importer == "squad" and module.startswith(SQUAD_MAY_IMPORT):
         return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True
