@@ -216,14 +216,14 @@ def _row(
             )
             for each in MEASURES
         },
-        loss_difference=None if group is first_of_batch else _loss_difference(group, first_of_batch),
+        loss_difference=None
+        if group is first_of_batch
+        else _loss_difference(group, first_of_batch),
     )
 
 
 def _value(measure: Measure, group: dict[int, RunRecord], conditions: Conditions) -> Value | None:
-    known = [
-        value for run in group.values() if (value := measure.of(run, conditions)) is not None
-    ]
+    known = [value for run in group.values() if (value := measure.of(run, conditions)) is not None]
     return _mean(known)
 
 

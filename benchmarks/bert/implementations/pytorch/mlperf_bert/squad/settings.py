@@ -184,4 +184,3 @@ _AT_LEAST: dict[str, float] = {
     "updates": 1,
     "noise_every": 0,
 }
-

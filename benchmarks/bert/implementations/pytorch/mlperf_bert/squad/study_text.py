@@ -69,10 +69,10 @@ def confounds(rows: Sequence[StudyRow]) -> Iterator[str]:
     """What differs between rows beside the engine, and what the figures cannot be."""
     per_update = " / ".join(f"{row.samples_per_update:.1f}" for row in rows)
     samples = " / ".join(f"{row.samples / 1e3:,.0f}k" for row in rows)
-    least = " / ".join(f"{row.least_efficiency:.4f}" for row in rows)
+    least = " / ".join(f"{row.least_efficiency:.3g}" for row in rows)
     wrong = " / ".join(f"{row.least_of_product(_STUDY_BATCH):.2g}" for row in rows)
     needed = max(1 / (row.global_batch * row.efficiency) for row in rows)
-    others = rows[1:]
+    others, baseline = rows[1:], f"{rows[0].samples_per_update:.1f}"
     batches = " and ".join(f"{row.global_batch}" for row in others)
     yield (
         f"- Precision: {rows[0].precision} in the baseline, {others[0].precision} in the others: "
@@ -87,7 +87,7 @@ def confounds(rows: Sequence[StudyRow]) -> Iterator[str]:
         f"- Samples an update: {per_update}. In the last two rows that is 16 a device: data "
         "parallelism's batch. Hugging Face's Trainer has no pipeline stages of DeepSpeed "
         "(huggingface/transformers#37129), so these rows were most likely data parallelism too; "
-        "the baseline's agrees with no batch of 16."
+        f"{baseline} in the baseline fit no batch of {rows[0].global_batch}."
     )
     yield (
         f"- Efficiency: (phi + M0) / (phi + M) is at least M0 / M, so at least {least} for any "

@@ -1,5 +1,6 @@
 """The comparison in words: Markdown tables that read well as plain text. No torch."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from mlperf_bert.errors import one_line
@@ -16,6 +17,7 @@ from mlperf_bert.squad.study_text import study_in_words
 MARK = "†"
 _NOTHING = "-"
 _PLACES = 4  # significant digits
+_MOST_PLACES = 5  # after the point
 _UNKNOWN_NOISE = "unknown"
 
 
@@ -84,9 +86,13 @@ def _cell(row: Row, measure: Measure) -> str:
 
 
 def with_interval(value: Value, sign: str = "") -> str:
-    """As `12.3 ± 0.4`; the mean alone where there is no interval, or it is zero."""
-    shown = number(value.mean, sign)
-    return f"{shown} ± {number(value.half_width)}" if value.half_width else shown
+    """As `12.34 ± 0.41`; the mean alone where there is no interval, or it is zero."""
+    if not value.half_width:
+        return number(value.mean, sign)
+    places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of the half
+    if places > _MOST_PLACES:
+        return f"{number(value.mean, sign)} ± {number(value.half_width)}"
+    return f"{value.mean:{sign},.{places}f} ± {value.half_width:,.{places}f}"
 
 
 def number(value: float, sign: str = "") -> str:
@@ -128,7 +134,9 @@ def _difference(row: Row, measure: Measure) -> str:
 
 
 def _loss(row: Row) -> str:
-    return _NOTHING if row.loss_difference is None else f"{row.loss_difference:.1e}"
+    if row.loss_difference is None:
+        return _NOTHING
+    return f"{row.loss_difference:.1e}" if row.loss_difference else "0"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
