@@ -37,7 +37,7 @@ LEVELS = (
     {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"}
     | {"checkpoint_vocabulary", "fill"},
     {"train_cli", "convert", "fill_cli"},
-    {"doctor"},
+    {"doctor", "squad"},
     {"__main__"},
 )
 SAME_LEVEL = {
@@ -79,6 +79,13 @@ FILL_MAY_IMPORT = (
     "prepare.any_vocabulary",
     "prepare.tokenizer_file",
     "prepare.vocabulary",
+)
+SQUAD_MAY_IMPORT = (
+    "prepare.any_vocabulary",
+    "prepare.sandbox",
+    "prepare.tokenizer_file",
+    "prepare.vocabulary",
+    "prepare.wordpiece",
 )
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "report": "plan.convergence",
@@ -130,6 +137,11 @@ NUMPY_ONLY = {
     "report/run.py",
     "report/summary.py",
     "report/tensorboard.py",
+    "squad/answers.py",
+    "squad/predictions.py",
+    "squad/questions.py",
+    "squad/scores.py",
+    "squad/windows.py",
     "system_description.py",
     "tune/cli.py",
     "tune/search.py",
@@ -181,6 +193,8 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
+        return True
+    if importer == "squad" and module.startswith(SQUAD_MAY_IMPORT):
         return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True
