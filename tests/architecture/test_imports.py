@@ -89,6 +89,7 @@ SQUAD_MAY_IMPORT = (
 )
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "report": "plan.convergence",
+    "squad": SQUAD_MAY_IMPORT,
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
     "watch": ("plan.convergence", "report."),
 }
@@ -193,8 +194,6 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
-        return True
-    if importer == "squad" and module.startswith(SQUAD_MAY_IMPORT):
         return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True

@@ -103,6 +103,7 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
         (changed(id=7), "data[0].paragraphs[0].qas[0]: id: is 7, not a text"),
         (changed(id=""), "question '': has an empty id"),
         (changed(question=None), "question 'q1': question: is None, not a text"),
+        (changed(question="a" * 2**21), "question: has 2,097,152 characters, the most is"),
         (changed(question="a\ud800"), "half of a surrogate pair at character 1"),
         (without("id"), "data[0].paragraphs[0].qas[0]: id: is missing"),
         (without("question"), "question 'q1': question: is missing"),
