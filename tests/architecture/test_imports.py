@@ -91,6 +91,7 @@ SQUAD_MAY_IMPORT = (
 )
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "report": "plan.convergence",
+    "squad": SQUAD_MAY_IMPORT,
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
     "watch": ("plan.convergence", "report."),
 }
@@ -141,6 +142,11 @@ NUMPY_ONLY = {
     "report/run.py",
     "report/summary.py",
     "report/tensorboard.py",
+    "squad/answers.py",
+    "squad/predictions.py",
+    "squad/questions.py",
+    "squad/scores.py",
+    "squad/windows.py",
     "system_description.py",
     "tune/cli.py",
     "tune/search.py",

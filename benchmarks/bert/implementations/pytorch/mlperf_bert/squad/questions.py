@@ -21,6 +21,8 @@ REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 2**23
 _OPENING = (b"{", b"[", b",")
+# SQuAD's longest context has some 4,000 characters. Splitting takes about 200 bytes for each.
+_MAX_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ def read_questions(path: Path) -> Questions:
     """Read a question set.
 
     Raises DataError, which names the question, where the file is missing, too large, not UTF-8, no
-    JSON or not of the format: a key missing or of another type, an id twice, an answer that is not
-    in the context where it says, an answerable question without answers, or the reverse.
+    JSON or not of the format: a key missing, of another type or too long, an id twice, an answer
+    that is not in the context where it says, an answerable question without answers, or the
+    reverse.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -191,6 +194,9 @@ def _text(values: dict[str, Any], key: str, where: str) -> str:
     if not isinstance(found, str):
         problem = f"is {in_brief(found)}, not a text" if key in values else "is missing"
         raise DataError(f"{where}: {key}", problem, REMEDY)
+    if len(found) > _MAX_CHARACTERS:
+        problem = f"has {len(found):,} characters, the most is {_MAX_CHARACTERS:,}"
+        raise DataError(f"{where}: {key}", problem, "divide it")
     try:
         found.encode("utf-8")
     except UnicodeEncodeError as error:

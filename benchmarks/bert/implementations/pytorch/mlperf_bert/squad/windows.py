@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
-from mlperf_bert.squad.offsets import OffsetEncoder, Tokens, make_offset_encoder
+from mlperf_bert.squad.offsets import Tokens, make_offset_encoder
 from mlperf_bert.squad.questions import Question, Questions
 from mlperf_bert.untrusted import in_brief
 
@@ -26,6 +26,10 @@ STRIDE = 128
 MAX_QUESTION_LENGTH = 64
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
 _NO_ANSWER = 0  # the position of [CLS]
+# A small file with many questions on one long text makes any number of windows. Either limit is a
+# few times what SQuAD v2.0's training set makes, and either takes 1 GB.
+_MAX_TOKENS = 2**27
+_MAX_WINDOWS = 2**21
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,13 +108,13 @@ def make_windows(
 
     Raises:
         ConfigError: a length or the stride is not positive, or a question leaves no room.
-        DataError: as `FileEncoder.encode`.
+        DataError: there are too many windows or tokens in them, or as `FileEncoder.encode`.
     """
     lengths = {"stride": stride, "max_question_length": max_question_length}
     for option, length in lengths.items():
         if length < 1:
             raise ConfigError(option, f"is {length}, not a number of tokens", "give 1 or more")
-    maker = _Maker(make_offset_encoder(vocabulary), vocabulary, max_length, stride)
+    maker = _Maker(questions.name, vocabulary, max_length, stride)
     for number, question in enumerate(questions):
         maker.add(number, question, max_question_length)
     windows = np.array(maker.windows, dtype=np.int64).reshape(-1, 6)
@@ -159,16 +163,16 @@ def answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None
 class _Maker:
     """Makes the windows of one question after the other; a context is split into tokens once."""
 
-    def __init__(
-        self, encoder: OffsetEncoder, vocabulary: AnyVocabulary, max_length: int, stride: int
-    ) -> None:
-        self._encoder = encoder
+    def __init__(self, name: str, vocabulary: AnyVocabulary, max_length: int, stride: int) -> None:
+        self._name = name
+        self._encoder = make_offset_encoder(vocabulary)
         self._cls = np.array([vocabulary.cls_id])
         self._sep = np.array([vocabulary.sep_id])
         self._max_length = max_length
         self._stride = stride
         self._known: dict[str, tuple[Tokens, int]] = {}
         self._num_pieces = 0
+        self._num_tokens = 0
         self.contexts: list[Tokens] = []
         self.input_ids: list[NDArray[np.int64]] = []
         # Of each: length, start of the text, first and last token of the answer, number of the
@@ -200,8 +204,16 @@ class _Maker:
                 is_held = True
             self.input_ids += [self._cls, words, self._sep, context.ids[first:end], self._sep]
             length = len(words) + _NUM_SPECIAL + end - first
+            self._count(length)
             self.windows.append((length, text_start, start, last, number, first_piece + first))
         self.num_answers_lost += bool(question.answers) and not is_held
+
+    def _count(self, length: int) -> None:
+        self._num_tokens += length
+        if self._num_tokens > _MAX_TOKENS or len(self.windows) == _MAX_WINDOWS:
+            problem = f"makes more than {_MAX_WINDOWS:,} windows or {_MAX_TOKENS:,} tokens in them"
+            remedy = "give fewer questions at once, or a greater stride"
+            raise DataError(self._name, problem, remedy)
 
     def _tokens_of(self, context: str) -> tuple[Tokens, int]:
         """A context's tokens, and where they begin among those of all."""

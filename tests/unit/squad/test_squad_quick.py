@@ -1,0 +1,54 @@
+"""The quick set, of our own writing, which comes with the package."""
+
+import importlib.resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlperf_bert.prepare.wordpiece import basic_words
+from mlperf_bert.squad.answers import find_answers
+from mlperf_bert.squad.questions import Questions, read_questions
+from mlperf_bert.squad.scores import evaluate
+from mlperf_bert.squad.windows import make_windows
+from squad_sets import vocabulary_of
+
+QUICK = Path(str(importlib.resources.files("mlperf_bert"))) / "squad" / "quick"
+
+
+@pytest.fixture(scope="module")
+def sets() -> dict[str, Questions]:
+    return {name: read_questions(QUICK / f"{name}.json") for name in ("train", "dev")}
+
+
+def test_it_is_large_enough_and_of_every_kind(sets: dict[str, Questions]) -> None:
+    every = [*sets["train"], *sets["dev"]]
+    assert len(every) >= 60
+    assert 3 * sum(question.is_impossible for question in every) == len(every)
+    assert any(len(question.answers) > 1 for question in sets["train"])
+    assert any(len(question.answers) > 1 for question in sets["dev"])
+
+
+def test_nothing_of_dev_is_in_train(sets: dict[str, Questions]) -> None:
+    for part in ("id", "context", "question"):
+        train, dev = ({getattr(each, part) for each in sets[name]} for name in ("train", "dev"))
+        assert not train & dev
+
+
+def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Questions]) -> None:
+    for questions in sets.values():
+        words = {
+            word: None
+            for question in questions
+            for word in basic_words(f"{question.context} {question.question}")
+        }
+        windows = make_windows(questions, vocabulary_of(*words), max_length=64, stride=16)
+        assert len(windows) > len(questions) and not list(windows.remarks())
+        starts, ends = np.zeros((2, len(windows.input_ids)))
+        starts[windows.offsets[:-1] + windows.starts] = 1
+        ends[windows.offsets[:-1] + windows.ends] = 1
+        # A window without the answer says so; what another window found must outweigh it.
+        starts[windows.offsets[:-1]] *= 0.5
+        ends[windows.offsets[:-1]] *= 0.5
+        values = evaluate(questions, find_answers(questions, windows, starts, ends))
+        assert (values["exact_match"], values["f1"]) == (100.0, 100.0)
