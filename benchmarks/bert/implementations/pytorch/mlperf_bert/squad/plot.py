@@ -93,7 +93,7 @@ def _shift(number: int, known: Sequence[_Known], width: float) -> float:
     """Engines of one efficiency stand side by side, or they would hide each other."""
     own = next(efficiency.mean for place, _, _, efficiency in known if place == number)
     equal = [place for place, *_, efficiency in known if abs(efficiency.mean - own) < 1e-3]
-    return 0.05 * width * (equal.index(number) - (len(equal) - 1) / 2)
+    return 0.03 * width * (equal.index(number) - (len(equal) - 1) / 2)
 
 
 def _draw_goodput(axes: Axes, efficiencies: Floats, highest: float) -> None:
@@ -123,7 +123,8 @@ def _draw_study(axes: Axes, rows: Sequence[StudyRow]) -> None:
         axes.hlines(row.samples_per_s, row.least_efficiency, 1, color=colour, lw=4, alpha=0.35)
     axes.plot([], [], color=_GREY, lw=4, alpha=0.35, label="what the definition allows (M0 >= 1)")
     axes.set_xlim(2e-5, 1.5)
-    axes.set_ylim(20, 400)
+    axes.set_ylim(7, 400)
+    axes.set_yticks([10, 30, 100, 300])
     efficiencies = np.geomspace(2e-5, 1.5, 50)
     for goodput in (1e-3, 1e-2, 1e-1, 1, 10, 100):
         axes.plot(efficiencies, goodput / efficiencies, "--", color=_GREY, lw=0.7, zorder=1)
@@ -211,7 +212,7 @@ def _timeline_title(run: RunRecord) -> str:
     if run.bubble_measured is not None:
         words += f"; bubble {run.bubble_measured:.1%} measured"
     if run.bubble_formula is not None:
-        words += f", {run.bubble_formula:.1%} by (s - 1) / (m + s - 1)"
+        words += f", {run.bubble_formula:.1%} by formula"
     if not run.is_comparable:
         words += f"; {run.ranks} ranks on {run.cores} cores: not comparable"
     return words

@@ -126,7 +126,7 @@ def has_ended(directory: Path) -> bool:
 def _same(record: Record, settings: Record) -> dict[str, str | int | float | None]:
     """What must not differ: of the settings all but the batch and what follows from it."""
     model, data = record.record("model"), record.record("data")
-    free = ("global_batch", "updates", "learning_rate", "noise_every")
+    free = ("global_batch", "updates", "learning_rate", "noise_every", "capacity_tokens")
     found: dict[str, str | int | float | None] = {
         "precision": record.text("precision"),
         "samples": record.integer("samples"),
