@@ -190,8 +190,6 @@ def is_allowed(importer: str, module: str) -> bool:
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
         return True
-    if importer == "squad" and module.startswith(SQUAD_MAY_IMPORT):
-        return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True
     if module.startswith(OTHERS_MAY_IMPORT.get(importer, "-")):
