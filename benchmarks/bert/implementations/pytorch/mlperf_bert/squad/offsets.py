@@ -183,17 +183,16 @@ def _class_of(letter: tuple[str, int]) -> int:
 
 
 def _tokens(ids: Sequence[int], spans: Sequence[tuple[int, int]], text: str) -> Tokens:
-    bounds: NDArray[Any] = np.array(spans, dtype=np.int64).reshape(-1, 2)
     if not text.isascii():
-        _take_marks(bounds, text)
+        spans = list(_with_marks(spans, text))
+    bounds: NDArray[Any] = np.array(spans, dtype=np.int64).reshape(-1, 2)
     return Tokens(np.array(ids, dtype=np.int64), bounds[:, 0], bounds[:, 1])
 
 
-def _take_marks(bounds: NDArray[np.int64], text: str) -> None:
+def _with_marks(spans: Sequence[tuple[int, int]], text: str) -> Iterator[tuple[int, int]]:
     """Let a token end after the accents that follow its last letter, which it may have dropped."""
-    limits = [*bounds[1:, 0].tolist(), len(text)]
-    for number, limit in enumerate(limits):
-        start, end = bounds[number].tolist()
+    for number, (start, end) in enumerate(spans):
+        limit = spans[number + 1][0] if number + 1 < len(spans) else len(text)
         while start < end < limit and unicodedata.category(text[end]) == "Mn":
             end += 1
-        bounds[number, 1] = end
+        yield start, end
