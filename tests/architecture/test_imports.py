@@ -116,6 +116,7 @@ NUMPY_ONLY = {
     "machine.py",
     "optim/flat_layout.py",
     "optim/noise_scale.py",
+    "optim/throughput_model.py",
     "outcome.py",
     "package/verdict.py",
     "plan/cluster/calibrate_cli.py",
