@@ -12,7 +12,8 @@ from support import PACKAGE, run_process
 LEVELS = (
     {"console", "end_with_parent", "exit_statuses", "messages"},
     {"errors", "compiled", "machine", "config_options", "untrusted"}
-    | {"heartbeat", "status_file", "stop_request", "whereabouts"},
+    | {"heartbeat", "status_file", "stop_request", "whereabouts"}
+    | {"nvml", "student_t"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
     | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
     {"config_io"},
@@ -64,6 +65,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
     "log_reader",
     "machine",
     "outcome",
+    "student_t",
     "system_description",
     "untrusted",
 }

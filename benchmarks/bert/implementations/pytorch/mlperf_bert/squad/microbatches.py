@@ -73,7 +73,9 @@ def _in_order(num_windows: int, updates: int, global_batch: int, seed: int) -> I
     count = updates * global_batch
     epochs = -(-count // num_windows)
     in_epoch = np.arange(num_windows, dtype=np.int64)
-    order = np.concatenate([permute(in_epoch, num_windows, (key, epoch)) for epoch in range(epochs)])
+    order = np.concatenate(
+        [permute(in_epoch, num_windows, (key, epoch)) for epoch in range(epochs)]
+    )
     return order[:count].reshape(updates, global_batch)
 
 

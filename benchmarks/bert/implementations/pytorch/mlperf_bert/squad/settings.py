@@ -186,4 +186,3 @@ _AT_LEAST: dict[str, float] = {
     "updates": 1,
     "noise_every": 0,
 }
-
