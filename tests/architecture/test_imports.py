@@ -91,6 +91,7 @@ SQUAD_MAY_IMPORT = (
 )
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "report": "plan.convergence",
+    "squad": SQUAD_MAY_IMPORT,
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
     "watch": ("plan.convergence", "report."),
 }
@@ -142,9 +143,11 @@ NUMPY_ONLY = {
     "report/summary.py",
     "report/tensorboard.py",
     "squad/answers.py",
+    "squad/bubble.py",
     "squad/predictions.py",
     "squad/questions.py",
     "squad/scores.py",
+    "squad/settings.py",
     "squad/windows.py",
     "system_description.py",
     "tune/cli.py",
@@ -197,8 +200,6 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
-        return True
-    if importer == "squad" and module.startswith(SQUAD_MAY_IMPORT):
         return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True

@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from mlperf_bert.optim.noise_scale import NoiseScale, covariance_trace, gradient_square
 from mlperf_bert.squad.bubble import StageClock, StageEvent
@@ -74,6 +72,11 @@ class Loop:
         self._clock = clock
         self._updater = Updater(settings, engine, team, plan.num_updates)
         self.log = TrainingLog()
+
+    @property
+    def num_updates(self) -> int:
+        """Of the plan."""
+        return self._plan.num_updates
 
     def run(
         self,
@@ -172,14 +175,3 @@ class Loop:
             noted[f"{kind}gradient_square"] = gradient_square(*batches)
             noted[f"{kind}trace"] = covariance_trace(*batches)
         self.log.noise.append(noted)
-
-
-def gather_events(log: TrainingLog, info_world_size: int) -> list[list[StageEvent]]:
-    """Of each clocked update, the events of all ranks; called by every rank of the process group."""
-    of_ranks: list[Any] = [log.clocked] * info_world_size
-    if info_world_size > 1:
-        dist.all_gather_object(of_ranks, log.clocked)
-    return [
-        [event for of_rank in of_ranks for event in of_rank[number]]
-        for number in range(len(log.clocked))
-    ]

@@ -3,26 +3,21 @@
 from collections.abc import Sequence
 from functools import cache
 
-from mlperf_bert.bench.flops import PASSES, PER_MULTIPLY_ADD, model_flops
+from mlperf_bert.bench.flops import model_flops
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
-
-
-def layer_flops(model: ModelSection, length: float) -> float:
-    """Operations of forward and backward of one layer and one window of `length` tokens."""
-    flops = model_flops(model, [length], [])
-    return (flops.encoder + flops.attention) / model.num_layers
-
-
-def head_flops(model: ModelSection, length: float) -> float:
-    """Of the scores: two for each token."""
-    return PER_MULTIPLY_ADD * PASSES * 2 * model.hidden_size * length
+from mlperf_bert.squad.measures import squad_flops
 
 
 def layer_costs(model: ModelSection, length: float) -> list[float]:
-    """Of each layer, the last with the scores; the embeddings' look-up costs no products."""
-    costs = [layer_flops(model, length)] * model.num_layers
-    costs[-1] += head_flops(model, length)
+    """Operations of each layer for a window of so many tokens, with the scores in the last.
+
+    The embeddings are looked up: no products.
+    """
+    flops = model_flops(model, [length], [0])
+    layers = flops.encoder + flops.attention
+    costs = [layers / model.num_layers] * model.num_layers
+    costs[-1] += squad_flops(model, [length]) - layers
     return costs
 
 

@@ -51,7 +51,8 @@ class Updater:
         self._settings = settings
         self._engine = engine
         self._team = team
-        decayed, exempt = [], []
+        decayed: list[Tensor] = []
+        exempt: list[Tensor] = []
         for name, parameter in named_parameters(engine.parts):
             (exempt if is_exempt(name) else decayed).append(parameter)
         self._parameters = [*decayed, *exempt]
@@ -110,7 +111,7 @@ class Updater:
 
     def _own_square(self, tensors: Sequence[Tensor]) -> Tensor:
         """This rank's share of a squared norm, float64: other ranks hold copies of its elements."""
-        norms = torch.stack(torch._foreach_norm(tensors)).double()
+        norms = torch.stack(torch._foreach_norm(list(tensors))).double()
         return norms.square().sum() / self._engine.copies
 
     def _preconditioners(self) -> list[Tensor]:

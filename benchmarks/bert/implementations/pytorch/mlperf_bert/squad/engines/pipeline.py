@@ -42,9 +42,7 @@ class PipelineShape:
 
     def owners(self) -> list[int]:
         """The rank within its pipeline of each stage."""
-        found = {
-            stage: rank for rank in range(self.name.stages) for stage in self.stages_of(rank)
-        }
+        found = {stage: rank for rank in range(self.name.stages) for stage in self.stages_of(rank)}
         return [found[stage] for stage in range(self.name.num_parts)]
 
 
@@ -93,9 +91,7 @@ class Pipelined:
         rows = (self._rows(batches),) if 0 in self._numbers else ()
         # The loss is made by the last stage; torch wants a target to compare it with.
         target = torch.zeros(len(batches), device=self.parts[0].device)
-        self._schedule(len(batches)).step(
-            *rows, target=target, losses=losses, return_outputs=False
-        )
+        self._schedule(len(batches)).step(*rows, target=target, losses=losses, return_outputs=False)
         self._average()
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         for loss in losses:
@@ -143,7 +139,7 @@ class Pipelined:
             gradients = [each.grad for each in part.parameters() if each.grad is not None]
             together = torch.cat([each.flatten() for each in gradients]) / self._team.replicas
             dist.all_reduce(together, group=group)
-            pieces = together.split([each.numel() for each in gradients])
+            pieces = together.split_with_sizes([each.numel() for each in gradients])
             for gradient, piece in zip(gradients, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
 

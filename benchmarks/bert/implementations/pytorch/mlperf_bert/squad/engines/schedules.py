@@ -46,7 +46,7 @@ def make_schedule(
     Half of an update's microbatches may be too few for a schedule: they take the plainest one, all
     forwards and then all backwards.
     """
-    options = {"loss_fn": loss, "scale_grads": False}
+    options: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
     if schedule in _OF_ONE_STAGE:
         kind = ScheduleGPipe if is_half else _OF_ONE_STAGE[schedule]
         return kind(stages[0], microbatches, **options)
