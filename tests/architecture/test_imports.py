@@ -143,9 +143,11 @@ NUMPY_ONLY = {
     "report/summary.py",
     "report/tensorboard.py",
     "squad/answers.py",
+    "squad/bubble.py",
     "squad/predictions.py",
     "squad/questions.py",
     "squad/scores.py",
+    "squad/settings.py",
     "squad/windows.py",
     "system_description.py",
     "tune/cli.py",
@@ -198,8 +200,6 @@ def is_allowed(importer: str, module: str) -> bool:
     if importer == "doctor" and module.startswith(DOCTOR_MAY_IMPORT):
         return True
     if importer == "convert" and module.startswith(CONVERT_MAY_IMPORT):
-        return True
-    if importer == "squad" and module.startswith(SQUAD_MAY_IMPORT):
         return True
     if importer in {"checkpoint_vocabulary", "fill"} and module.startswith(FILL_MAY_IMPORT):
         return True

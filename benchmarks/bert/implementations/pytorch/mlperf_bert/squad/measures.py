@@ -132,7 +132,7 @@ class NvmlSampler:
                 return
 
 
-def squad_flops(model: ModelSection, lengths: Sequence[int]) -> float:
+def squad_flops(model: ModelSection, lengths: Sequence[float]) -> float:
     """Operations of forward and backward over windows of these lengths, by the published count.
 
     Matrix products alone, every layer whole, no padding: 24 D^2 + 4 D L for a token of a window of

@@ -78,6 +78,10 @@ def parse_engine(text: str, schedule: Schedule = "1f1b", ranks: int = 2) -> Engi
         raise ConfigError("--engine", problem, f"use {', '.join(SCHEDULES)}")
     if count < 1 or int(replicas or 1) < 1 or (kind == "single" and number not in (None, "1")):
         raise ConfigError("--engine", f"{text!r} has an impossible number", f"give {_FORMS}")
+    if is_pipeline and count < 2:
+        raise ConfigError(
+            "--engine", f"{text!r} has one stage", "use single or ddp, or more stages"
+        )
     if is_pipeline:
         chosen: Any = own_schedule or schedule
         return EngineName(

@@ -84,7 +84,7 @@ class WindowReader:
         batch = empty_batch(tuple(lengths.tolist()), (0,) * len(chosen), num_pairs=0)
         ends = np.cumsum(lengths)
         positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        places = np.repeat(self._first_tokens[chosen], lengths) + positions
+        places = self.places(chosen)
         is_context = positions >= np.repeat(windows.segment_b_start[chosen], lengths)
         batch.input_ids.numpy()[:] = windows.input_ids[places]
         batch.position_ids.numpy()[:] = positions
@@ -99,6 +99,13 @@ class WindowReader:
             torch.from_numpy(windows.starts[chosen].astype(np.int64)),
             torch.from_numpy(windows.ends[chosen].astype(np.int64)),
         )
+
+    def places(self, numbers: Int64Array) -> Int64Array:
+        """Where the tokens of these windows stand among those of all: int64 [T]."""
+        lengths = self._windows.lengths[numbers]
+        ends = np.cumsum(lengths)
+        within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        return within + np.repeat(self._first_tokens[numbers], lengths)
 
 
 def span_loss_sum(scores: Tensor, batch: SpanBatch) -> Tensor:
