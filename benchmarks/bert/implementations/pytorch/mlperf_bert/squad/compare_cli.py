@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UserError for a mistake in the options, the files or the directory.
     """
-    from mlperf_bert.squad.comparison import compare_runs
     from mlperf_bert.squad.compare import facts_of, hold_to_comparison, make_jobs, run_jobs
+    from mlperf_bert.squad.comparison import compare_runs
 
     batches, settings = _plan(args)
     jobs = make_jobs(args.out, settings, batches, args.rate_rule)

@@ -1,4 +1,4 @@
-"""What matrix products reach on this machine, measured once a comparison: what MFU is a share of."""
+"""What matrix products reach on this machine, measured once a comparison: MFU is a share of it."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
