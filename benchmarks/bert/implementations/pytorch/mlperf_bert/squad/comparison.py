@@ -153,6 +153,7 @@ MORE_MEASURES = (
     Measure("bubble_formula", "by formula, %", lambda run, _: _percent(run.bubble_formula)),
     Measure("memory_mib", "peak memory, MiB a rank", lambda run, _: run.peak_memory_bytes / MIB),
     Measure("mfu", "MFU, %", _mfu, "timed"),
+    Measure("cpu_ms", "CPU ms a sample", lambda run, _: 1e3 * run.cpu_s / run.samples),
 )
 MEASURES = STUDY_MEASURES + MORE_MEASURES
 

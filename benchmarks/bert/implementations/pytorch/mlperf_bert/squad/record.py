@@ -37,7 +37,8 @@ class Span:
 class RunRecord:
     """One run. Rates in windows a second; utilisation 0 .. 1; None is what nobody knows.
 
-    `same` is what runs must have in common to be compared: data, model, weights, precision.
+    `cpu_s` is of all ranks, in training. `same` is what runs must have in common to be compared:
+    data, model, weights, precision.
     """
 
     engine: str
@@ -64,6 +65,7 @@ class RunRecord:
     utilisation: float | None
     utilisation_means: str
     noise_scale: float | None
+    cpu_s: float
     peak_memory_bytes: int
     model_flops_per_s: float | None
     bubble_measured: float | None
@@ -110,6 +112,7 @@ def read_run(directory: Path) -> RunRecord:
         utilisation=sum(utilisation) / len(utilisation) if utilisation else None,
         utilisation_means=record.text("device_utilisation_means"),
         noise_scale=_optional(record, "noise_scale"),
+        cpu_s=sum(_numbers(record, "cpu_seconds")),
         peak_memory_bytes=max(record.integers("peak_memory_bytes"), default=0),
         model_flops_per_s=_optional(record, "model_flops_per_s"),
         bubble_measured=_optional(bubble, "measured"),

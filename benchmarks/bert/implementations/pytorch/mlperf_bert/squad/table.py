@@ -19,6 +19,7 @@ _NOTHING = "-"
 _PLACES = 4  # significant digits
 _MOST_PLACES = 5  # after the point
 _UNKNOWN_NOISE = "unknown"
+_BUSY = 0.9  # of its cores, where a rank that computes all the time has them to itself
 
 
 def in_words(comparison: Comparison) -> str:
@@ -50,7 +51,7 @@ def _heading(comparison: Comparison) -> Iterator[str]:
         f"{_count(same.get('data.train_windows'))} windows of "
         f"{_count(same.get('data.train_questions'))} questions to train on, "
         f"{_count(same.get('data.dev_questions'))} to evaluate; {first.samples:,} samples, "
-        f"{first.precision}, seeds {', '.join(map(str, seeds))}; "
+        f"{first.precision}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}; "
         f"{first.device}, {where}, {first.processor}"
     )
 
@@ -153,6 +154,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             "for each other's turn on a core. Its losses, scores and updates are as good as any."
         )
     yield f"Utilisation: {_utilisation(first.utilisation_means)}"
+    yield from _shared_machine(comparison)
     yield from _efficiency_notes(comparison)
     if conditions.peak_tflops is not None:
         yield (
@@ -160,6 +162,18 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             f"TFLOP/s, {one_line(conditions.peak_means)}."
         )
     yield "Runtime and samples/s are of training; end to end has start, evaluation and saving too."
+
+
+def _shared_machine(comparison: Comparison) -> Iterator[str]:
+    """A rank that waits for nobody and still is not always at work was kept from it."""
+    alone = [run.utilisation for run in comparison.runs if run.ranks == 1 and run.device == "cpu"]
+    known = [each for each in alone if each is not None]
+    if known and min(known) < _BUSY:
+        yield (
+            f"One rank alone had {100 * min(known):.0f} to {100 * max(known):.0f} % of its cores: "
+            "other programs used this machine, so times and rates say little here. CPU time a "
+            "sample, of all ranks, says more of the work; nothing of waiting."
+        )
 
 
 def _utilisation(means: str) -> str:
