@@ -65,9 +65,10 @@ class NoiseRecord:
         """Go on from a `state()`; anew from one of another version, or where it is empty."""
         self._measured, self._scales = [], _new_scales()
         is_state = set(state) == set(self.state()) and all(map(math.isfinite, state.values()))
+        if not (self._is_on and is_state):
+            return
         for name, scale in self._scales.items():
-            own = {key: state[f"{name}.{key}"] for key in scale.state()} if is_state else {}
-            scale.restore(own)
+            scale.restore({key: state[f"{name}.{key}"] for key in scale.state()})
 
 
 def _new_scales() -> dict[str, NoiseScale]:
