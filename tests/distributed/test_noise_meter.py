@@ -66,14 +66,18 @@ def square(gradient: Gradient) -> float:
 
 
 def preconditioned(gradient: Gradient, moments: Gradient, updates: int, run: Run) -> Gradient:
-    """g / (sqrt(v / (1 - beta_2^t)) + epsilon), and 0 where v is 0: written from the definition."""
+    """g / (sqrt(v / (1 - beta_2^t)) + epsilon), no v below (1 - beta_2) of its tensor's mean:
+    written from the definition, 0 before there are any.
+    """
     optim = run.config.optim
     scaled = {}
     for name, each in gradient.items():
+        if updates == 0:
+            scaled[name] = torch.zeros_like(each)
+            continue
         corrected = moments[name] / (1 - optim.beta_2**updates)
-        scaled[name] = torch.where(
-            moments[name] > 0, each / (corrected.sqrt() + optim.epsilon), 0.0
-        )
+        least = float(corrected.mean()) * (1 - optim.beta_2)
+        scaled[name] = each / (corrected.clamp(min=least).sqrt() + optim.epsilon)
     return scaled
 
 

@@ -5,10 +5,6 @@ forwards, on one rank or many, the small batch is a forward's, seen as its gradi
 backward, and the large one is the update's, seen when it is averaged and before it is clipped.
 Where it has one, two consecutive updates are the small batches and both together the large one.
 Nothing is changed on the way, so weights keep every bit.
-
-The preconditioner is the optimizer's, P = 1 / (sqrt(v / (1 - beta_2^t)) + epsilon), from the second
-moments v of before the update: those after it hold a part of the very noise that is measured.
-Elements with v = 0, as rows of words that were not seen yet, are left out: no P is known.
 """
 
 from dataclasses import dataclass
@@ -23,7 +19,9 @@ from mlperf_bert.config_sections import ClipSection
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm, limit_factor
 from mlperf_bert.optim.flat_buffers import FlatBuffers
+from mlperf_bert.optim.flat_layout import BLOCK
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.preconditioner import least_moment, preconditioner
 
 
 class NoiseMeter(Protocol):
@@ -84,8 +82,8 @@ def measured_batches(config: RunConfig) -> tuple[int, int]:
 class ForwardMeter:
     """Every rank's every forward against the update's average.
 
-    Takes one pass over a forward's gradient, and where shards hold the moments their whole: 4 bytes
-    a parameter while the update lasts (8 in float64).
+    Takes a few passes over a forward's gradient, and where shards hold the moments their whole:
+    4 bytes a parameter while the update lasts (8 in float64).
     """
 
     def __init__(self, config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer) -> None:
@@ -94,6 +92,7 @@ class ForwardMeter:
         self._optimizer = optimizer
         self._hooks: list[RemovableHandle] = []
         self._found: list[Tensor] = []
+        self._least = optimizer.shard.masters.new_zeros(0)
 
     def begin(self, step: int) -> None:
         """In an update that is due, watch every parameter's gradient."""
@@ -101,14 +100,16 @@ class ForwardMeter:
             return
         optimizer, self._found = self._optimizer, []
         moments = optimizer.whole(optimizer.shard.exp_avg_sq)
+        self._least = least_moments(moments, optimizer)
         correction = optimizer.correction_2()
-        for tensor, parameter in zip(
-            self._buffers.layout.tensors, self._buffers.parameters, strict=True
-        ):
+        places = zip(
+            self._buffers.layout.tensors, self._least, self._buffers.parameters, strict=True
+        )
+        for tensor, least, parameter in places:
             of_tensor = moments[tensor.start : tensor.stop].view(tensor.shape)
 
-            def see(gradient: Tensor, moments: Tensor = of_tensor) -> None:
-                scaling = preconditioner(moments, correction, optimizer.constants.epsilon)
+            def see(gradient: Tensor, moments: Tensor = of_tensor, least: Tensor = least) -> None:
+                scaling = preconditioner(moments, least, correction, optimizer.constants.epsilon)
                 self._found.append(squared_norms(gradient.detach(), scaling))
 
             hook: RemovableHandle = parameter.register_hook(see)  # type: ignore[no-untyped-call]
@@ -126,11 +127,8 @@ class ForwardMeter:
         # The forwards' mean of |A g|^2, as A gradients g of one rank add up to its gradient.
         scale = optimizer.loss_scale.scale.double()
         small = torch.stack(self._found).sum(0) * forwards / scale.square()
-        shard = optimizer.reduced()
-        scaling = preconditioner(
-            shard.exp_avg_sq, optimizer.correction_2(), optimizer.constants.epsilon
-        )
-        big = squared_norms(shard.gradients, scaling)
+        scaling = scaling_of_shard(optimizer, self._least)
+        big = squared_norms(optimizer.reduced().gradients, scaling)
         # Averaged over the ranks, this is the sum over the shards.
         big *= _inverse_scale(self._config.clip, outcome).square() * optimizer.num_shards
         counts = _counts(self._config.clip, outcome)
@@ -184,9 +182,7 @@ class ConsecutiveMeter:
         gradient = gradient * _inverse_scale(self._config.clip, outcome)
         counts = _counts(self._config.clip, outcome)
         if keeps:
-            scaling = preconditioner(
-                shard.exp_avg_sq, optimizer.correction_2(), optimizer.constants.epsilon
-            )
+            scaling = scaling_of_shard(optimizer, least_moments(shard.exp_avg_sq, optimizer))
             self._kept = _Kept(self._step, gradient, scaling, counts)
         if kept is None or not compares or kept.step != self._step - 1:
             return None
@@ -200,15 +196,23 @@ class ConsecutiveMeter:
         self._kept = None
 
 
-def preconditioner(exp_avg_sq: Tensor, correction_2: Tensor, epsilon: float) -> Tensor:
-    """What Adam multiplies each element by, but for the learning rate; 0 where there is no moment.
+def least_moments(moments: Tensor, optimizer: FlatOptimizer) -> Tensor:
+    """[tensors] `least_moment` of each, from the whole buffer of second moments."""
+    beta_2 = optimizer.constants.beta_2
+    slices = (moments[tensor.start : tensor.stop] for tensor in optimizer.layout.tensors)
+    return torch.stack([least_moment(of_tensor, beta_2) for of_tensor in slices])
 
-    Args:
-        exp_avg_sq: any shape, float32 or float64, as is the result.
-        correction_2: 0-d, 1 - beta_2^t after t updates.
-    """
-    scaling = (exp_avg_sq / correction_2).sqrt_().add_(epsilon).reciprocal_()
-    return scaling.masked_fill_(exp_avg_sq == 0, 0)
+
+def scaling_of_shard(optimizer: FlatOptimizer, least: Tensor) -> Tensor:
+    """[layout.shard_numel]: the preconditioner of what this rank owns, from all tensors' least."""
+    shard = optimizer.shard
+    of_block = least[shard.tensor_of_block.long()][:, None]
+    return preconditioner(
+        shard.exp_avg_sq.view(-1, BLOCK),
+        of_block,
+        optimizer.correction_2(),
+        optimizer.constants.epsilon,
+    ).view(-1)
 
 
 def squared_norms(gradient: Tensor, scaling: Tensor) -> Tensor:

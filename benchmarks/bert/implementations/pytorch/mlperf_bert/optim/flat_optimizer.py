@@ -163,6 +163,11 @@ class FlatOptimizer:
         self.others.wait()
 
     @property
+    def layout(self) -> FlatLayout:
+        """Where tensors lie in whole buffers."""
+        return self._buffers.layout
+
+    @property
     def num_shards(self) -> int:
         """In how many parts the state is cut."""
         return self._buffers.layout.num_shards
