@@ -18,7 +18,7 @@ LEVELS = (
     | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
-    {"environment", "outcome"},
+    {"environment", "outcome", "noise_meter"},
     {
         "step",
         "evaluate",
@@ -29,7 +29,7 @@ LEVELS = (
         "progress",
         "run_directory",
     }
-    | {"eval_batches", "eval_schedule", "open_data", "stragglers"},
+    | {"eval_batches", "eval_schedule", "open_data", "stragglers", "noise_record"},
     {"graphs", "resume_checks"},
     {"resume"},
     {"build_step", "build_evaluation", "build_loader", "saving"},
@@ -51,6 +51,7 @@ SAME_LEVEL = {
     ("evaluate", "step"),
     ("evaluate", "eval_batches"),
     ("eval_schedule", "evaluate"),
+    ("metrics", "noise_record"),
     ("metrics", "step"),
     ("warm_up", "step"),
     ("distributed", "optim.flat_buffers"),

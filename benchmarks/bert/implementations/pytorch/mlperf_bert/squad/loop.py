@@ -117,9 +117,10 @@ class Loop:
         self.log.skipped += outcome.skipped
 
     def _measures_noise(self, update: int) -> bool:
-        """Not in the first update, as Adam knows no second moments yet."""
+        """Not in the warm-up: Adam's second moments are not yet known, or of one gradient alone."""
         every = self._settings.noise_every
-        return every > 0 and update > 1 and update % every == 0
+        warm_up = max(1, round(self._settings.warmup * self.num_updates))
+        return every > 0 and update > warm_up and update % every == 0
 
     def _clocked_updates(self) -> frozenset[int]:
         """The last of a pipeline that measure nothing else: of ten updates one."""
