@@ -37,6 +37,7 @@ from mlperf_bert.squad.spans import WindowReader
 from mlperf_bert.squad.update import Outcome
 from mlperf_bert.squad.weights import save_for_transformers
 from mlperf_bert.stop_request import StopRequest
+from mlperf_bert.whereabouts import Whereabouts
 
 WEIGHTS = "model"  # the directory in a run's
 
@@ -49,8 +50,11 @@ def fine_tune(
     device: torch.device,
     *,
     save: Literal["weights", "nothing"] = "weights",
+    whereabouts: Whereabouts | None = None,
 ) -> dict[str, Any] | None:
     """Train and evaluate; rank 0 writes `squad_result.json` and, where asked, the weights.
+
+    `whereabouts` is told of every update.
 
     Returns:
         The record, on every rank; None where a signal ended the run, which then wrote nothing.
@@ -77,7 +81,7 @@ def fine_tune(
     reader = WindowReader(prepared.train_windows)
     loop = Loop(settings, engine, team, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
-    log, usage = _train(settings, loop, info, device)
+    log, usage = _train(settings, loop, info, device, whereabouts or Whereabouts())
     if log.stopped_by is not None:
         if info.rank == 0:
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
@@ -120,7 +124,11 @@ def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
 
 
 def _train(
-    settings: SquadSettings, loop: Loop, info: RankInfo, device: torch.device
+    settings: SquadSettings,
+    loop: Loop,
+    info: RankInfo,
+    device: torch.device,
+    whereabouts: Whereabouts,
 ) -> tuple[TrainingLog, Usage]:
     progress = TrainingProgress(
         str(settings.engine), loop.num_updates, settings.global_batch, speaks=info.rank == 0
@@ -128,10 +136,13 @@ def _train(
 
     def shown(update: int, outcome: Outcome) -> None:
         progress.shown(update, outcome.loss)
+        whereabouts.at("step", update + 1)
 
+    whereabouts.at("step", 1)
     with StopRequest(info.world_size, device) as request, progress, UsageMeter(device) as meter:
         log = loop.run(shown, request.agreed)
         _synchronize(device)
+    whereabouts.at("end")  # evaluation and saving may take as long as they take
     return log, meter.usage
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.squad.inputs import SquadInputs
     from mlperf_bert.squad.settings import SquadSettings
+    from mlperf_bert.whereabouts import Whereabouts
 
 _MOST_SEED = 2**31 - 1
 
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     device: Literal["auto", "cpu", "cuda"] = args.device
     with SignalWatch(whereabouts, speaks=info.rank == 0):
-        return in_session(run_rank, device, "refuse")
+        return in_session(run_rank, device, "refuse", whereabouts=whereabouts)
 
 
 def _run_rank(
@@ -88,7 +89,7 @@ def _run_rank(
     data: DataOptions,
     info: "RankInfo",
     device: "torch.device",
-    whereabouts: Any,
+    whereabouts: "Whereabouts",
 ) -> int:
     from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
     from mlperf_bert.squad.fine_tune import fine_tune
@@ -98,7 +99,9 @@ def _run_rank(
     if data.vocabulary is None and data.init_checkpoint is None:
         on_rank_zero(info, lambda: _make_vocabulary(data.train, path))
     inputs = _inputs(data, path, settings.max_length)
-    record = fine_tune(settings, inputs, run_dir, info, device, save=args.save)
+    record = fine_tune(
+        settings, inputs, run_dir, info, device, save=args.save, whereabouts=whereabouts
+    )
     if record is None:
         return STOPPED
     if info.rank == 0 and not args.quiet:
