@@ -14,6 +14,7 @@ import torch
 
 from mlperf_bert.bench.flops import PASSES, PER_MULTIPLY_ADD, model_flops
 from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.machine import usable_cpus
 from mlperf_bert.metrics import memory_bytes
 from mlperf_bert.nvml import nvml_handle
 
@@ -29,7 +30,8 @@ class Usage:
     `utilisation` is 0 .. 1. On a CPU: processor seconds of all threads of the process over wall
     seconds, divided by the threads that the rank computes with. On a GPU: the mean of NVML's
     utilisation, which is the share of the time in which any kernel ran: a GPU that computes on one
-    of its processors alone counts as used. None where NVML does not tell.
+    of its processors alone counts as used. None where NVML does not tell. `cpus` are the logical
+    CPUs that the rank may run on, its own ones where it is bound.
     """
 
     wall_seconds: float
@@ -37,6 +39,7 @@ class Usage:
     utilisation: float | None
     means: Means
     peak_memory_bytes: int
+    cpus: frozenset[int]
 
 
 class UsageMeter:
@@ -86,6 +89,7 @@ class UsageMeter:
             utilisation=utilisation,
             means="NVML utilisation" if on_gpu else "process CPU time over wall time",
             peak_memory_bytes=memory_bytes(self._device),
+            cpus=usable_cpus(),
         )
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.machine import read_machine, usable_cpus
+from mlperf_bert.machine import read_machine
 from mlperf_bert.squad.bubble import StageEvent, bubble_by_formula, measured_bubble, timeline
 from mlperf_bert.squad.inputs import Prepared
 from mlperf_bert.squad.loop import TrainingLog
@@ -96,7 +96,6 @@ def _who(settings: SquadSettings, device: torch.device) -> dict[str, Any]:
         "precision": settings.precision,
         "device": device.type,
         "processor": gpu or machine.cpu_model or "unknown",
-        "cores": len(usable_cpus()),
     }
 
 
@@ -139,6 +138,8 @@ def _usage(of_ranks: Sequence[Usage]) -> dict[str, Any]:
         "cpu_seconds": [usage.cpu_seconds for usage in of_ranks],
         "device_utilisation": [usage.utilisation for usage in of_ranks],
         "device_utilisation_means": of_ranks[0].means,
+        # Of all ranks together: each may be bound to some of them.
+        "cores": len(frozenset[int]().union(*(usage.cpus for usage in of_ranks))),
     }
 
 
