@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of squad_cases
+
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.squad.bubble import StageClock, StageEvent, bubble_by_formula, measured_bubble
@@ -54,8 +56,8 @@ WAVES: tuple[tuple[str, ...], ...] = (
     ("pipeline:2xddp:2 fp64",),
     ("pipeline:2xddp:2 fp32",),
 )
-FORWARD_S = 0.02  # that a stage sleeps for a microbatch; backward twice as long
-MOST_TRIES = 3
+FORWARD_S = 0.04  # that a stage sleeps for a microbatch; backward twice as long
+MOST_TRIES = 4
 TOLERANCE = 0.05
 SLEEPERS = ((2, (2, 4, 8)), (4, (4, 8)))  # stages, microbatches
 

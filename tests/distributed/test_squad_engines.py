@@ -1,7 +1,6 @@
 """Fine-tuning engines on 4 ranks over gloo: all give what one rank gives; bubbles are as known."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ Found = dict[str, dict[str, Any]]
 
 
 def start_rank(rank: int, port: str, output: Path) -> subprocess.Popen[str]:
-    tests = str(Path(__file__).parents[1])  # for squad_cases
     environ = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])),
         **{"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)},
         **{"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
     }
