@@ -67,10 +67,14 @@ def test_weights_are_gathered_from_all_ranks(found: Found, case: str) -> None:
     assert max(abs(ours[name] - alone[name]) for name in alone) < 1e-8
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if "fp64" in each])
+@pytest.mark.parametrize("case", [each for each in CASES if "fp32" not in each])
 def test_noise_is_measured_alike(found: Found, case: str) -> None:
-    noise, alone = found[case]["noise"], found["single fp64"]["noise"]
-    assert [each["update"] for each in noise] == [20, 40]
+    noise, alone = found[case]["noise"], found[f"single {case.split()[1]}"]["noise"]
+    assert [each["update"] for each in alone] == ([5, 10] if "dropout" in case else [20, 40])
+    if case == "fsdp:2 fp64":  # of another cut, of which the halves are others
+        assert noise == []
+        return
+    assert len(noise) == len(alone)
     for ours, theirs in zip(noise, alone, strict=True):
         for key, value in theirs.items():
             assert ours[key] == pytest.approx(value, rel=1e-6), key

@@ -1,4 +1,4 @@
-"""The question model is `transformers`' BertForQuestionAnswering; its parts together are the whole."""
+"""The question model is `transformers`' own, and its parts together are the whole."""
 
 import itertools
 from dataclasses import replace
@@ -127,9 +127,7 @@ def test_updates_are_those_of_plain_torch() -> None:
         # 10 % of 6 updates warm up: 1, of which the rate is the full one; then down to 0 after 6.
         rate = 1e-3 * (6 - number) / 6
         batch = reader.batch(plan.windows[number].ravel())
-        loss = twin(
-            **padded(batch), start_positions=batch.starts, end_positions=batch.ends
-        ).loss
+        loss = twin(**padded(batch), start_positions=batch.starts, end_positions=batch.ends).loss
         optimizer.zero_grad()
         loss.backward()
         losses.append(loss.item())
