@@ -25,6 +25,7 @@ from mlperf_bert.model.layers import STREAMS_PER_LAYER, EncoderLayer
 from mlperf_bert.squad.settings import SquadPrecision
 from mlperf_bert.squad.spans import SpanBatch, span_loss_sum
 
+EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
 META = torch.device("meta")
 Result = Literal["scores", "loss_sum"]
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mlperf_bert.config_sections import ScheduleSection
 from mlperf_bert.optim.param_groups import is_exempt
+from mlperf_bert.optim.preconditioner import preconditioner
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.squad.engines.contract import Engine, Team, named_parameters
+from mlperf_bert.squad.engines.contract import REPLICA, Engine, Team, named_parameters
 from mlperf_bert.squad.settings import SquadSettings
 
 BETAS = (0.9, 0.999)
@@ -23,8 +25,8 @@ BETAS = (0.9, 0.999)
 class Squares:
     """Squared norms of a gradient over all of the model's elements, on every rank alike.
 
-    `preconditioned` is of the gradient times 1 / (sqrt(v) + epsilon), with Adam's v from before
-    the update, corrected for its start at zero; elements that never had a gradient are left out.
+    `preconditioned` is of the gradient times what Adam scales its elements by, with the second
+    moments from before the update.
     """
 
     plain: float
@@ -115,19 +117,26 @@ class Updater:
         return norms.square().sum() / self._engine.copies
 
     def _preconditioners(self) -> list[Tensor]:
-        """Of each gradient; all ones before the first update."""
+        """Of each gradient (`optim/preconditioner.py`); zeros before the first update."""
+        with_gradient = [each for each in self._parameters if each.grad is not None]
+        states = [self.optimizer.state[each] for each in with_gradient]
+        if not all(states):
+            return [torch.zeros_like(_local(each)) for each in with_gradient]
+        moments = [_local(state["exp_avg_sq"]) for state in states]
+        correction = moments[0].new_tensor(1 - BETAS[1] ** float(states[0]["step"]))
         found = []
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                continue
-            state = self.optimizer.state.get(parameter)
-            if not state:
-                found.append(torch.ones_like(_local(parameter.grad)))
-                continue
-            second = _local(state["exp_avg_sq"]) / (1 - BETAS[1] ** float(state["step"]))
-            scale = 1 / (second.sqrt() + self._settings.epsilon)
-            found.append(torch.where(second > 0, scale, 0.0))
+        for moment, mean in zip(moments, self._means(moments, with_gradient), strict=True):
+            least = (1 - BETAS[1]) * mean
+            found.append(preconditioner(moment, least, correction, self._settings.epsilon))
         return found
+
+    def _means(self, tensors: Sequence[Tensor], of: Sequence[Tensor]) -> Tensor:
+        """Of whole tensors, of which this rank may hold a part; `of` are the whole ones."""
+        sums = torch.stack([each.sum() for each in tensors])
+        group = self._team.group(REPLICA)
+        if group is not None and any(isinstance(each, DTensor) for each in of):
+            dist.all_reduce(sums, group=group)
+        return sums / sums.new_tensor([each.numel() for each in of])
 
 
 def _local(tensor: Tensor) -> Tensor:

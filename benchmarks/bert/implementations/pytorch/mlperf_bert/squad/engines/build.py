@@ -51,7 +51,7 @@ def make_engine(
     mean_length = float(plan.tokens.sum() / plan.windows.size)
     bounds = balanced_split(layer_costs(model, mean_length), name.num_parts)
     shape = PipelineShape(
-        name, settings.microbatches // name.replicas, plan.capacity(settings.max_length)
+        name, settings.microbatches // name.replicas, plan.capacity(settings.max_length), bounds
     )
     parts = [
         part_of(Part(bounds[number], bounds[number + 1], model.num_layers))

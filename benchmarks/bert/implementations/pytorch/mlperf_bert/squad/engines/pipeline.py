@@ -6,6 +6,7 @@ microbatches, and their gradients are averaged when all have been through.
 Shape letters: M microbatches of a pipeline, C capacity of a row in tokens, D hidden.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from mlperf_bert.squad.bubble import StageClock
 from mlperf_bert.squad.engines.contract import REPLICA, STAGE, MakeBatch, Team, share_of
 from mlperf_bert.squad.engines.schedules import make_schedule, stages_of_rank
 from mlperf_bert.squad.engines.stage_modules import StageModule, TimedStage
-from mlperf_bert.squad.model import SpanModel
+from mlperf_bert.squad.model import EMBEDDINGS, LAYERS, SpanModel
 from mlperf_bert.squad.settings import EngineName
 from mlperf_bert.squad.spans import SpanBatch
 
@@ -34,11 +35,19 @@ class PipelineShape:
     name: EngineName
     microbatches: int  # of one pipeline and update: M
     capacity: int  # C
+    bounds: Sequence[int]  # first layer of each stage, and at the end how many layers there are
 
     def stages_of(self, rank: int) -> list[int]:
         """Numbers of the stages of a rank."""
         assert self.name.schedule is not None
         return stages_of_rank(self.name.schedule, rank, self.name.stages, self.name.num_parts)
+
+    def stage_of(self, name: str) -> int:
+        """Which stage holds the tensor of that name."""
+        if name.startswith(LAYERS):
+            layer = int(name.removeprefix(LAYERS).partition(".")[0])
+            return bisect_right(self.bounds, layer) - 1
+        return 0 if name.startswith(EMBEDDINGS) else self.name.num_parts - 1
 
     def owners(self) -> list[int]:
         """The rank within its pipeline of each stage."""
@@ -181,7 +190,6 @@ class Pipelined:
     def weights(self) -> Mapping[str, Tensor]:
         """See `Engine`; one tensor after the other goes from its stage to all of the pipeline."""
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
-        owner_of = self._owner_of_names()
         found = {}
         for name, shape in self._shapes.items():
             part = self.parts[0]
@@ -190,20 +198,12 @@ class Pipelined:
                 tensor = torch.empty(shape, dtype=part.dtype, device=part.device)
             group = self._team.group(STAGE)
             if group is not None:
-                dist.broadcast(tensor, group=group, group_src=owner_of[name])
+                dist.broadcast(
+                    tensor, group=group, group_src=self._owners[self._shape.stage_of(name)]
+                )
             if self._team.replica == 0 and self._team.stage == 0:
                 found[name] = tensor.cpu()
         return found
-
-    def _owner_of_names(self) -> dict[str, int]:
-        """The rank within the pipeline that holds each tensor; known to all after one exchange."""
-        names = [name for part in self.parts for name, _ in part.named_parameters()]
-        group = self._team.group(STAGE)
-        if group is None:
-            return dict.fromkeys(names, 0)
-        of_ranks: list[list[str]] = [[]] * self._team.stages
-        dist.all_gather_object(of_ranks, names, group=group)
-        return {name: rank for rank, of_rank in enumerate(of_ranks) for name in of_rank}
 
 
 def _loss_itself(output: Tensor, target: Tensor) -> Tensor:
