@@ -82,7 +82,7 @@ FILL_MAY_IMPORT = (
     "prepare.vocabulary",
 )
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
-    "report": "plan.convergence",
+    "report": ("plan.convergence", "optim.noise_scale", "optim.throughput_model"),
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
     "watch": ("plan.convergence", "report."),
 }
