@@ -78,59 +78,64 @@ def batch_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     found = batch_facts(runs)
     if not found:
         return []
-    marks = tuple((float(each.batch), "batch now", each.run) for each in found)
+    several = len(runs) > 1
+    # Those of several runs lie close together: their colours say whose they are.
+    now = tuple((float(each.batch), "" if several else "batch now", each.run) for each in found)
     best = tuple(
-        (float(each.best.global_batch_size), f"best: {each.best.global_batch_size:,}", each.run)
+        (float(each.best.global_batch_size), "" if several else "best", each.run)
         for each in found
         if each.best
     )
-    several = len(runs) > 1
     return [
         Chart(
             key="batch_efficiency",
             title="Efficiency of a batch",
             unit="",
-            about="what a sample is worth in a batch, over one in the run's own",
+            about="what a sample is worth in a batch, over one in the run's own; a mark: that one",
             series=tuple(_efficiency_curve(each, several=several) for each in found),
             floor=0.0,
             levels=((0.5, "half"),),
-            marks=marks,
+            marks=now,
             across=BATCH,
         ),
         Chart(
             key="batch_goodput",
             title="Goodput of a batch",
             unit="samples/s",
-            about="throughput times efficiency: on the run's ranks where times of several setups "
-            "are known, else with a rank added for each further share of the batch",
+            about="throughput times efficiency; a mark: the best batch on the run's ranks"
+            if best
+            else "throughput times efficiency, with a rank for each further share of the batch",
             series=tuple(_goodput_curve(each, several=several) for each in found),
             floor=0.0,
-            marks=(*marks, *best),
+            marks=best or now,
             across=BATCH,
         ),
     ]
 
 
 def _efficiency_curve(each: BatchFacts, *, several: bool) -> Series:
-    low, high = each.batch, max(4.0 * each.batch, each.batch_of(0.25))
-    places = [low + (high - low) * place / _POINTS for place in range(_POINTS + 1)]
-    points: tuple[Point, ...] = tuple((x, each.efficiency_at(x)) for x in places)
+    points: tuple[Point, ...] = tuple((x, each.efficiency_at(x)) for x in _batches(each))
     return Series(run=each.run, label=_label(each, "", several), style="solid", points=points)
 
 
 def _goodput_curve(each: BatchFacts, *, several: bool) -> Series:
     if each.model is None:
-        low, high = each.batch, max(4.0 * each.batch, each.batch_of(0.25))
-        places = [low + (high - low) * place / _POINTS for place in range(_POINTS + 1)]
-        points: tuple[Point, ...] = tuple((x, each.with_more_ranks(x)) for x in places)
+        points: tuple[Point, ...] = tuple((x, each.with_more_ranks(x)) for x in _batches(each))
         label = _label(each, "with more ranks, each as fast", several)
         return Series(run=each.run, label=label, style="solid", points=points)
     best: dict[int, float] = {}
     for setup in each.candidates:
         batch, value = setup.global_batch_size, each.goodput_of(setup)
-        best[batch] = max(best.get(batch, 0.0), value)
+        if batch <= _batches(each)[-1]:
+            best[batch] = max(best.get(batch, 0.0), value)
     label = _label(each, "on the same ranks", several)
     return Series(run=each.run, label=label, style="solid", points=tuple(sorted(best.items())))
+
+
+def _batches(each: BatchFacts) -> list[float]:
+    """Of a curve: from the run's own to where a sample is worth a quarter."""
+    low, high = float(each.batch), max(4.0 * each.batch, each.batch_of(0.25))
+    return [low + (high - low) * place / _POINTS for place in range(_POINTS + 1)]
 
 
 def _label(each: BatchFacts, words: str, several: bool) -> str:
