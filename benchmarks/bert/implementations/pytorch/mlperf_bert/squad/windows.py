@@ -82,15 +82,16 @@ class Windows:
 
     def remarks(self) -> Iterator[str]:
         """What was left out, in lines for the user."""
+        name = one_line(self.name)
         if self.num_questions_cut:
             yield (
-                f"{one_line(self.name)}: {self.num_questions_cut:,} of {self.num_questions:,} questions are cut: longer"
-                f" than {self.max_question_length} tokens"
+                f"{name}: {self.num_questions_cut:,} of {self.num_questions:,} questions are cut:"
+                f" longer than {self.max_question_length} tokens"
             )
         if self.num_answers_lost:
             yield (
-                f"{one_line(self.name)}: {self.num_answers_lost:,} of {self.num_answers:,} answers stand in no window of"
-                f" {self.max_length} tokens and a stride of {self.stride}: their windows count as"
+                f"{name}: {self.num_answers_lost:,} of {self.num_answers:,} answers stand in no"
+                f" window of {self.max_length} tokens and a stride of {self.stride}: their windows count as"
                 " without an answer"
             )
 
