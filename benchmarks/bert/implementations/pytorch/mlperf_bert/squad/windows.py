@@ -91,8 +91,8 @@ class Windows:
         if self.num_answers_lost:
             yield (
                 f"{name}: {self.num_answers_lost:,} of {self.num_answers:,} answers stand in no"
-                f" window of {self.max_length} tokens and a stride of {self.stride}: their windows count as"
-                " without an answer"
+                f" window of {self.max_length} tokens and a stride of {self.stride}: their windows"
+                " count as without an answer"
             )
 
 
