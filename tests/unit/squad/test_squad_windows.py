@@ -63,7 +63,9 @@ def test_an_answer_across_all_borders_is_lost_and_said() -> None:
     assert windows.starts.tolist() == windows.ends.tolist() == [0, 0, 0]
     assert (windows.num_answers, windows.num_answers_lost) == (1, 1)
     (said,) = windows.remarks()
-    assert said.startswith("1 of 1 answers stand in no window of 9 tokens and a stride of 3")
+    assert said.startswith(
+        "set.json: 1 of 1 answers stand in no window of 9 tokens and a stride of 3"
+    )
 
 
 def test_an_answer_longer_than_every_window_is_lost() -> None:
@@ -100,7 +102,7 @@ def test_a_question_is_cut_at_its_end_and_counted() -> None:
     windows = make_windows(questions, VOCABULARY, max_question_length=2)
     assert [row[:4] for row in rows(windows)] == [[CLS, 5, 6, SEP]] * 2
     assert windows.num_questions_cut == 1
-    assert list(windows.remarks()) == ["1 of 2 questions are cut: longer than 2 tokens"]
+    assert list(windows.remarks()) == ["set.json: 1 of 2 questions are cut: longer than 2 tokens"]
 
 
 def test_no_token_is_passed_over_by_a_stride_longer_than_the_room() -> None:
