@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""What `squad` reads of anybody's: a question set, cut into windows, answers, records of runs."""
-=======
 """What `squad` reads of anybody's: question sets, files of answers, and where tokens stand."""
->>>>>>> squad_questions
 
 import json
 from collections.abc import Mapping
@@ -17,17 +13,10 @@ from fuzz_tokenizer import LINES, tokenizer_json
 from mlperf_bert.prepare.tokenizer_file import load
 from mlperf_bert.prepare.vocabulary import Vocabulary
 from mlperf_bert.squad.answers import find_answers
-<<<<<<< HEAD
-from mlperf_bert.squad.comparison import Conditions, compare_runs
-from mlperf_bert.squad.plot import goodput_picture, timeline_picture
-=======
 from mlperf_bert.squad.offsets import make_offset_encoder
->>>>>>> squad_questions
 from mlperf_bert.squad.predictions import read_predictions
 from mlperf_bert.squad.questions import parse_questions, read_questions
-from mlperf_bert.squad.record import RESULT, read_run
 from mlperf_bert.squad.scores import evaluate, score
-from mlperf_bert.squad.table import in_words
 from mlperf_bert.squad.windows import make_windows
 from squad_sets import qa, set_of, vocabulary_of
 
@@ -77,54 +66,6 @@ def parse_answers(directory: Path) -> object:
     return score(questions, read_predictions(directory / PREDICTIONS, questions))
 
 
-<<<<<<< HEAD
-def make_record(directory: Path) -> None:
-    """A pipeline of two stages, as it leaves its record."""
-    span = {"rank": 1, "stage": 1, "kind": "F", "microbatch": 0, "begin_s": 0.0, "end_s": 0.5}
-    contents = {
-        "schema_version": 1,
-        "engine": "pipeline:2",
-        "schedule": "1f1b",
-        "ranks": 2,
-        "stages": 2,
-        "seed": 1,
-        "precision": "fp32",
-        "device": "cpu",
-        "processor": "a processor",
-        "cores": 2,
-        "model": {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 99, "parameters": 12345},
-        "init": "random",
-        "data": {"train_sha256": "aa", "train_questions": 80, "train_windows": 80},
-        "settings": {"global_batch": 16, "microbatches": 4, "dropout": 0.1},
-        "updates": 2,
-        "samples": 32,
-        "losses": [3.0, None],
-        "seconds": {"start": 1.0, "train": 4.0, "evaluate": 1.0, "end_to_end": 6.0},
-        "samples_per_s": {"train": 8.0, "end_to_end": 5.3},
-        "validation_loss": 2.5,
-        "exact_match": 30.0,
-        "f1": 40.0,
-        "noise_scale": 31.5,
-        "peak_memory_bytes": [2**28, 2**28],
-        "cpu_seconds": [3.0, 3.0],
-        "device_utilisation": [0.7, None],
-        "device_utilisation_means": "process CPU time over wall time",
-        "model_flops_per_s": 8e9,
-        "bubble": {"measured": 0.25, "formula": 0.2},
-        "timeline": [span, {**span, "kind": "B", "begin_s": 0.5, "end_s": 1.5}],
-    }
-    (directory / RESULT).write_text(json.dumps(contents), encoding="utf-8")
-
-
-def parse_record(directory: Path) -> object:
-    """As a comparison does, to its table and JSON; a few to the pictures, which take long."""
-    run = read_run(directory)
-    comparison = compare_runs([run], Conditions(initial_batch=8, peak_tflops=0.1))
-    json.dumps(comparison.as_json())
-    if run.seed > 1:
-        return goodput_picture(comparison), timeline_picture([run])
-    return in_words(comparison)
-=======
 def make_tokenizer(directory: Path) -> None:
     """A tokenizer that changes the length of a text before it splits it."""
     (directory / TOKENIZER).write_text(tokenizer_json("unigram"), encoding="utf-8")
@@ -139,7 +80,6 @@ def parse_offsets(directory: Path) -> object:
         assert np.all((tokens.starts >= 0) & (tokens.starts <= tokens.ends))
         assert np.all(tokens.ends <= len(text))
     return None
->>>>>>> squad_questions
 
 
 SQUAD_PARSERS: Mapping[str, Parser] = {
@@ -150,5 +90,4 @@ SQUAD_PARSERS: Mapping[str, Parser] = {
     "squad_predictions": Parser(
         make=make_set, targets={PREDICTIONS: mutate_json}, parse=parse_answers
     ),
-    "squad_record": Parser(make=make_record, targets={RESULT: mutate_json}, parse=parse_record),
 }
