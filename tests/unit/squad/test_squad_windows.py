@@ -68,6 +68,19 @@ def test_an_answer_across_all_borders_is_lost_and_said() -> None:
     )
 
 
+def test_an_answer_that_ends_behind_a_window_is_not_in_it() -> None:
+    # t3 t4: the first window ends with t3, the second begins with it (token 4).
+    windows = make_windows(asked(("t3 t4", 9)), VOCABULARY, max_length=9, stride=3)
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([0, 4, 0], [0, 5, 0])
+
+
+def test_a_token_right_beside_an_answer_is_not_of_it() -> None:
+    # t0 ( t1 ) without spaces: tokens 3 to 6 behind [CLS] who [SEP], and t1 is token 5.
+    questions = questions_of(("t0(t1)", [qa("q", "who", ("t1", 3))]))
+    windows = make_windows(questions, vocabulary_of("who", "t0", "t1", "(", ")"))
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([5], [5])
+
+
 def test_an_answer_longer_than_every_window_is_lost() -> None:
     windows = make_windows(asked((TEXT, 0)), VOCABULARY, max_length=9, stride=1)
     assert not windows.starts.any() and windows.num_answers_lost == 1
