@@ -205,3 +205,17 @@ def test_damaged_or_other_checkpoints_are_refused(
     save_file({"other": torch.zeros(1)}, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match="differs from its digest"):
         start_from(copy, load_vocabulary(inputs.vocabulary).sha256, seed=1)
+
+
+def test_progress_says_rate_and_time_left(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 1.0, 12.0, 30.0])
+    monkeypatch.setattr("mlperf_bert.squad.progress.time.monotonic", lambda: next(seconds))
+    with TrainingProgress("ddp:2", 10, 16, speaks=True) as progress:
+        for update in (1, 4, 10):
+            progress.shown(update, 0.5)
+    found = capfd.readouterr()
+    assert found.out == ""  # stdout may be a command's JSON
+    assert found.err.splitlines() == [
+        "ddp:2: update 4/10  5.3 samples/s  loss 0.5000  0:00:18 left",  # 4 in 12 s
+        "ddp:2: update 10/10  5.3 samples/s  loss 0.5000  0:00:00 left",
+    ]

@@ -63,6 +63,8 @@ def test_other_names_are_refused(text: str) -> None:
         ("single", {"dropout": 1.0}, "--dropout"),
         ("single", {"warmup": -0.1}, "--warmup"),
         ("single", {"epochs": 0.0}, "--epochs"),
+        ("single", {"epochs": float("inf")}, "--epochs"),
+        ("single", {"epsilon": -1.0}, "--epsilon"),
         ("single", {"updates": 0}, "--updates"),
     ],
 )
@@ -83,3 +85,9 @@ def test_updates_of_epochs_are_rounded_up() -> None:
     settings = SquadSettings(engine=parse_engine("single"), epochs=2.0)
     assert settings.num_updates(100) == 13  # 200 windows in batches of 16
     assert settings.num_updates(1) == 1
+
+
+def test_a_plan_that_fills_the_memory_is_refused() -> None:
+    settings = SquadSettings(engine=parse_engine("single"), updates=10**9)
+    with pytest.raises(ConfigError, match="--updates, --epochs: are 1,000,000,000 of 16"):
+        settings.num_updates(100)

@@ -3,6 +3,7 @@
 No torch: the command line reads settings before it starts ranks.
 """
 
+import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -17,6 +18,7 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 # Each rank of a pipeline has that many stages where a schedule needs several (arXiv 2104.04473,
 # 2401.10241: two).
 VIRTUAL_STAGES = 2
+MOST_SAMPLES = 10**8  # of a run; all are planned before the first update, in 16 bytes each
 _NAME = re.compile(r"([a-z]+)(?::(\d{1,4}))?(?:\s*x\s*ddp:(\d{1,4}))?(?:@([a-z0-9_]+))?")
 _FORMS = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule"
 
@@ -99,7 +101,7 @@ class SquadSettings:
     `global_batch` counts windows of an update, cut into `microbatches` of similar token counts.
     `updates` None: as many as `epochs` passes over the windows take. `warmup` is a share of them.
     `dropout` None: the model's own. Every `noise_every` updates (0: never) the gradient is taken in
-    two halves, to measure its noise.
+    two halves, to measure its noise. `max_grad_norm` 0: no limit.
 
     Raises ConfigError from `__post_init__`.
     """
@@ -133,8 +135,12 @@ class SquadSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ConfigError(f"--{name}", f"is {value}", "give at least 0 and less than 1")
-        if self.learning_rate == float("inf") or not self.epochs > 0:
-            raise ConfigError("--learning-rate, --epochs", "are not usable", "give finite numbers")
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+                where = f"--{name.replace('_', '-')}"
+                raise ConfigError(where, f"is {value}", "give a finite number, not below 0")
+        if self.epochs == 0:
+            raise ConfigError("--epochs", "is 0", "give more")
         self._check_microbatches()
 
     def _check_microbatches(self) -> None:
@@ -167,9 +173,15 @@ class SquadSettings:
 
     def num_updates(self, num_windows: int) -> int:
         """Of the run: `updates`, or what `epochs` passes over so many windows take, rounded up."""
-        if self.updates is not None:
-            return self.updates
-        return max(1, -(-int(self.epochs * num_windows) // self.global_batch))
+        updates = self.updates
+        if updates is None:
+            updates = max(1, -(-int(self.epochs * num_windows) // self.global_batch))
+        if updates * self.global_batch > MOST_SAMPLES:
+            problem = f"are {updates:,} of {self.global_batch:,} windows"
+            raise ConfigError(
+                "--updates, --epochs", problem, f"plan {MOST_SAMPLES:,} windows at most"
+            )
+        return updates
 
     def to_record(self) -> dict[str, Any]:
         """What `squad_result.json` says of them: all but the engine and what stands beside it."""
