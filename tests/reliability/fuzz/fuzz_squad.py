@@ -1,4 +1,4 @@
-"""What `squad` reads of anybody's: a question set, cut into windows, and a file of answers."""
+"""What `squad` reads of anybody's: question sets, files of answers, and where tokens stand."""
 
 import json
 from collections.abc import Mapping
@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 from fuzz_mutations import mutate_json
 from fuzz_parser import Parser
+from fuzz_tokenizer import LINES, tokenizer_json
 
+from mlperf_bert.prepare.tokenizer_file import load
 from mlperf_bert.prepare.vocabulary import Vocabulary
 from mlperf_bert.squad.answers import find_answers
+from mlperf_bert.squad.offsets import make_offset_encoder
 from mlperf_bert.squad.predictions import read_predictions
 from mlperf_bert.squad.questions import parse_questions, read_questions
 from mlperf_bert.squad.scores import evaluate, score
@@ -19,6 +22,7 @@ from squad_sets import qa, set_of, vocabulary_of
 
 SET = "set.json"
 PREDICTIONS = "predictions.json"
+TOKENIZER = "tokenizer.json"
 CONTEXT = "A node is a computer. Nodes, e.g. caf\u00e9s\u2019, form a cluster of \U0001f600."
 
 
@@ -62,8 +66,27 @@ def parse_answers(directory: Path) -> object:
     return score(questions, read_predictions(directory / PREDICTIONS, questions))
 
 
+def make_tokenizer(directory: Path) -> None:
+    """A tokenizer that changes the length of a text before it splits it."""
+    (directory / TOKENIZER).write_text(tokenizer_json("unigram"), encoding="utf-8")
+
+
+def parse_offsets(directory: Path) -> object:
+    """As windows do: the characters of every token are of the text."""
+    encoder = make_offset_encoder(load(directory / TOKENIZER))
+    for text in (*LINES, CONTEXT):
+        tokens = encoder.encode(text)
+        assert len(tokens.ids) == len(tokens.starts) == len(tokens.ends)
+        assert np.all((tokens.starts >= 0) & (tokens.starts <= tokens.ends))
+        assert np.all(tokens.ends <= len(text))
+    return None
+
+
 SQUAD_PARSERS: Mapping[str, Parser] = {
     "squad_questions": Parser(make=make_set, targets={SET: mutate_json}, parse=parse_set),
+    "squad_offsets": Parser(
+        make=make_tokenizer, targets={TOKENIZER: mutate_json}, parse=parse_offsets
+    ),
     "squad_predictions": Parser(
         make=make_set, targets={PREDICTIONS: mutate_json}, parse=parse_answers
     ),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mlperf_bert.squad import answers
-from mlperf_bert.squad.answers import FoundAnswer, find_answers
+from mlperf_bert.squad.answers import FoundAnswer, find_answers, has_most_context
 from mlperf_bert.squad.questions import Questions
 from mlperf_bert.squad.windows import Windows, make_windows
 from plain_spans import plain_answers
@@ -91,6 +91,15 @@ def test_a_start_counts_where_there_is_most_text_around_it() -> None:
     for place, text in ((5, "t2"), (12, "t0"), (19, "t0")):
         starts = scores_of(windows, **{f"at{place}": 1})
         assert one(windows, starts, scores_of(windows)).text == text
+
+
+def test_most_context_by_hand() -> None:
+    # Tokens 0 to 3, and 1 to 7 of the same text. Smaller sides of the first: 0 1 1 0; of the second
+    # for 1 to 7: 0 1 2 3 2 1 0. Token 1 has more in the first, 2 as much in both, and the second
+    # is longer; of another question, one window has all.
+    windows = (np.array([0, 1, 0]), np.array([4, 7, 2]), np.array([0, 0, 1]))
+    found = has_most_context(*windows).astype(int).tolist()
+    assert found == [1, 1, 0, 0, *[0, 1, 1, 1, 1, 1, 1], 1, 1]
 
 
 def test_text_is_cut_out_of_the_context_as_it_stands() -> None:

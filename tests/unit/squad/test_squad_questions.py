@@ -88,7 +88,8 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
     [
         (answer("a computer", 11), "question 'q1': answers[0]: 'a computer' does not stand in"),
         (answer("a computer", 10**30), "at character an integer of 100 bits"),
-        (answer("computer.", -33), "at character -33"),  # Python would count from the end
+        # Where Python, counting from the end, would find it.
+        (answer("computer.", 12 - len(CONTEXT)), "at character -31"),
         (answer("a computer", True), "question 'q1': answers[0]: answer_start: is True"),
         (answer("a computer", 10.0), "answer_start: is 10.0, not a whole number"),
         (answer("a computer", None), "answer_start: is missing"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import BertWordPieceTokenizer
 
 from mlperf_bert.prepare.wordpiece import basic_words
 from mlperf_bert.squad.answers import find_answers
@@ -37,11 +38,7 @@ def test_nothing_of_dev_is_in_train(sets: dict[str, Questions]) -> None:
 
 def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Questions]) -> None:
     for questions in sets.values():
-        words = {
-            word: None
-            for question in questions
-            for word in basic_words(f"{question.context} {question.question}")
-        }
+        words = {word: None for text in texts_of(questions) for word in basic_words(text)}
         windows = make_windows(questions, vocabulary_of(*words), max_length=64, stride=16)
         assert len(windows) > len(questions) and not list(windows.remarks())
         starts, ends = np.zeros((2, len(windows.input_ids)))
@@ -52,3 +49,29 @@ def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Quest
         ends[windows.offsets[:-1]] *= 0.5
         values = evaluate(questions, find_answers(questions, windows, starts, ends))
         assert (values["exact_match"], values["f1"]) == (100.0, 100.0)
+
+
+def test_windows_are_those_of_the_tokenizers_library(sets: dict[str, Questions]) -> None:
+    # Its stride is the overlap: the room for the text less ours. The set has no character on which
+    # the library cuts words otherwise.
+    words = {word: None for text in texts_of(sets["dev"]) for word in basic_words(text)}
+    vocabulary = vocabulary_of(*words)
+    library = BertWordPieceTokenizer(vocabulary.ids)
+    max_length, stride = 48, 16
+    windows = make_windows(sets["dev"], vocabulary, max_length=max_length, stride=stride)
+    expected = []
+    for question in sets["dev"]:
+        num_words = len(basic_words(question.question))
+        library.enable_truncation(
+            max_length, stride=max_length - 3 - num_words - stride, strategy="only_second"
+        )
+        first = library.encode(question.question, question.context)
+        expected += [each.ids for each in (first, *first.overflowing)]
+    assert [
+        part.tolist() for part in np.split(windows.input_ids, windows.offsets[1:-1])
+    ] == expected
+
+
+def texts_of(questions: Questions) -> list[str]:
+    """Every context and question."""
+    return [text for each in questions for text in (each.context, each.question)]

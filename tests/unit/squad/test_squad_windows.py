@@ -63,7 +63,22 @@ def test_an_answer_across_all_borders_is_lost_and_said() -> None:
     assert windows.starts.tolist() == windows.ends.tolist() == [0, 0, 0]
     assert (windows.num_answers, windows.num_answers_lost) == (1, 1)
     (said,) = windows.remarks()
-    assert said.startswith("1 of 1 answers stand in no window of 9 tokens and a stride of 3")
+    assert said.startswith(
+        "set.json: 1 of 1 answers stand in no window of 9 tokens and a stride of 3"
+    )
+
+
+def test_an_answer_that_ends_behind_a_window_is_not_in_it() -> None:
+    # t3 t4: the first window ends with t3, the second begins with it (token 4).
+    windows = make_windows(asked(("t3 t4", 9)), VOCABULARY, max_length=9, stride=3)
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([0, 4, 0], [0, 5, 0])
+
+
+def test_a_token_right_beside_an_answer_is_not_of_it() -> None:
+    # t0 ( t1 ) without spaces: tokens 3 to 6 behind [CLS] who [SEP], and t1 is token 5.
+    questions = questions_of(("t0(t1)", [qa("q", "who", ("t1", 3))]))
+    windows = make_windows(questions, vocabulary_of("who", "t0", "t1", "(", ")"))
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([5], [5])
 
 
 def test_an_answer_longer_than_every_window_is_lost() -> None:
@@ -100,7 +115,7 @@ def test_a_question_is_cut_at_its_end_and_counted() -> None:
     windows = make_windows(questions, VOCABULARY, max_question_length=2)
     assert [row[:4] for row in rows(windows)] == [[CLS, 5, 6, SEP]] * 2
     assert windows.num_questions_cut == 1
-    assert list(windows.remarks()) == ["1 of 2 questions are cut: longer than 2 tokens"]
+    assert list(windows.remarks()) == ["set.json: 1 of 2 questions are cut: longer than 2 tokens"]
 
 
 def test_no_token_is_passed_over_by_a_stride_longer_than_the_room() -> None:

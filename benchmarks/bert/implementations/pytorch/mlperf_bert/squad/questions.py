@@ -16,8 +16,9 @@ from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
 REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
-# SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. Memory is at most about
-# 4 bytes a byte of the file (where a text holds rare characters) and 100 bytes a value.
+# SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. A file made for it takes
+# at most about 1.5 GB: seven bytes a byte (one rare character makes all of a text wide), or
+# 100 bytes a value.
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 2**23
 _OPENING = (b"{", b"[", b",")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError, one_line
 from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 from mlperf_bert.squad.offsets import Tokens, make_offset_encoder
 from mlperf_bert.squad.questions import Question, Questions
@@ -37,6 +37,7 @@ class Windows:
     """All windows of a question set, those of a question one after the other.
 
     Args:
+        name: of the question set.
         input_ids: token ids of all windows laid end to end, int64 [T].
         lengths: tokens of each window, int64 [W].
         segment_b_start: where the second segment, the text, begins in each window, int64 [W].
@@ -53,6 +54,7 @@ class Windows:
         max_length, stride, max_question_length: in tokens, as given.
     """
 
+    name: str
     input_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
     segment_b_start: NDArray[np.int64]
@@ -80,16 +82,17 @@ class Windows:
 
     def remarks(self) -> Iterator[str]:
         """What was left out, in lines for the user."""
+        name = one_line(self.name)
         if self.num_questions_cut:
             yield (
-                f"{self.num_questions_cut:,} of {self.num_questions:,} questions are cut: longer"
-                f" than {self.max_question_length} tokens"
+                f"{name}: {self.num_questions_cut:,} of {self.num_questions:,} questions are cut:"
+                f" longer than {self.max_question_length} tokens"
             )
         if self.num_answers_lost:
             yield (
-                f"{self.num_answers_lost:,} of {self.num_answers:,} answers stand in no window of"
-                f" {self.max_length} tokens and a stride of {self.stride}: their windows count as"
-                " without an answer"
+                f"{name}: {self.num_answers_lost:,} of {self.num_answers:,} answers stand in no"
+                f" window of {self.max_length} tokens and a stride of {self.stride}: their windows"
+                " count as without an answer"
             )
 
 
@@ -119,6 +122,7 @@ def make_windows(
         maker.add(number, question, max_question_length)
     windows = np.array(maker.windows, dtype=np.int64).reshape(-1, 6)
     return Windows(
+        name=questions.name,
         input_ids=_joined(maker.input_ids),
         lengths=windows[:, 0],
         segment_b_start=windows[:, 1],
