@@ -12,12 +12,13 @@ from support import PACKAGE, run_process
 LEVELS = (
     {"console", "end_with_parent", "exit_statuses", "messages"},
     {"errors", "compiled", "machine", "config_options", "untrusted"}
-    | {"heartbeat", "status_file", "stop_request", "whereabouts"},
+    | {"heartbeat", "status_file", "stop_request", "whereabouts"}
+    | {"nvml", "student_t"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
     | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
-    {"environment", "outcome"},
+    {"environment", "outcome", "noise_meter"},
     {
         "step",
         "evaluate",
@@ -28,7 +29,7 @@ LEVELS = (
         "progress",
         "run_directory",
     }
-    | {"eval_batches", "eval_schedule", "open_data", "stragglers"},
+    | {"eval_batches", "eval_schedule", "open_data", "stragglers", "noise_record"},
     {"graphs", "resume_checks"},
     {"resume"},
     {"build_step", "build_evaluation", "build_loader", "saving"},
@@ -37,7 +38,7 @@ LEVELS = (
     {"train", "bench", "reader_process", "stage_data", "system_cli", "evaluate_cli"}
     | {"checkpoint_vocabulary", "fill"},
     {"train_cli", "convert", "fill_cli"},
-    {"doctor"},
+    {"doctor", "squad"},
     {"__main__"},
 )
 SAME_LEVEL = {
@@ -50,6 +51,7 @@ SAME_LEVEL = {
     ("evaluate", "step"),
     ("evaluate", "eval_batches"),
     ("eval_schedule", "evaluate"),
+    ("metrics", "noise_record"),
     ("metrics", "step"),
     ("warm_up", "step"),
     ("distributed", "optim.flat_buffers"),
@@ -64,6 +66,7 @@ OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_i
     "log_reader",
     "machine",
     "outcome",
+    "student_t",
     "system_description",
     "untrusted",
 }
@@ -80,8 +83,17 @@ FILL_MAY_IMPORT = (
     "prepare.tokenizer_file",
     "prepare.vocabulary",
 )
+SQUAD_MAY_IMPORT = (
+    "prepare.any_vocabulary",
+    "prepare.sandbox",
+    "prepare.tokenizer_file",
+    "prepare.train_vocabulary",
+    "prepare.vocabulary",
+    "prepare.wordpiece",
+)
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
-    "report": "plan.convergence",
+    "report": ("plan.convergence", "optim.noise_scale", "optim.throughput_model"),
+    "squad": SQUAD_MAY_IMPORT,
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
     "watch": ("plan.convergence", "report."),
 }
@@ -108,6 +120,8 @@ NUMPY_ONLY = {
     "log_reader.py",
     "machine.py",
     "optim/flat_layout.py",
+    "optim/noise_scale.py",
+    "optim/throughput_model.py",
     "outcome.py",
     "package/verdict.py",
     "plan/cluster/calibrate_cli.py",
@@ -130,6 +144,23 @@ NUMPY_ONLY = {
     "report/run.py",
     "report/summary.py",
     "report/tensorboard.py",
+    "squad/answers.py",
+    "squad/bubble.py",
+    "squad/comparison.py",
+    "squad/options.py",
+    "squad/plot.py",
+    "squad/predictions.py",
+    "squad/questions.py",
+    "squad/quick_vocabulary.py",
+    "squad/record.py",
+    "squad/score_cli.py",
+    "squad/scores.py",
+    "squad/settings.py",
+    "squad/study.py",
+    "squad/study_text.py",
+    "squad/table.py",
+    "squad/windows.py",
+    "student_t.py",
     "system_description.py",
     "tune/cli.py",
     "tune/search.py",

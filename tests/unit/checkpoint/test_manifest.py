@@ -25,6 +25,7 @@ STATE = CheckpointState(
     skipped_in_a_row=2,
     best_mlm_accuracy=0.5,
     health={"best_loss": 1.0},
+    noise={"noise_scale.weight": 0.5},
 )
 MANIFEST = Manifest(
     step=7,
@@ -45,6 +46,14 @@ def test_both_come_back(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_bytes(STATE.to_json())
     assert read_manifest(tmp_path) == MANIFEST
     assert read_state(tmp_path) == STATE
+
+
+def test_a_state_from_before_noise_was_measured_is_read(tmp_path: Path) -> None:
+    values = json.loads(STATE.to_json())
+    del values["noise"]
+    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
+    (tmp_path / "state.json").write_text(json.dumps(values))
+    assert read_state(tmp_path).noise == {}
 
 
 def change(**values: Any) -> Callable[[dict[str, Any]], None]:
@@ -92,6 +101,8 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], objec
         change(health={"best": "x"}),
         change(health={"best": float("inf")}),
         change(health={str(number): 1.0 for number in range(2000)}),
+        change(noise={"weight": "x"}),
+        change(noise=7),
         change(world_size=0),
         change(seed=-1),
         lambda found: found.pop("data_sha256"),

@@ -9,7 +9,7 @@ import pytest
 from run_cases import BATCH_16K, PUBLISHED, log_of, record, records_16k, write_run
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.report.charts import Chart, Series
+from mlperf_bert.report.chart import Chart, Series
 from mlperf_bert.report.pictures import chart_picture
 from report_pages import checked
 

@@ -29,6 +29,7 @@ from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 from mlperf_bert.report import cli as report_cli
+from mlperf_bert.squad import cli as squad_cli
 from mlperf_bert.tune import cli as tune_cli
 from mlperf_bert.watch import cli as watch_cli
 
@@ -135,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "bench", bench_cli, "measure this software on this machine")
     _add(commands, "plan", plan_cli, "answers before a run: how even ranks' work is")
     _add(commands, "tune", tune_cli, "search hyper-parameters by many short trainings")
+    _add(commands, "squad", squad_cli, "fine-tune on questions; engines side by side")
     _add(commands, "system", system_cli, "describe this machine as MLPerf wants it")
     _add(commands, "doctor", doctor_cli, "whether this machine, or these ranks, can train")
     _add(commands, "report", report_cli, "runs as a page to look at, or whether one is on track")

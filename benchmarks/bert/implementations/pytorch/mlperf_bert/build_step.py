@@ -17,6 +17,7 @@ from mlperf_bert.distributed.wire import make_wire
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.graphs import CapturedStep
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.noise_meter import make_noise_meter
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
 from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
@@ -64,6 +65,7 @@ def build_step(
         clipping,
         model.step,
         config.model.precision,
+        make_noise_meter(config, buffers, optimizer),
     )
     if not shapes:
         return optimizer, step

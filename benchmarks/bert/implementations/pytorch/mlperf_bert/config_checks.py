@@ -104,6 +104,7 @@ def check_ranges(config: "RunConfig") -> None:
         "schedule.warmup_steps": config.schedule.warmup_steps,
         "schedule.power": config.schedule.power,
         "run.warm_up_steps": config.run.warm_up_steps,
+        "run.noise_interval_steps": config.run.noise_interval_steps,
         "checkpoint.interval_steps": _steps(config.checkpoint.interval_steps),
         "data.cost_b": 0.0 if config.data.cost_b == "flops" else config.data.cost_b,
     }
@@ -179,6 +180,7 @@ def check_shapes(config: "RunConfig") -> None:
     _check_clip(config)
     _check_apex(config)
     _check_captured(config)
+    _check_noise(config)
     warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
     if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
         raise ConfigError(
@@ -231,6 +233,13 @@ def _check_captured(config: "RunConfig") -> None:
     if config.run.step_mode == "captured" and config.data.loader == "dali":
         problem = "'captured' with data.loader 'dali', whose batches are not padded on the host"
         raise ConfigError("run.step_mode", problem, "use 'eager', or data.loader 'thread'")
+
+
+def _check_noise(config: "RunConfig") -> None:
+    interval = config.run.noise_interval_steps
+    if interval and config.run.step_mode == "captured":
+        problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
+        raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
 
 
 def _check_apex(config: "RunConfig") -> None:

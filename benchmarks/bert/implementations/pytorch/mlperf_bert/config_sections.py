@@ -37,7 +37,8 @@ class RunSection:
     `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
     each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
     the run; so the slowest rank must have started by then. At an evaluation a rank is named that
-    needs more than `straggler_factor` times the median for its own work.
+    needs more than `straggler_factor` times the median for its own work. Every
+    `noise_interval_steps` updates the gradient's noise is measured (docs/goodput.md); 0: never.
     """
 
     max_steps: int | Literal["schedule"] = "schedule"
@@ -48,6 +49,7 @@ class RunSection:
     step_mode: StepMode = "eager"
     hang_timeout_s: float = 600.0
     straggler_factor: float = 1.5
+    noise_interval_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,10 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,10 @@ from mlperf_bert.config import RunConfig
 from mlperf_bert.config_sections import BalanceModel
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.data.step_plan import StepPlan
+from mlperf_bert.noise_record import NoiseRecord
 from mlperf_bert.step import StepResult
 
+NO_STATE: Mapping[str, float] = MappingProxyType({})
 _STATUS = Path("/proc/self/status")
 
 
@@ -37,13 +41,15 @@ class Metrics:
         self._config = config
         self._world_size = world_size
         self._device = device
+        self._noise = NoiseRecord(config, world_size)
         self.start()
 
-    def start(self, skipped_in_a_row: int = 0) -> None:
+    def start(self, skipped_in_a_row: int = 0, noise: Mapping[str, float] = NO_STATE) -> None:
         """Begin to count now, dropping what was counted.
 
-        The run went on from so many skipped steps.
+        The run went on from so many skipped steps, and from a `noise_state`.
         """
+        self._noise.restore(noise)
         self._last_step = 0
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
@@ -90,6 +96,7 @@ class Metrics:
         self._sums += torch.stack([loss, loss_of_updates, clipped, skip])
         self._skipped_until_now = (self._skipped_until_now + skip) * skip
         self._most_skipped = torch.maximum(self._most_skipped, self._skipped_until_now)
+        self._noise.add(result.noise)
         self._last = result
 
     @property
@@ -100,6 +107,10 @@ class Metrics:
     def skipped_in_a_row(self) -> int:
         """Steps up to now that were skipped one after the other; the host waits for it."""
         return int(self._skipped_until_now.item())  # host sync, for a checkpoint
+
+    def noise_state(self) -> dict[str, float]:
+        """What was smoothed up to the last record, for a checkpoint."""
+        return self._noise.state()
 
     def record(
         self, samples: int, mlm_accuracy: float | None, slowest_over_median: float | None = None
@@ -133,6 +144,7 @@ class Metrics:
             "step_ms": 1e3 * seconds / count,
             "wait_ms": self._wait_ms / count,
             "slowest_over_median": slowest_over_median,
+            **self._noise.values(),
         }
         self._start_interval()
         return record

@@ -75,8 +75,10 @@ class Saving:
         """Training begins now; the counters of a resumed run go on."""
         self._started = time.perf_counter()
         state = self._start.state
-        self._metrics.start(skipped_in_a_row=0 if state is None else state.skipped_in_a_row)
-        if state is not None:
+        if state is None:
+            self._metrics.start()
+        else:
+            self._metrics.start(state.skipped_in_a_row, state.noise)
             self._best = -1.0 if state.best_mlm_accuracy is None else state.best_mlm_accuracy
             self._health.restore(state.health)
 
@@ -217,6 +219,7 @@ class Saving:
             skipped_in_a_row=self._metrics.skipped_in_a_row(),
             best_mlm_accuracy=self._best if self._best >= 0 else None,
             health=self._health.state(),
+            noise=self._metrics.noise_state(),
         )
 
     def _seconds(self) -> float:

@@ -18,6 +18,7 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
+from mlperf_bert.noise_meter import NoiseMeter, NoMeter
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 
@@ -28,6 +29,7 @@ class StepResult:
     loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
     clip: ClipOutcome
     learning_rate: Tensor
+    noise: Tensor | None = None  # of an update that `NoiseMeter` measured
 
 
 MakeBatch = Callable[[StaticShape], UnpaddedBatch]
@@ -73,6 +75,7 @@ class EagerStep:
         clip: Clipping,
         step: Tensor,
         precision: Precision,
+        noise: NoiseMeter | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -80,6 +83,7 @@ class EagerStep:
         self._step = step
         self._clip = clip
         self._precision: Precision = precision
+        self._noise = noise or NoMeter()
 
     @property
     def shapes(self) -> tuple[StaticShape, ...]:
@@ -97,7 +101,8 @@ class EagerStep:
         return self._step
 
     def __enter__(self) -> Self:
-        """Nothing to begin."""
+        """What was measured up to now was of synthetic steps."""
+        self._noise.forget()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,6 +118,7 @@ class EagerStep:
         bias correction stay as they are. The schedule goes by the step's number, which advances.
         """
         self._step.fill_(step)
+        self._noise.begin(step)
         return self.update(micro_batches)
 
     def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
@@ -123,9 +129,10 @@ class EagerStep:
             for index, batch in enumerate(micro_batches)
         ]
         outcome = self._clip.finish()
+        noise = self._noise.end(outcome)
         learning_rate = self._learning_rates.index_select(0, self._step).squeeze()
         self._optimizer.step(learning_rate, outcome.gradient_factor, outcome.skip)
-        return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
+        return StepResult(torch.stack(losses).sum(), outcome, learning_rate, noise)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
         """Add one micro-batch's gradients; the last one averages them over the ranks."""

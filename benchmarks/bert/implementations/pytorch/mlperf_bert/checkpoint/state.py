@@ -40,6 +40,7 @@ class CheckpointState:
     skipped_in_a_row: int = 0  # steps up to this one
     best_mlm_accuracy: float | None = None  # of all weights that were evaluated
     health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
+    noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_record.NoiseRecord`
 
     def to_json(self) -> bytes:
         """The file's contents."""
@@ -78,9 +79,6 @@ def _parse(record: Record) -> CheckpointState:
     ended = as_status(record.text("ended")) if record.has("ended") else None
     if ended is None and record.has("ended"):
         raise record.error("ended", f"is {in_brief(record.text('ended'))}")
-    health = record.record("health")
-    if len(health.values) > _MOST_NUMBERS:
-        raise record.error("health", f"has {len(health.values)} entries")
     return CheckpointState(
         step=record.integer("step"),
         samples=record.integer("samples"),
@@ -93,8 +91,16 @@ def _parse(record: Record) -> CheckpointState:
         seconds=record.number("seconds"),
         skipped_in_a_row=record.integer("skipped_in_a_row", high=10**6),
         best_mlm_accuracy=_accuracy(record, "best_mlm_accuracy"),
-        health={name: health.number(name) for name in health.values},
+        health=_numbers(record, "health"),
+        noise=_numbers(record, "noise") if record.has("noise") else {},  # None before 2026-11-22
     )
+
+
+def _numbers(record: Record, key: str) -> dict[str, float]:
+    numbers = record.record(key)
+    if len(numbers.values) > _MOST_NUMBERS:
+        raise record.error(key, f"has {len(numbers.values)} entries")
+    return {name: numbers.number(name) for name in numbers.values}
 
 
 def _accuracy(record: Record, key: str) -> float | None:

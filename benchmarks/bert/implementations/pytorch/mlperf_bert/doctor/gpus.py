@@ -1,6 +1,5 @@
 """The check `gpus`: what torch and the driver see, and whether the config's ranks find theirs."""
 
-import importlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from mlperf_bert.config import RunConfig
 from mlperf_bert.doctor.findings import Finding, fail, ok, warn
 from mlperf_bert.doctor.options import Options
+from mlperf_bert.nvml import nvml_handle
 
 LOWEST_CAPABILITY = (7, 0)  # what Triton compiles for
 _NAME = "gpus"
@@ -141,20 +141,6 @@ def _read_gpu(index: int) -> GpuFacts:
         capability=(properties.major, properties.minor),
         **_from_nvml(index),
     )
-
-
-def nvml_handle(index: int) -> tuple[Any, Any] | None:
-    """`pynvml` and its handle of torch's device `index`; None where there is no NVML."""
-    import torch
-
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        # By name: CUDA_VISIBLE_DEVICES renumbers torch's devices, not NVML's.
-        name = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-        return nvml, nvml.nvmlDeviceGetHandleByUUID(name)
-    except Exception:  # not installed, no library, a MIG slice: it only adds facts
-        return None
 
 
 def _from_nvml(index: int) -> dict[str, Any]:

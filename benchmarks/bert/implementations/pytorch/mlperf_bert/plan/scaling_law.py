@@ -15,15 +15,9 @@ import numpy.typing as npt
 
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.plan.entries import Entry
+from mlperf_bert.student_t import quantile_95
 
 RESAMPLES, LEVEL, DEFAULT_SEED = 4000, 0.95, 0
-# Student's two-sided 95 % quantiles for 1 to 30 degrees of freedom.
-_T_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL_95 = 1.960
 _MOST_DRAWN = 10**6  # entries that are held at a time
 _MOST_LOGARITHM = 460  # of a value, about 1e200: what is multiplied with it stays a number
 _MOST_DOUBLINGS = 60  # of the accelerators for half the time; more is as good as never
@@ -187,7 +181,7 @@ def _fit(points: Sequence[tuple[int | None, float | None]], seed: int) -> PowerL
         high=high,
         coefficient_low=math.exp(least) if abs(least) <= _MOST_LOGARITHM else None,
         coefficient_high=math.exp(most) if abs(most) <= _MOST_LOGARITHM else None,
-        half_width=_student_95(degrees) * error,
+        half_width=quantile_95(degrees) * error,
     )
 
 
@@ -199,14 +193,6 @@ def _check_line(x: Floats, slope: float, intercept: float) -> None:
     problem = f"the line through {len(x)} entries of {least} to {most} accelerators is so steep"
     problem += f" (p^{slope:.3g}) that no number holds it"
     raise ConfigError("plan law", problem, "give entries whose sizes differ more")
-
-
-def _student_95(degrees: int) -> float:
-    """The quantile; beyond the table by its expansion (Abramowitz and Stegun, 26.7.5)."""
-    if degrees <= len(_T_95):
-        return _T_95[degrees - 1]
-    z = _NORMAL_95
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def _law(

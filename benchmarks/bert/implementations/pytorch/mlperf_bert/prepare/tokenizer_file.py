@@ -84,16 +84,26 @@ class FileEncoder:
         What reads as a special token is text; if it is one to the vocabulary alone, it is left out.
         Raises DataError where the file contradicts itself, which shows only now.
         """
+        ids = self._split(line).ids
+        if not self._special.isdisjoint(ids):
+            ids = [token for token in ids if token not in self._special]
+        return np.array(ids, dtype=self.dtype).tobytes()
+
+    def encode_with_offsets(self, line: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same ids, and of each the line's characters, from the first to before the second."""
+        found = self._split(line)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        kept = [pair for pair in pairs if pair[0] not in self._special]
+        return [token for token, _ in kept], [offsets for _, offsets in kept]
+
+    def _split(self, line: str) -> "tokenizers.Encoding":
         try:
-            ids = self._encode(line, add_special_tokens=False).ids
+            return self._encode(line, add_special_tokens=False)
         except _NOT_THE_FILES:
             raise
         except BaseException as error:
             problem = f"cannot split text ({in_brief(str(error))})"
             raise DataError(str(self._path), problem, REMEDY) from None
-        if not self._special.isdisjoint(ids):
-            ids = [token for token in ids if token not in self._special]
-        return np.array(ids, dtype=self.dtype).tobytes()
 
 
 def load(path: Path) -> TokenizerFile:

@@ -52,10 +52,11 @@ class PlainTokenizer:
         """Word-piece ids of one line."""
         ids: list[int] = []
         for word in basic_words(line):
-            ids += self._word_pieces(word)
+            ids += self.word_pieces(word)
         return ids
 
-    def _word_pieces(self, word: str) -> list[int]:
+    def word_pieces(self, word: str) -> list[int]:
+        """Ids of a word of `basic_words`, its longest pieces first, or the unknown word's."""
         if len(word) > MAX_WORD_CHARS:
             return [self._unk_id]
         pieces = []
@@ -114,7 +115,7 @@ def basic_words(text: str) -> list[str]:
     for word in _cleaned(text).split():
         decomposed = unicodedata.normalize("NFD", word.lower())
         bare = "".join(char for char in decomposed if unicodedata.category(char) != "Mn")
-        words += "".join(f" {char} " if _is_punctuation(char) else char for char in bare).split()
+        words += "".join(f" {char} " if is_punctuation(char) else char for char in bare).split()
     return words
 
 
@@ -126,16 +127,18 @@ def _cleaned(text: str) -> str:
             chars.append(" ")
         elif char in "\0\ufffd" or category in ("Cc", "Cf"):
             continue
-        elif _is_cjk(ord(char)):
+        elif is_cjk(ord(char)):
             chars.append(f" {char} ")
         else:
             chars.append(char)
     return "".join(chars)
 
 
-def _is_cjk(code: int) -> bool:
+def is_cjk(code: int) -> bool:
+    """Whether a code point is a Chinese character, a word of its own."""
     return code >= 0x3400 and any(low <= code <= high for low, high in _CJK_RANGES)
 
 
-def _is_punctuation(char: str) -> bool:
+def is_punctuation(char: str) -> bool:
+    """Whether a character is a word of its own: Unicode's class P, and ASCII's symbols."""
     return char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")

@@ -2,53 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from mlperf_bert.plan.convergence import expected_samples
+from mlperf_bert.report.chart import Chart, Series
 from mlperf_bert.report.curves import Curve, curves_for
 from mlperf_bert.report.facts import RunFacts
+from mlperf_bert.report.goodput import batch_charts
 from mlperf_bert.report.series import Point, thinned
-
-Style: TypeAlias = Literal["solid", "second", "published"]
 
 CONVERGENCE_POINT = "reference convergence point"
 POINTS_OF_A_CHART = 1600  # of all curves together that runs bring
 _FEWEST_POINTS = 64  # of a curve
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """One curve: values after so many samples; `run` is the number of its run, -1 of none."""
-
-    run: int
-    label: str
-    style: Style
-    points: tuple[Point, ...]
-
-    @property
-    def values(self) -> list[float]:
-        """Without the gaps."""
-        return [value for _, value in self.points if value is not None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """Curves over samples on one scale.
-
-    `floor` is where the scale begins at the latest; `levels` are horizontal lines (value, what it
-    is), `marks` vertical ones (samples, what happened there, number of the run, -1 of none);
-    `has_dots` shows each value.
-    """
-
-    key: str
-    title: str
-    unit: str
-    about: str
-    series: tuple[Series, ...]
-    floor: float | None = None
-    levels: tuple[tuple[float, str], ...] = ()
-    marks: tuple[tuple[float, str, int], ...] = ()
-    has_dots: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +121,17 @@ SPECS = (
         floor=0.0,
     ),
     _Spec(
+        key="noise_scale",
+        title="Gradient noise scale",
+        unit="sequences",
+        about="batch at which noise and signal are equally strong, smoothed",
+        keys=(
+            ("noise_scale", "as the optimizer scales gradients"),
+            ("noise_scale_plain", "plain gradients"),
+        ),
+        floor=0.0,
+    ),
+    _Spec(
         key="memory",
         title="Peak memory",
         unit="GiB",
@@ -201,7 +176,7 @@ def charts_of(runs: Sequence[RunFacts]) -> tuple[list[Chart], list[str]]:
             marks=marks,
         )
         charts.append(chart)
-    return charts, quiet
+    return [*charts, *batch_charts(runs)], quiet
 
 
 def _series_of(spec: _Spec, runs: Sequence[RunFacts]) -> Iterable[Series]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
-    from mlperf_bert.report.charts import Chart
+    from mlperf_bert.report.chart import Chart
     from mlperf_bert.report.facts import RunFacts
 
 PAGE = "report.html"

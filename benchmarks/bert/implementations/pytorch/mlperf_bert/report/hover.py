@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlperf_bert.errors import one_line
-from mlperf_bert.report.charts import Chart
+from mlperf_bert.report.chart import Chart
 from mlperf_bert.report.markup import Markup, element, raw
 from mlperf_bert.report.scale import sample_scale
 from mlperf_bert.report.svg import run_class
@@ -26,6 +26,7 @@ def _of_chart(chart: Chart) -> dict[str, Any]:
     scale = sample_scale(chart)
     return {
         "unit": chart.unit,
+        "across": chart.across,
         "low": scale.low,
         "high": scale.high,
         "series": [

@@ -34,7 +34,7 @@
     const at = places.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best));
     for (const other of plots) {
       const ends = charts[other.dataset.chart];
-      if (at < ends.low || at > ends.high) continue;
+      if (ends.across !== chart.across || at < ends.low || at > ends.high) continue;
       const left = place(ends, at);
       other.append(make("line", "cursor", { x1: left, x2: left, y1: "0", y2: "100%" }));
     }
@@ -53,7 +53,7 @@
       row.append(words, bold);
       box.append(row);
     };
-    line("samples", whole.format(at));
+    line(chart.across, whole.format(at));
     for (const [number, each] of chart.series.entries()) {
       if (!each.x.length) continue;
       const x = each.x[near[number]], y = each.y[near[number]];

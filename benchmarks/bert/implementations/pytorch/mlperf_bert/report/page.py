@@ -5,8 +5,11 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
-from mlperf_bert.report.charts import CONVERGENCE_POINT, Chart, comparable_curves
+from mlperf_bert.report.chart import Chart
+from mlperf_bert.report.charts import CONVERGENCE_POINT, comparable_curves
 from mlperf_bert.report.facts import RunFacts
+from mlperf_bert.report.goodput import BATCH
+from mlperf_bert.report.goodput_section import goodput_section
 from mlperf_bert.report.hover import hover_data
 from mlperf_bert.report.markup import Markup, element, joined, raw
 from mlperf_bert.report.sections import (
@@ -53,13 +56,17 @@ def _parts(
     runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]
 ) -> list[Markup | None]:
     is_one = len(runs) == 1
+    cards = [chart_card(chart, number) for number, chart in enumerate(charts)]
+    of_batch = [card for chart, card in zip(charts, cards, strict=True) if chart.across == BATCH]
+    over_samples = cards[: len(cards) - len(of_batch)]  # those come first
     numbers = section("In numbers" if is_one else "Side by side", measure_table(runs))
     return [
         element("header", element("h1", "Training report"), header(runs)),
         tiles(runs[0])
         if is_one
         else element("div", numbers, difference_section(runs), class_="pair"),
-        _curves(runs, charts),
+        _curves(runs, charts, over_samples),
+        goodput_section(runs, of_batch),
         time_section(runs),
         verdict_section(runs),
         numbers if is_one else None,
@@ -73,14 +80,15 @@ def _names(runs: Sequence[RunFacts]) -> str:
     return ", ".join(each.run.name for each in runs)
 
 
-def _curves(runs: Sequence[RunFacts], charts: Sequence[Chart]) -> Markup | None:
-    if not charts:
+def _curves(
+    runs: Sequence[RunFacts], charts: Sequence[Chart], cards: Sequence[Markup]
+) -> Markup | None:
+    if not cards:
         return None
     has_published = any(comparable_curves(each) for each in runs)
     missing = "No curve is published for this model, target, batch and optimizer."
     if any(label == CONVERGENCE_POINT for chart in charts for _, label, _ in chart.marks):
         missing += " MLPerf's reference needs as many samples as the convergence point says."
-    cards = (chart_card(chart, number) for number, chart in enumerate(charts))
     return section(
         "Curves",
         element("div", *cards, class_="cards"),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mlperf_bert.errors import one_line
-from mlperf_bert.report.charts import Chart, Series
+from mlperf_bert.report.chart import Chart, Series
 from mlperf_bert.report.scale import Scale, sample_scale, value_scale
 
 _INCHES, _DOTS_PER_INCH = (7.5, 4.2), 160
@@ -78,7 +78,7 @@ def _frame(axes: Axes, chart: Chart, across: Scale, up: Scale) -> None:
     axes.set_ylim(up.low, up.high)
     axes.set_xticks([x for x, _ in across.ticks], [label for _, label in across.ticks])
     axes.set_yticks([y for y, _ in up.ticks], [label for _, label in up.ticks])
-    axes.set_xlabel("samples", loc="right", color=_QUIET)
+    axes.set_xlabel(_plain(chart.across), loc="right", color=_QUIET)
     axes.tick_params(colors=_QUIET, length=0)
     axes.grid(axis="y", color=_GRID)
     axes.set_axisbelow(True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlperf_bert.report.charts import Chart
+from mlperf_bert.report.chart import Chart
 from mlperf_bert.report.numbers import tick_labels, ticks
 
 _ROOM = 0.06  # above the highest value, and below the lowest where nothing else is the floor

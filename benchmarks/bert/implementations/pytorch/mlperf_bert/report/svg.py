@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from mlperf_bert.report.charts import Chart, Series
+from mlperf_bert.report.chart import Chart, Series
 from mlperf_bert.report.markup import Markup, element, joined, raw
 from mlperf_bert.report.numbers import significant
 from mlperf_bert.report.scale import Scale, sample_scale, value_scale
@@ -25,7 +25,7 @@ def chart_card(chart: Chart, number: int) -> Markup:
             "div",
             _value_axis(up),
             _plot(chart, across, up, number),
-            _sample_axis(across),
+            _across_axis(chart.across, across),
             class_="chart",
         ),
         class_=f"card chart-{chart.key}",
@@ -67,13 +67,13 @@ def _value_axis(up: Scale) -> Markup:
     return element("svg", *texts, class_="values", aria_hidden="true")
 
 
-def _sample_axis(across: Scale) -> Markup:
+def _across_axis(what: str, across: Scale) -> Markup:
     texts = []
     for value, label in across.ticks:
         share = across.share(value)
         anchor = "start" if share < 0.02 else "end" if share > 0.97 else "middle"
         texts.append(element("text", label, x=_percent(share), y="16", text_anchor=anchor))
-    name = element("text", "samples", x="100%", y="34", text_anchor="end", class_="axis")
+    name = element("text", what, x="100%", y="34", text_anchor="end", class_="axis")
     return element("svg", *texts, name, class_="samples", aria_hidden="true")
 
 
@@ -100,7 +100,7 @@ def _plot(chart: Chart, across: Scale, up: Scale, number: int) -> Markup:
     )
     return element(
         "svg",
-        element("title", f"{chart.title} over samples: {said}"),
+        element("title", f"{chart.title} over {chart.across}: {said}"),
         *_grid(up),
         *_levels(chart, up),
         *_marks(chart, across),

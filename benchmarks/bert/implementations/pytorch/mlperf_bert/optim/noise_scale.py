@@ -1,0 +1,129 @@
+"""How noisy a gradient is, and what a batch is worth because of it. Floats alone, no torch.
+
+With G the gradient of the loss and Sigma the covariance of one sample's gradient, the gradient of a
+batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale phi = tr(Sigma) / |G|^2, in
+samples, is the batch at which noise and signal are equally strong. The preconditioned one has P g
+in place of g, P the optimizer's own scaling of each element.
+
+Sources: McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162),
+appendix A, for both estimates; Qiao et al., "Pollux" (arXiv 2008.12260), for efficiency and
+goodput; Johnson et al., "AdaScale SGD" (arXiv 2007.05105), for the gain.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+LearningRateRule = Literal["adascale", "square_root"]
+
+
+def gradient_square(
+    small_square: float, small_batch: float, big_square: float, big_batch: float
+) -> float:
+    """An unbiased estimate of |G|^2; below zero where noise has it so.
+
+    Args:
+        small_square: |g|^2 of a gradient of `small_batch` samples, or the mean of several.
+        big_square: |g|^2 of a gradient of `big_batch` samples, more than `small_batch`.
+    """
+    return (big_batch * big_square - small_batch * small_square) / (big_batch - small_batch)
+
+
+def covariance_trace(
+    small_square: float, small_batch: float, big_square: float, big_batch: float
+) -> float:
+    """An unbiased estimate of tr(Sigma), of one sample; arguments as of `gradient_square`."""
+    return (small_square - big_square) / (1 / small_batch - 1 / big_batch)
+
+
+class NoiseScale:
+    """Both estimates, smoothed one by one: their ratio is biased, as single estimates are noisy.
+
+    An estimate counts `decay` times as much as the one after it; the first ones are not pulled to
+    zero (their weights are divided by the weights' sum).
+    """
+
+    def __init__(self, decay: float = 0.95) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay is {decay}, not within 0 .. 1")
+        self._decay = decay
+        self._weight = self._gradient_square = self._trace = 0.0
+
+    def add(
+        self, small_square: float, small_batch: float, big_square: float, big_batch: float
+    ) -> None:
+        """Count the squared norms of one update; those that are no finite numbers are left out.
+
+        Arguments as of `gradient_square`; `big_batch` samples are in each update alike.
+        """
+        if not 0 < small_batch < big_batch:
+            raise ValueError(f"batches of {small_batch} and {big_batch} samples: the first is less")
+        if not (math.isfinite(small_square) and math.isfinite(big_square)):
+            return
+        batches = (small_square, small_batch, big_square, big_batch)
+        self._weight = self._smoothed(self._weight, 1.0)
+        self._gradient_square = self._smoothed(self._gradient_square, gradient_square(*batches))
+        self._trace = self._smoothed(self._trace, covariance_trace(*batches))
+
+    @property
+    def gradient_square(self) -> float | None:
+        """|G|^2; None before the first estimate."""
+        return self._gradient_square / self._weight if self._weight else None
+
+    @property
+    def trace(self) -> float | None:
+        """tr(Sigma) of one sample; None before the first estimate."""
+        return self._trace / self._weight if self._weight else None
+
+    @property
+    def value(self) -> float | None:
+        """phi in samples, not below 0; None while |G|^2 is not above 0, as where noise hides it."""
+        square, trace = self.gradient_square, self.trace
+        if square is None or trace is None or square <= 0:
+            return None
+        value = max(trace, 0.0) / square
+        return value if math.isfinite(value) else None
+
+    def state(self) -> dict[str, float]:
+        """All that it has counted, for `restore`."""
+        return {
+            "weight": self._weight,
+            "gradient_square": self._gradient_square,
+            "trace": self._trace,
+        }
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from a `state()`; anew from an empty one."""
+        self._weight = float(state.get("weight", 0.0))
+        self._gradient_square = float(state.get("gradient_square", 0.0))
+        self._trace = float(state.get("trace", 0.0))
+
+    def _smoothed(self, before: float, now: float) -> float:
+        return self._decay * before + (1 - self._decay) * now
+
+
+def efficiency(noise_scale: float, initial_batch: float, batch: float) -> float:
+    """(phi + M0) / (phi + M): progress of a sample in a batch of M, over that in one of M0.
+
+    1 at M = M0 whatever the noise. All in samples, `initial_batch` and `batch` above 0.
+    """
+    return (noise_scale + initial_batch) / (noise_scale + batch)
+
+
+def goodput(throughput: float, noise_scale: float, initial_batch: float, batch: float) -> float:
+    """Throughput times efficiency: samples a second, counted as samples in batches of M0."""
+    return throughput * efficiency(noise_scale, initial_batch, batch)
+
+
+def learning_rate_gain(
+    noise_scale: float, initial_batch: float, batch: float, rule: LearningRateRule
+) -> float:
+    """What the learning rate of batch M0 is multiplied by for batch M.
+
+    "adascale", of SGD: (phi / M0 + 1) / (phi / M + 1), from 1 to M / M0, which is also how many
+    updates of M0 one of M is worth. "square_root", for Adam and its kin: sqrt(M / M0), whatever the
+    noise.
+    """
+    if rule == "square_root":
+        return math.sqrt(batch / initial_batch)
+    return (noise_scale / initial_batch + 1) / (noise_scale / batch + 1)

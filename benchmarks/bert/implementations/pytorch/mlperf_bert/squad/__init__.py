@@ -1,0 +1,1 @@
+"""Fine-tuning for SQuAD: question answering, under data and pipeline parallelism."""

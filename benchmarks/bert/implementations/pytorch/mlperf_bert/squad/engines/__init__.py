@@ -1,0 +1,1 @@
+"""Engines that fine-tune one model in several ways: alone, data parallel, sharded, pipelined."""

@@ -1,0 +1,142 @@
+"""`squad evaluate`: a fine-tuned model's answers to questions, and their scores."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.squad.options import DEVICES
+from mlperf_bert.squad.score_cli import add_dev, line
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
+    from mlperf_bert.squad.evaluate import TokenScores
+    from mlperf_bert.squad.weights import Start
+    from mlperf_bert.squad.windows import Windows
+
+_MAX_LENGTH, _STRIDE, _MAX_QUESTION, _MAX_ANSWER = 384, 128, 64, 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `squad evaluate`."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="`model` in a run's directory, or a BertForQuestionAnswering in safetensors",
+    )
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help="default: beside the model")
+    add_dev(parser)
+    parser.add_argument(
+        "--predictions", type=Path, metavar="FILE", help="write the answers there, as JSON"
+    )
+    for name, default, text in (
+        ("max-length", None, f"tokens of a window (default {_MAX_LENGTH}, or what it can read)"),
+        ("stride", None, f"tokens by which a window moves on (default {_STRIDE}, at most a third)"),
+        ("max-question-length", _MAX_QUESTION, f"tokens ({_MAX_QUESTION})"),
+        ("max-answer-length", _MAX_ANSWER, f"tokens ({_MAX_ANSWER})"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="no answer where it scores more than X above the best one (default 0)",
+    )
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer, score, print. Raises UserError for what the user can mend."""
+    from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.squad.questions import read_questions
+    from mlperf_bert.squad.saved_model import read_model
+
+    if args.max_answer_length < 1:
+        remedy = "give 1 or more"
+        raise ConfigError("--max-answer-length", f"is {args.max_answer_length}", remedy)
+    questions = read_questions(args.dev)
+    start, vocabulary = read_model(args.model, args.vocab)
+    windows = _windows(args, questions, vocabulary, start.model.max_position_embeddings)
+
+    def run_rank(_info: "RankInfo", device: "torch.device") -> int:
+        result = _evaluate(args, questions, windows, _scores(start, windows, device))
+        result = {"schema_version": 1, "dev_sha256": questions.sha256, **result}
+        print(json.dumps(result) if args.json else in_words(result), flush=True)
+        return 0
+
+    device: Literal["auto", "cpu", "cuda"] = args.device
+    return in_session(run_rank, device, "refuse", binding="none")
+
+
+def _windows(
+    args: argparse.Namespace, questions: Any, vocabulary: "AnyVocabulary", most: int
+) -> "Windows":
+    from mlperf_bert.messages import say
+    from mlperf_bert.squad.windows import make_windows
+
+    length = args.max_length or min(_MAX_LENGTH, most)
+    if not 0 < length <= most:
+        raise ConfigError("--max-length", f"is {length}", f"give 1 .. {most}, as the model has")
+    windows = make_windows(
+        questions,
+        vocabulary,
+        max_length=length,
+        stride=args.stride or min(_STRIDE, max(1, length // 3)),
+        max_question_length=args.max_question_length,
+    )
+    for remark in windows.remarks():
+        say(remark)
+    return windows
+
+
+def _scores(start: "Start", windows: "Windows", device: "torch.device") -> "TokenScores":
+    from mlperf_bert.squad.engines.contract import Team
+    from mlperf_bert.squad.engines.replicated import Replicated
+    from mlperf_bert.squad.evaluate import score_windows
+    from mlperf_bert.squad.model import make_part, whole
+
+    part = make_part(start.model, whole(start.model), start.weights, device, "fp32", 0)
+    team = Team()
+    return score_windows(Replicated("single", part, team), team, windows, device)
+
+
+def _evaluate(
+    args: argparse.Namespace, questions: Any, windows: "Windows", scores: "TokenScores"
+) -> dict[str, Any]:
+    from mlperf_bert.squad.answers import find_answers
+    from mlperf_bert.squad.evaluate import mean_loss
+    from mlperf_bert.squad.predictions import write_predictions
+    from mlperf_bert.squad.scores import evaluate, texts
+
+    found = find_answers(
+        questions, windows, scores.starts, scores.ends, max_answer_length=args.max_answer_length
+    )
+    if args.predictions is not None:
+        write_predictions(args.predictions, texts(questions, found, args.threshold))
+    return {
+        "validation_loss": mean_loss(scores, windows),
+        **evaluate(questions, found, args.threshold),
+    }
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """The result for people."""
+    counts = result["answerable"]["questions"] + result["unanswerable"]["questions"]
+    everything = {"questions": counts, **{key: result[key] for key in ("exact_match", "f1")}}
+    return "\n".join(
+        (
+            line("all", everything),
+            line("with", result["answerable"]),
+            line("without", result["unanswerable"]),
+            f"validation loss {result['validation_loss']:.4f}; with the best threshold, chosen on "
+            f"these questions, F1 {result['best_f1']:.2f} % at {result['best_f1_threshold']:.3g}",
+        )
+    )

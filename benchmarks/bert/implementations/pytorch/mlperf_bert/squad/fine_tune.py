@@ -1,0 +1,172 @@
+"""One fine-tuning run: read, train, evaluate, save; its record is the last thing written.
+
+Every rank of the engine calls `fine_tune` with the same settings and files, and reads all of them:
+so any rank can build any microbatch.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mlperf_bert.data.atomic import make_directory, write_file
+from mlperf_bert.data.records import write_json
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_rank_zero
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.messages import say
+from mlperf_bert.seeds import derive_seed
+from mlperf_bert.squad.answers import find_answers
+from mlperf_bert.squad.bubble import StageClock
+from mlperf_bert.squad.engines.build import make_engine
+from mlperf_bert.squad.engines.contract import make_team
+from mlperf_bert.squad.evaluate import TokenScores, mean_loss, score_windows
+from mlperf_bert.squad.inputs import Prepared, SquadInputs, prepare
+from mlperf_bert.squad.loop import Loop, TrainingLog
+from mlperf_bert.squad.measures import Usage, UsageMeter
+from mlperf_bert.squad.microbatches import UpdatePlan
+from mlperf_bert.squad.progress import TrainingProgress
+from mlperf_bert.squad.record import RESULT
+from mlperf_bert.squad.result import Seconds, make_record
+from mlperf_bert.squad.scores import evaluate
+from mlperf_bert.squad.settings import SquadSettings
+from mlperf_bert.squad.spans import WindowReader
+from mlperf_bert.squad.update import Outcome
+from mlperf_bert.squad.weights import save_for_transformers
+from mlperf_bert.stop_request import StopRequest
+from mlperf_bert.whereabouts import Whereabouts
+
+WEIGHTS = "model"  # the directory in a run's
+
+
+def fine_tune(
+    settings: SquadSettings,
+    inputs: SquadInputs,
+    run_dir: Path,
+    info: RankInfo,
+    device: torch.device,
+    *,
+    save: Literal["weights", "nothing"] = "weights",
+    whereabouts: Whereabouts | None = None,
+) -> dict[str, Any] | None:
+    """Train and evaluate; rank 0 writes `squad_result.json` and, where asked, the weights.
+
+    `whereabouts` is told of every update.
+
+    Returns:
+        The record, on every rank; None where a signal ended the run, which then wrote nothing.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: on every rank, where settings, files or weights
+            cannot work. CheckpointError also where `run_dir` has a record or weights already.
+    """
+    begun = perf_counter()
+    _check_ranks(settings, info)
+    on_rank_zero(info, lambda: _check_free(run_dir, save))
+    prepared = on_every_rank(info, lambda: prepare(settings, inputs))
+    if info.rank == 0:
+        for remark in (*prepared.train_windows.remarks(), *prepared.dev_windows.remarks()):
+            say(remark)
+    plan = _plan(settings, prepared)
+    team = make_team(settings.engine, device)
+    clock = StageClock(info.rank, lambda: _synchronize(device))
+    start, seed = prepared.start, derive_seed(settings.seed, "squad dropout")
+    engine = on_every_rank(
+        info,
+        lambda: make_engine(settings, start.model, start.weights, plan, team, device, clock, seed),
+    )
+    reader = WindowReader(prepared.train_windows)
+    loop = Loop(settings, engine, team, plan, lambda each: reader.batch(each).to(device), clock)
+    started = perf_counter()
+    log, usage = _train(settings, loop, info, device, whereabouts or Whereabouts())
+    if log.stopped_by is not None:
+        if info.rank == 0:
+            say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
+        return None
+    trained = perf_counter()
+    scores = score_windows(engine, team, prepared.dev_windows, device)
+    evaluated = _evaluate(settings, prepared, scores)
+    seconds = Seconds(started - begun, trained - started, perf_counter() - trained)
+    of_ranks = from_all_ranks(info, (usage, log.clocked))
+    record = make_record(settings, prepared, plan, log, of_ranks, seconds, evaluated, device)
+    weights = engine.weights() if save == "weights" else {}
+    on_rank_zero(info, lambda: _write(run_dir, record, prepared, weights))
+    return record
+
+
+def _plan(settings: SquadSettings, prepared: Prepared) -> UpdatePlan:
+    windows = prepared.train_windows
+    return UpdatePlan.make(
+        windows.lengths,
+        updates=settings.num_updates(len(windows)),
+        global_batch=settings.global_batch,
+        microbatches=settings.microbatches,
+        seed=settings.seed,
+    )
+
+
+def _check_ranks(settings: SquadSettings, info: RankInfo) -> None:
+    if info.world_size != settings.engine.ranks:
+        problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
+        raise ConfigError(
+            "--engine", f"{problem}, the launcher started {info.world_size}", "start as many"
+        )
+
+
+def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
+    make_directory(run_dir)
+    for name in (RESULT, *([WEIGHTS] if save == "weights" else [])):
+        if (run_dir / name).exists():
+            raise ConfigError(str(run_dir / name), "is there already", "give a new --run-dir")
+
+
+def _train(
+    settings: SquadSettings,
+    loop: Loop,
+    info: RankInfo,
+    device: torch.device,
+    whereabouts: Whereabouts,
+) -> tuple[TrainingLog, Usage]:
+    progress = TrainingProgress(
+        str(settings.engine), loop.num_updates, settings.global_batch, speaks=info.rank == 0
+    )
+
+    def shown(update: int, outcome: Outcome) -> None:
+        progress.shown(update, outcome.loss)
+        whereabouts.at("step", update + 1)
+
+    whereabouts.at("step", 1)
+    with StopRequest(info.world_size, device) as request, progress, UsageMeter(device) as meter:
+        log = loop.run(shown, request.agreed)
+        _synchronize(device)
+    whereabouts.at("end")  # evaluation and saving may take as long as they take
+    return log, meter.usage
+
+
+def _evaluate(settings: SquadSettings, prepared: Prepared, scores: TokenScores) -> dict[str, Any]:
+    """The keys of the record that say how good the answers are."""
+    windows = prepared.dev_windows
+    found = find_answers(
+        prepared.dev,
+        windows,
+        scores.starts,
+        scores.ends,
+        max_answer_length=settings.max_answer_length,
+    )
+    return {"validation_loss": mean_loss(scores, windows), **evaluate(prepared.dev, found)}
+
+
+def _write(
+    run_dir: Path, record: dict[str, Any], prepared: Prepared, weights: Mapping[str, Tensor]
+) -> None:
+    if weights:
+        save_for_transformers(run_dir / WEIGHTS, prepared.start.model, weights, prepared.vocabulary)
+    write_file(run_dir / RESULT, write_json(record))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

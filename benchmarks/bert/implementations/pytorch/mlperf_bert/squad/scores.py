@@ -1,0 +1,163 @@
+"""Exact match and F1 of answers, as SQuAD v2.0 defines them (arXiv 1606.05250, 1806.03822).
+
+Both compare normalised texts: lower case, without ASCII punctuation, without the articles a, an and
+the, white space collapsed. Exact match is whether they are equal; F1 is the harmonic mean of
+precision and recall of their words, each counted as often as it occurs, and where one of the two
+has no word, whether both have none. Of several right answers the best counts; those that normalise
+to nothing do not count, and where none is left the right answer is none: the empty text.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.squad.answers import FoundAnswer
+from mlperf_bert.squad.questions import Question, Questions
+
+Measure = Literal["exact_match", "f1"]
+NO_ANSWER_THRESHOLD = 0.0
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Of so many questions, in percent; None where there is none."""
+
+    questions: int
+    exact_match: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Means over all questions, over those with an answer, and over those without."""
+
+    all: Means
+    answerable: Means
+    unanswerable: Means
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A text is given where there being no answer scores at most `threshold` more than it does.
+
+    `mean` is what that gives over all questions, in percent.
+    """
+
+    threshold: float
+    mean: float
+
+
+def normalized(text: str) -> str:
+    """What of a text is compared."""
+    bare = text.lower().translate(_WITHOUT_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(right: str, answer: str) -> float:
+    """1 where both are the same when normalised, else 0."""
+    return float(normalized(right) == normalized(answer))
+
+
+def f1(right: str, answer: str) -> float:
+    """How far the words of both are the same, 0 to 1."""
+    right_words, words = normalized(right).split(), normalized(answer).split()
+    if not right_words or not words:
+        return float(right_words == words)
+    num_common = (Counter(right_words) & Counter(words)).total()
+    # The harmonic mean of num_common / len(words) and num_common / len(right_words).
+    return 2 * num_common / (len(words) + len(right_words))
+
+
+def best_of(measure: Measure, question: Question, answer: str) -> float:
+    """The measure of an answer, 0 to 1, against the right answer that it is nearest to."""
+    right = [each.text for each in question.answers if normalized(each.text)] or [""]
+    compare = exact_match if measure == "exact_match" else f1
+    return max(compare(text, answer) for text in right)
+
+
+def score(questions: Questions, predictions: Mapping[str, str]) -> Scores:
+    """Score the texts of all questions, id -> text; "" says that there is no answer."""
+    values = {
+        measure: [best_of(measure, each, predictions[each.id]) for each in questions]
+        for measure in ("exact_match", "f1")
+    }
+    exact = np.array(values["exact_match"])
+    words = np.array(values["f1"])
+    is_impossible = np.array([each.is_impossible for each in questions])
+    everything = np.ones(len(questions), dtype=bool)
+    parts = (
+        Means(int(part.sum()), _percent(exact[part]), _percent(words[part]))
+        for part in (everything, ~is_impossible, is_impossible)
+    )
+    return Scores(*parts)
+
+
+def texts(
+    questions: Questions, found: Sequence[FoundAnswer], threshold: float = NO_ANSWER_THRESHOLD
+) -> dict[str, str]:
+    """What each question is answered with, id -> text; "" where no answer wins by more than it."""
+    return {
+        question.id: answer.text if answer.difference <= threshold else ""
+        for question, answer in zip(questions, found, strict=True)
+    }
+
+
+def best_threshold(
+    questions: Questions, found: Sequence[FoundAnswer], measure: Measure
+) -> Threshold:
+    """The threshold with the highest mean; of equally good ones the lowest difference that occurs.
+
+    Where no text at all is best, it lies below all differences. It is chosen with the right answers
+    at hand, so what it gives is a bound for these questions, not a result.
+    """
+    differences = np.array([answer.difference for answer in found])
+    none = np.array([best_of(measure, question, "") for question in questions])
+    given = np.array(
+        [
+            best_of(measure, question, answer.text)
+            for question, answer in zip(questions, found, strict=True)
+        ]
+    )
+    order = np.argsort(differences, kind="stable")
+    rising = differences[order]
+    sums = none.sum() + np.cumsum((given - none)[order])
+    # Equal differences fall to the same side, so only the last of them is a choice.
+    is_choice = np.append(rising[1:] > rising[:-1], True)
+    thresholds = np.append(np.nextafter(rising[0], -np.inf), rising[is_choice])
+    choices = np.append(none.sum(), sums[is_choice])
+    best = int(np.argmax(choices))
+    return Threshold(float(thresholds[best]), float(choices[best]) / len(found) * 100)
+
+
+def evaluate(
+    questions: Questions,
+    found: Sequence[FoundAnswer],
+    threshold: float = NO_ANSWER_THRESHOLD,
+) -> dict[str, Any]:
+    """The keys of a run's record: scores in percent at the threshold, and at the best ones."""
+    scores = score(questions, texts(questions, found, threshold))
+    best_exact = best_threshold(questions, found, "exact_match")
+    best_f1 = best_threshold(questions, found, "f1")
+    return {
+        "exact_match": scores.all.exact_match,
+        "f1": scores.all.f1,
+        "answerable": asdict(scores.answerable),
+        "unanswerable": asdict(scores.unanswerable),
+        "no_answer_threshold": threshold,
+        "best_exact_match": best_exact.mean,
+        "best_exact_match_threshold": best_exact.threshold,
+        "best_f1": best_f1.mean,
+        "best_f1_threshold": best_f1.threshold,
+    }
+
+
+def _percent(values: NDArray[np.float64]) -> float | None:
+    return float(values.mean()) * 100 if len(values) else None

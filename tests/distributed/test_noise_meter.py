@@ -1,0 +1,208 @@
+"""What is measured of gradients' noise, against gradients computed apart; on one and two ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from noise_job import CASES, INTERVAL, STEPS, trained
+from small_runs import Run, start
+from test_ranks import free_port
+from torch import Tensor
+
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.step import training_loss_sums
+from support import start_job
+
+RANKS = 2
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
+CLIPPED_BEFORE = "ddp clipped before"
+
+Gradient = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def ranks(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks found, of every case."""
+    output, port = tmp_path_factory.mktemp("noise"), free_port()
+    environ = {
+        **{"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+    }
+    job = Path(__file__).with_name("noise_job.py")
+    jobs = [
+        start_job(job, environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, tiny_config, output)
+        for rank in range(RANKS)
+    ]
+    printed = [each.communicate(timeout=200)[0] for each in jobs]
+    assert [each.returncode for each in jobs] == [0] * RANKS, printed
+    return [torch.load(output / f"rank_{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def gradients_of(run: Run, batches: tuple[UnpaddedBatch, ...]) -> list[Gradient]:
+    """Each forward's, by autograd alone, before the step that is to measure them."""
+    names, parameters = zip(*run.model.named_parameters(), strict=True)
+    found = []
+    for batch in batches:
+        loss = pretraining_loss(training_loss_sums(run.model, batch, "fp32"), batch)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(names, gradients, strict=True)
+        found.append({name: each for name, each in pairs if each is not None})
+    return found
+
+
+def second_moments(optimizer: FlatOptimizer) -> Gradient:
+    """By parameter, as a checkpoint has them."""
+    flat = optimizer.flat_state()["exp_avg_sq"]
+    found = {each.tensor.name: flat[each.in_shard].clone() for each in optimizer.segments()}
+    return {name: each.view(optimizer.shapes[name]) for name, each in found.items()}
+
+
+def square(gradient: Gradient) -> float:
+    return float(sum(each.square().sum() for each in gradient.values()))
+
+
+def preconditioned(gradient: Gradient, moments: Gradient, updates: int, run: Run) -> Gradient:
+    """g / (sqrt(v / (1 - beta_2^t)) + epsilon), no v below (1 - beta_2) of its tensor's mean:
+    written from the definition, 0 before there are any.
+    """
+    optim = run.config.optim
+    scaled = {}
+    for name, each in gradient.items():
+        if updates == 0:
+            scaled[name] = torch.zeros_like(each)
+            continue
+        corrected = moments[name] / (1 - optim.beta_2**updates)
+        least = float(corrected.mean()) * (1 - optim.beta_2)
+        scaled[name] = each / (corrected.clamp(min=least).sqrt() + optim.epsilon)
+    return scaled
+
+
+def mean(gradients: list[Gradient]) -> Gradient:
+    return {name: torch.stack([each[name] for each in gradients]).mean(0) for name in gradients[0]}
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_forwards_of_an_update_are_measured_as_defined(tiny_config: Path, name: str) -> None:
+    settings = (f"run.noise_interval_steps={INTERVAL}", f"optim.name={name}")
+    run = start(tiny_config, ONE_RANK, settings, torch.float64)
+    for step in range(1, 5):
+        batches = run.micro_batches(step)
+        # Four forwards' gradients add up to the update's: each times four is one of its own.
+        forwards = [
+            {name: each * len(batches) for name, each in gradient.items()}
+            for gradient in gradients_of(run, batches)
+        ]
+        moments = second_moments(run.optimizer)
+        measured = run.step(step, batches).noise
+        if step % INTERVAL:
+            assert measured is None
+            continue
+        scaled = [preconditioned(each, moments, step - 1, run) for each in forwards]
+        assert measured is not None
+        assert measured.tolist() == pytest.approx(
+            [
+                sum(map(square, forwards)) / len(forwards),
+                square(mean(forwards)),
+                sum(map(square, scaled)) / len(scaled),
+                square(mean(scaled)),
+                1.0,
+            ],
+            rel=1e-9,
+        )
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_one_forward_an_update_is_measured_by_two_updates(tiny_config: Path, interval: int) -> None:
+    settings = (f"run.noise_interval_steps={interval}", "parallel.grad_accum_steps=1")
+    run = start(tiny_config, ONE_RANK, settings, torch.float64)
+    before: Gradient = {}
+    moments: Gradient = {}
+    for step in range(1, 7):
+        batches = run.micro_batches(step)
+        moments_before = moments
+        (gradient,), moments = gradients_of(run, batches), second_moments(run.optimizer)
+        measured = run.step(step, batches).noise
+        if step % interval or step == 1:
+            assert measured is None
+        else:
+            pair = [before, gradient]
+            scaled = [preconditioned(each, moments_before, step - 2, run) for each in pair]
+            plain = [sum(map(square, pair)) / 2, square(mean(pair))]
+            expected = [*plain, sum(map(square, scaled)) / 2, square(mean(scaled)), 1.0]
+            if step == 2:  # the optimizer had no moments before step 1
+                expected[2:4] = [0.0, 0.0]
+            assert measured is not None
+            assert measured.tolist() == pytest.approx(expected, rel=1e-9)
+        before = gradient
+
+
+def test_made_up_steps_are_not_compared_with_the_first(tiny_config: Path) -> None:
+    settings = ("run.noise_interval_steps=1", "parallel.grad_accum_steps=1")
+    run = start(tiny_config, ONE_RANK, settings)
+    run.step(3, run.micro_batches(3))
+    with run.step as step:
+        assert step(4, run.micro_batches(4)).noise is None
+        assert step(5, run.micro_batches(5)).noise is not None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measuring_changes_no_bit_of_the_weights(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        on, off = (rank[f"{case} {switch}"]["weights"] for switch in ("on", "off"))
+        assert on.keys() == off.keys()
+        assert all(torch.equal(on[name], off[name]) for name in on)
+        assert rank[f"{case} off"]["measured"] is None
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != CLIPPED_BEFORE])
+def test_two_ranks_measure_what_one_rank_does(
+    ranks: list[dict[str, Any]], tiny_config: Path, case: str
+) -> None:
+    """Whoever computes an update's four forwards; averaged over the ranks, as metrics do it."""
+    settings = (*CASES[case], "parallel.data_parallel=ddp", f"run.noise_interval_steps={INTERVAL}")
+    alone = trained(start(tiny_config, ONE_RANK, settings, torch.float64))["measured"]
+    found = torch.stack([rank[f"{case} on"]["measured"] for rank in ranks]).mean(0)
+    assert found.shape == (STEPS // INTERVAL, 5)
+    torch.testing.assert_close(found, alone, rtol=1e-8, atol=0)
+    assert bool((found[:, 4] == 1).all())
+    assert bool((found[:, 0] > found[:, 1]).all())  # four forwards are noisier than their mean
+
+
+def test_updates_that_were_clipped_before_they_were_averaged_do_not_count(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        assert bool((rank[f"{CLIPPED_BEFORE} on"]["measured"][:, 4] == 0).all())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16_autocast"])
+def test_16_bit_gradients_are_measured_without_their_scale(
+    tiny_config: Path, precision: str
+) -> None:
+    """The loss scale of fp16 is 2^10 here; what rounding leaves is within 2 %."""
+    same = (f"run.noise_interval_steps={STEPS}", "optim.initial_loss_scale=1024")
+    measured = []
+    for each in ("fp32", precision):
+        run = start(tiny_config, ONE_RANK, (*same, f"model.precision={each}"))
+        measured.append(trained_last(run))
+    assert measured[1].tolist()[:2] == pytest.approx(measured[0].tolist()[:2], rel=0.02)
+    assert measured[1].tolist()[2:] == pytest.approx(measured[0].tolist()[2:], rel=0.2)
+
+
+def trained_last(run: Run) -> Tensor:
+    *_, last = (run.step(step, run.micro_batches(step)).noise for step in range(1, STEPS + 1))
+    assert last is not None
+    return last
+
+
+def test_an_update_that_is_skipped_does_not_count(tiny_config: Path) -> None:
+    run = start(tiny_config, ONE_RANK, ("run.noise_interval_steps=1",))
+    run.step(1, run.micro_batches(1))
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(float("nan"))
+    measured = run.step(2, run.micro_batches(2)).noise
+    assert measured is not None and measured[4] == 0

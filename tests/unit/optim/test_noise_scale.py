@@ -1,0 +1,144 @@
+"""Noise scale, efficiency, goodput and gain against values derived by hand or from known noise."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mlperf_bert.optim.noise_scale import (
+    NoiseScale,
+    covariance_trace,
+    efficiency,
+    goodput,
+    gradient_square,
+    learning_rate_gain,
+)
+
+
+def test_estimates_invert_the_expected_squares() -> None:
+    # |G|^2 = 3 and tr(Sigma) = 40: a batch of 4 has 3 + 40 / 4 = 13, one of 20 has 3 + 40 / 20 = 5.
+    assert gradient_square(13.0, 4, 5.0, 20) == pytest.approx(3.0)
+    assert covariance_trace(13.0, 4, 5.0, 20) == pytest.approx(40.0)
+    noise = NoiseScale()
+    noise.add(13.0, 4, 5.0, 20)
+    assert noise.gradient_square == pytest.approx(3.0)
+    assert noise.trace == pytest.approx(40.0)
+    assert noise.value == pytest.approx(40 / 3)
+
+
+@pytest.mark.parametrize(("scaling", "strength"), [("plain", 5.0), ("preconditioned", 1.0)])
+def test_known_noise_of_a_quadratic_problem_is_recovered(scaling: str, strength: float) -> None:
+    """Loss x'Hx / 2, at a fixed x: G = Hx. A sample's gradient is Hx + A z, z standard normal, so
+    Sigma = AA'. With a diagonal P: phi = tr(P AA' P) / |P H x|^2. Each update has 8 ranks of 6.
+    """
+    draw = np.random.default_rng(5)
+    dimensions, ranks, batch = 30, 8, 6
+    hessian = np.diag(np.linspace(0.1, 2.0, dimensions))
+    mixing = draw.normal(size=(dimensions, dimensions)) * np.linspace(0.2, 1.0, dimensions)
+    mixing *= strength
+    gradient = hessian @ draw.normal(scale=3.0, size=dimensions)
+    scale = np.ones(dimensions)
+    if scaling == "preconditioned":
+        scale = 1 / np.linspace(0.05, 3.0, dimensions)
+    true_trace = float(np.trace(np.diag(scale) @ mixing @ mixing.T @ np.diag(scale)))
+    true_square = float(np.sum((scale * gradient) ** 2))
+
+    noise = NoiseScale(decay=0.999)
+    for _ in range(3000):
+        samples = gradient + draw.normal(size=(ranks, batch, dimensions)) @ mixing.T
+        of_ranks = samples.mean(axis=1)
+        small = float(np.mean(np.sum((scale * of_ranks) ** 2, axis=1)))
+        big = float(np.sum((scale * of_ranks.mean(axis=0)) ** 2))
+        noise.add(small, batch, big, ranks * batch)
+
+    assert 10 < true_trace / true_square < 50  # one update of 48 says little, 3,000 say much
+    assert noise.value == pytest.approx(true_trace / true_square, rel=0.1)
+    assert noise.trace == pytest.approx(true_trace, rel=0.05)
+
+
+def test_smoothing_weighs_an_estimate_by_decay_and_starts_without_bias() -> None:
+    noise = NoiseScale(decay=0.5)
+    noise.add(10.0, 1, 6.0, 2)  # |G|^2 = 2 * 6 - 10 = 2, tr(Sigma) = 4 / (1 - 1/2) = 8
+    assert (noise.gradient_square, noise.trace) == (pytest.approx(2.0), pytest.approx(8.0))
+    noise.add(10.0, 1, 8.0, 2)  # 6 and 4; weights 1 and 2 of 3
+    assert noise.gradient_square == pytest.approx((2 + 2 * 6) / 3)
+    assert noise.trace == pytest.approx((8 + 2 * 4) / 3)
+
+
+def test_unknown_before_data_and_where_noise_hides_the_gradient() -> None:
+    noise = NoiseScale()
+    assert (noise.gradient_square, noise.trace, noise.value) == (None, None, None)
+    noise.add(10.0, 1, 4.0, 2)  # |G|^2 = 8 - 10 < 0
+    assert noise.gradient_square == pytest.approx(-2.0)
+    assert noise.value is None
+
+
+def test_a_gradient_without_noise_has_scale_zero() -> None:
+    noise = NoiseScale()
+    noise.add(4.0, 1, 4.0 + 1e-12, 8)  # rounding: a trace just below zero
+    assert noise.value == 0.0
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_skipped_updates_are_left_out(spoilt: float) -> None:
+    noise = NoiseScale()
+    noise.add(13.0, 4, 5.0, 20)
+    before = noise.state()
+    noise.add(spoilt, 4, 5.0, 20)
+    noise.add(13.0, 4, spoilt, 20)
+    assert noise.state() == before
+
+
+def test_a_restored_state_goes_on_as_if_it_had_not_ended() -> None:
+    whole, first = NoiseScale(), NoiseScale()
+    for each in (whole, first):
+        each.add(13.0, 4, 5.0, 20)
+    second = NoiseScale()
+    second.restore(first.state())
+    for each in (whole, second):
+        each.add(17.0, 4, 5.5, 20)
+    assert second.value == whole.value
+    second.restore({})
+    assert second.value is None
+
+
+@pytest.mark.parametrize(("small", "big"), [(0, 4), (4, 4), (8, 4)])
+def test_batches_must_differ(small: int, big: int) -> None:
+    with pytest.raises(ValueError, match=f"batches of {small} and {big}"):
+        NoiseScale().add(1.0, small, 1.0, big)
+
+
+@pytest.mark.parametrize("noise_scale", [0.0, 1.0, 448.0, 1e6])
+@pytest.mark.parametrize("initial_batch", [1, 16, 448])
+def test_efficiency_of_the_initial_batch_is_one(noise_scale: float, initial_batch: int) -> None:
+    assert efficiency(noise_scale, initial_batch, initial_batch) == 1
+    assert goodput(37.98, noise_scale, initial_batch, initial_batch) == 37.98
+
+
+def test_efficiency_and_goodput_of_larger_batches() -> None:
+    # phi = 100, M0 = 50: (100 + 50) / (100 + 200) = 1/2; a batch without noise is worth M0 / M.
+    assert efficiency(100, 50, 200) == pytest.approx(0.5)
+    assert efficiency(0, 50, 200) == pytest.approx(0.25)
+    assert goodput(80.0, 100, 50, 200) == pytest.approx(40.0)
+    # With far more noise than both batches, samples count the same in either.
+    assert efficiency(1e12, 50, 200) == pytest.approx(1.0)
+
+
+def test_efficiency_counts_the_samples_that_are_needed_more() -> None:
+    """McCandlish et al., equation 2.7: samples E / E_min = 1 + B / phi at batch B, so of two
+    batches the ratio of samples is the inverse of the ratio of efficiencies.
+    """
+    phi, initial, batch = 300.0, 64, 1000
+    samples_more = (1 + batch / phi) / (1 + initial / phi)
+    assert efficiency(phi, initial, batch) == pytest.approx(1 / samples_more)
+
+
+def test_adascale_gain_counts_steps() -> None:
+    # Efficiency times the ratio of batches: how many updates of M0 one of M is worth.
+    for phi in (0.0, 30.0, 1e9):
+        gain = learning_rate_gain(phi, 16, 64, "adascale")
+        assert gain == pytest.approx(efficiency(phi, 16, 64) * 4)
+        assert 1 <= gain <= 4
+    assert learning_rate_gain(0.0, 16, 64, "adascale") == 1  # no noise: a larger batch adds nothing
+    assert learning_rate_gain(1e9, 16, 64, "adascale") == pytest.approx(4, rel=1e-6)
+    assert learning_rate_gain(30.0, 16, 64, "square_root") == pytest.approx(2)

@@ -1,0 +1,108 @@
+"""Which batch a report calls best: what it says, draws and leaves out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import BATCH_448, record, write_run
+
+from report_pages import Page, checked, page_of
+
+TITLE = "Which batch would be best now"
+CHARTS = ["Efficiency of a batch", "Goodput of a batch"]
+
+
+def write(
+    directory: Path, noise_scale: Any, *overrides: str, step_ms: float = 100.0, **values: Any
+) -> Path:
+    """A run in batches of 448 on 8 ranks, unless overrides say else."""
+    records = [
+        record(step, 448, None, step_ms=step_ms, noise_scale=value, **values)
+        for step, value in ((10, None), (20, 7.0), (30, noise_scale))
+    ]
+    return write_run(directory, BATCH_448, records, overrides=overrides)
+
+
+def charts_over_batches(page: Page) -> list[dict[str, Any]]:
+    return [each for each in page.values if each["across"] != "samples"]
+
+
+def test_one_run_says_what_batches_are_worth(tmp_path: Path) -> None:
+    """phi = 1,000, M0 = 448: half at M = 2 * 448 + 1,000, 90 % at (1,448 / 0.9) - 1,000 = 608.9.
+    In batches of 896 a sample is worth 1,448 / 1,896 = 76.4 %: 1.31 times as many samples, 0.655
+    times as many updates; AdaScale's gain is (1,000 / 448 + 1) / (1,000 / 896 + 1) = 1.527.
+    """
+    page = checked(page_of(write(tmp_path / "run", 1000.0, noise_scale_plain=50.0)))
+    assert TITLE in page.words
+    assert "At step 30 the noise scale is 1,000 sequences (50.0 of plain gradients)" in page.words
+    assert "Up to 609 sequences a sample keeps 90 %" in page.words
+    assert "up to 1,896 half of it" in page.words
+    row = ["896", "76.4 %", "1.31 \N{MULTIPLICATION SIGN}", "0.655 \N{MULTIPLICATION SIGN}"]
+    row += ["1.41 \N{MULTIPLICATION SIGN}", "1.53 \N{MULTIPLICATION SIGN}"]
+    place = page.texts.index("896")
+    assert page.texts[place : place + 6] == row
+    efficiency, goodput = charts_over_batches(page)
+    assert efficiency["series"][0]["y"][0] == 1
+    assert efficiency["series"][0]["y"][-1] == pytest.approx(0.25)
+    # 448 samples in 100 ms; a batch that grows with the ranks has 4480 M / 448 times that worth.
+    (curve,) = goodput["series"]
+    assert (curve["x"][0], curve["y"][0]) == (448, pytest.approx(4480))
+    last = curve["x"][-1]
+    assert curve["y"][-1] == pytest.approx(4480 * last / 448 * 1448 / (1000 + last), rel=1e-5)
+    assert "One setup was timed" in page.words
+
+
+def test_runs_of_two_batches_tell_the_best_one(tmp_path: Path) -> None:
+    """100 ms for 56 sequences a rank and 60 ms for 28: 20 ms and 80 / 56 ms a sequence. Of 28 to
+    4 * 56 sequences a forward and 1 to 64 forwards an update, that of the highest
+    M / T (phi + M0) / (phi + M).
+    """
+    phi, ranks, initial = 30_000.0, 8, 448
+
+    def goodput(local: int, forwards: int) -> float:
+        batch = ranks * local * forwards
+        seconds = forwards * (0.02 + 0.04 / 28 * local)
+        return batch / seconds * (phi + initial) / (phi + batch)
+
+    candidates = [(28 * 2**k, 2**n) for k in range(4) for n in range(7)]
+    local, forwards = max(candidates, key=lambda each: goodput(*each))
+    gain = goodput(local, forwards) / goodput(56, 1)
+    assert gain > 1.01
+
+    large = write(tmp_path / "large", phi)
+    small = write(tmp_path / "small", None, "parallel.local_batch_size=28", step_ms=60.0)
+    page = checked(page_of(large, small))
+    best = ranks * local * forwards
+    assert f"the best batch is {best:,} (local_batch_size {local}, grad_accum_steps" in page.words
+    assert f"{gain:.2f} \N{MULTIPLICATION SIGN} the goodput of now" in page.words
+    of_large = charts_over_batches(page)[1]["series"][0]
+    assert max(of_large["y"]) == pytest.approx(goodput(local, forwards), rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e299])
+def test_no_run_of_ours_wrote_such_noise(tmp_path: Path, value: float) -> None:
+    page = checked(page_of(write(tmp_path / "run", value)))
+    assert "At step 20 the noise scale is 7.000 sequences" in page.words or (
+        "At step 20 the noise scale is 7.00 sequences" in page.words
+    )
+
+
+def test_runs_that_do_not_measure_it_have_no_such_part(tmp_path: Path) -> None:
+    records = [record(step, 448, None, noise_scale=None) for step in (10, 20)]
+    page = checked(page_of(write_run(tmp_path / "run", BATCH_448, records)))
+    assert TITLE not in page.words
+    assert charts_over_batches(page) == []
+    assert not set(CHARTS) & set(page.texts)
+
+
+def test_sizes_beyond_reason_are_left_out(tmp_path: Path) -> None:
+    huge = "parallel.local_batch_size=1000000000000"
+    page = checked(page_of(write(tmp_path / "run", 1000.0, huge, "mlperf.enforce_rules=false")))
+    assert TITLE not in page.words
+
+
+def test_models_that_cost_otherwise_are_not_fitted_together(tmp_path: Path) -> None:
+    large = write(tmp_path / "large", 1000.0, "mlperf.enforce_rules=false")
+    overrides = ("parallel.local_batch_size=28", "model.num_layers=2", "mlperf.enforce_rules=false")
+    page = checked(page_of(large, write(tmp_path / "small", None, *overrides)))
+    assert "One setup was timed" in page.words

@@ -1,0 +1,54 @@
+"""Bubbles by hand: of events, and of the formula."""
+
+import pytest
+
+from mlperf_bert.squad.bubble import (
+    Kind,
+    StageClock,
+    StageEvent,
+    bubble_by_formula,
+    measured_bubble,
+    timeline,
+)
+
+
+def event(rank: int, begin: float, end: float, kind: Kind = "F") -> StageEvent:
+    return StageEvent(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
+
+
+def test_measured_by_hand() -> None:
+    # GPipe with two stages and one microbatch, forward 1 s and backward 2 s: from 5 s to 11 s
+    # two ranks have 12 s, of which they compute 6.
+    events = [event(0, 5, 6), event(1, 6, 7), event(1, 7, 9, "B"), event(0, 9, 11, "B")]
+    assert measured_bubble(events) == pytest.approx(0.5)
+    assert bubble_by_formula("gpipe", 2, 1) == pytest.approx(0.5)
+
+
+def test_no_bubble_on_one_busy_rank() -> None:
+    assert measured_bubble([event(0, 0, 1), event(0, 1, 4, "B")]) == 0
+
+
+def test_formula() -> None:
+    assert bubble_by_formula("1f1b", 4, 4) == pytest.approx(3 / 7)
+    assert bubble_by_formula("gpipe", 4, 8) == pytest.approx(3 / 11)
+    assert bubble_by_formula("interleaved", 2, 4) == pytest.approx(1 / 9)  # two stages a rank
+    assert bubble_by_formula("zero_bubble", 4, 4) == 0
+
+
+def test_a_clock_notes_only_while_it_runs() -> None:
+    waits = []
+    clock = StageClock(3, lambda: waits.append(1))
+    with clock.span(0, "F", 0):
+        pass
+    assert not waits
+    clock.start()
+    with clock.span(1, "B", 2):
+        pass
+    (found,) = clock.stop()
+    assert (found.rank, found.stage, found.kind, found.microbatch) == (3, 1, "B", 2)
+    assert 0 <= found.begin_s <= found.end_s and len(waits) == 2
+
+
+def test_timeline_is_in_order_of_time() -> None:
+    found = timeline([event(1, 2, 3), event(0, 0, 1)])
+    assert [each["rank"] for each in found] == [0, 1]

@@ -1,0 +1,112 @@
+"""`squad train`, `evaluate`, `score` and `compare` as a user calls them, on a tiny model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.squad.options import QUICK_DEV
+from mlperf_bert.squad.questions import read_questions
+from mlperf_bert.squad.record import read_run
+from support import run_cli
+
+TINY = ("--layers", 2, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three updates by one rank."""
+    directory = tmp_path_factory.mktemp("squad") / "run"
+    assert squad("train", *TINY, "--updates", 3, "--run-dir", directory) == 0
+    return directory
+
+
+def squad(*words: object) -> int:
+    """Run `squad ...` in this process; its status."""
+    return main(["squad", *map(str, words)])
+
+
+def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema_version"] == 1
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_saved_model_scores_as_the_run_did(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.json"
+    words = ["squad", "evaluate", "--model", str(run_dir / "model"), "--stride", "24"]
+    assert main([*words, "--device", "cpu", "--predictions", str(answers), "--json"]) == 0
+    evaluated, run = as_json(capsys), read_run(run_dir)
+    assert evaluated["validation_loss"] == pytest.approx(run.validation_loss, abs=1e-6)
+    assert (evaluated["exact_match"], evaluated["f1"]) == (run.exact_match, run.f1)
+    assert json.loads(answers.read_text()).keys() == {each.id for each in read_questions(QUICK_DEV)}
+    assert main(["squad", "score", "--predictions", str(answers), "--json"]) == 0
+    scored = as_json(capsys)
+    assert scored["all"]["f1"] == pytest.approx(run.f1)
+
+
+def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run_dir / "squad_result.json").read_bytes()
+    assert squad("train", *TINY, "--updates", 1, "--run-dir", run_dir) == 2
+    error = capsys.readouterr().err
+    assert "squad_result.json" in error and error.count("\n") == 1
+    assert (run_dir / "squad_result.json").read_bytes() == before
+
+
+def test_no_answer_to_anything_scores_what_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = read_questions(QUICK_DEV)
+    answers = tmp_path / "none.json"
+    answers.write_text(json.dumps({each.id: "" for each in questions}))
+    assert main(["squad", "score", "--predictions", str(answers), "--json"]) == 0
+    scored = as_json(capsys)
+    impossible = sum(each.is_impossible for each in questions)
+    assert scored["unanswerable"] == {
+        "questions": impossible,
+        "exact_match": 100.0,
+        "f1": 100.0,
+    }
+    assert scored["answerable"]["f1"] == 0.0
+    assert scored["all"]["exact_match"] == pytest.approx(100 * impossible / len(questions))
+
+
+def test_a_model_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "config.json" in error and error.count("\n") == 1
+
+
+def test_weights_of_another_shape_are_refused(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run_dir / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
+    assert "its config says" in capsys.readouterr().err
+
+
+def test_two_engines_are_compared_on_real_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "peak.json").write_text('{"tflops": null, "means": "not measured"}')  # as it takes 3 s
+    words = ["squad", "compare", "--engines", "single,pipeline:2", "--seeds", 1, "--json"]
+    words += ["--updates", 3, "--microbatches", 4, "--noise-every", 2, "--out", out]
+    done = run_cli(*words, *TINY)
+    assert done.returncode == 0, done.stderr
+    single, pipeline = json.loads(done.stdout)["engines"]
+    assert (single["label"], pipeline["label"]) == ("single", "pipeline:2")
+    assert pipeline["loss_difference"] < 1e-5
+    assert pipeline["values"]["efficiency"]["mean"] == 1.0
+    # One stage waits for the first microbatch: (2 - 1) / (4 + 2 - 1) of the time.
+    assert pipeline["values"]["bubble_formula"]["mean"] == pytest.approx(20.0)
+    assert (out / "timeline.png").exists()
