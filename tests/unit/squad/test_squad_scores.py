@@ -2,16 +2,15 @@
 
 import pytest
 
+from mlperf_bert.squad import scores as scores_module
 from mlperf_bert.squad.answers import FoundAnswer
-from mlperf_bert.squad.questions import Questions
+from mlperf_bert.squad.questions import Answer, Question, Questions
 from mlperf_bert.squad.scores import (
     Means,
     Measure,
     best_of,
     best_threshold,
     evaluate,
-    exact_match,
-    f1,
     normalized,
     score,
     texts,
@@ -68,8 +67,9 @@ def test_normalized(text: str, expected: str) -> None:
     ],
 )
 def test_one_right_answer(right: str, answer: str, exact: float, words: float) -> None:
-    assert exact_match(right, answer) == exact
-    assert f1(right, answer) == pytest.approx(words)
+    question = Question("q", "", CONTEXT, "Who?", (Answer(right, 0),), False)
+    assert best_of("exact_match", question, answer) == exact
+    assert best_of("f1", question, answer) == pytest.approx(words)
 
 
 def asked(*answers: tuple[str, int]) -> Questions:
@@ -106,6 +106,24 @@ def test_the_best_of_the_right_answers(
     (question,) = asked(*answers)
     assert best_of("exact_match", question, answer) == exact
     assert best_of("f1", question, answer) == pytest.approx(words)
+
+
+def test_an_answer_is_split_once_for_all_right_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Anybody may have written a long answer and a question with many right ones: a hundred equal
+    # ones cost a hundred short texts, not a hundred times the long one.
+    split: list[str] = []
+
+    def counted(text: str) -> str:
+        split.append(text)
+        return normalized(text)
+
+    monkeypatch.setattr(scores_module, "normalized", counted)
+    (question,) = asked(*[CAT] * 100)
+    long = "cat dog " * 100
+    # 1 word of 1 right, of 200 in the answer: precision 1/200, recall 1, F1 = 2 / 201.
+    assert best_of("f1", question, long) == pytest.approx(2 / 201)
+    assert best_of("exact_match", question, long) == 0
+    assert split.count(long) == 2
 
 
 FOUR = questions_of(
