@@ -160,6 +160,18 @@ def test_a_text_is_given_up_to_the_threshold() -> None:
     assert texts(FOUR, found) == {"q1": "cat", "q2": "", "q3": "", "q4": "on"}
 
 
+def test_a_set_of_v1_is_always_answered_with_a_text() -> None:
+    question = qa("q", "Who?", CAT)
+    del question["is_impossible"]
+    questions = questions_of((CONTEXT, [question]))
+    found = found_of(("cat", 5.0))  # no answer scores more than the text, which is right
+    assert texts(questions, found) == {"q": "cat"}
+    values = evaluate(questions, found)
+    assert (values["exact_match"], values["no_answer_threshold"]) == (100.0, None)
+    # A set of v2.0 is not, though all its questions have answers.
+    assert texts(asked(CAT), found) == {"q": ""}
+
+
 def test_the_best_threshold_for_each_measure() -> None:
     # By rising difference: q1 "cat" at -2 (exact 0, F1 2/3; no answer 0), q3 at -1 (right without a
     # text), q2 "mat" at 1 (right), q4 at 3 (right without). Sums of all four with the texts up to

@@ -95,9 +95,13 @@ def score(questions: Questions, predictions: Mapping[str, str]) -> Scores:
 def texts(
     questions: Questions, found: Sequence[FoundAnswer], threshold: float = NO_ANSWER_THRESHOLD
 ) -> dict[str, str]:
-    """What each question is answered with, id -> text; "" where no answer wins by more than it."""
+    """What each question is answered with, id -> text; "" where no answer wins by more than it.
+
+    A set of v1.1 has an answer to every question: as BERT's program does, the text is always given.
+    """
+    always = questions.version == "1.1"
     return {
-        question.id: answer.text if answer.difference <= threshold else ""
+        question.id: answer.text if always or answer.difference <= threshold else ""
         for question, answer in zip(questions, found, strict=True)
     }
 
@@ -134,7 +138,10 @@ def evaluate(
     found: Sequence[FoundAnswer],
     threshold: float = NO_ANSWER_THRESHOLD,
 ) -> dict[str, Any]:
-    """The keys of a run's record: scores in percent at the threshold, and at the best ones."""
+    """The keys of a run's record: scores in percent at the threshold, and at the best ones.
+
+    `no_answer_threshold` is None for a set of v1.1, which takes none.
+    """
     scores = score(questions, texts(questions, found, threshold))
     best_exact = best_threshold(questions, found, "exact_match")
     best_f1 = best_threshold(questions, found, "f1")
@@ -143,7 +150,7 @@ def evaluate(
         "f1": scores.all.f1,
         "answerable": asdict(scores.answerable),
         "unanswerable": asdict(scores.unanswerable),
-        "no_answer_threshold": threshold,
+        "no_answer_threshold": None if questions.version == "1.1" else threshold,
         "best_exact_match": best_exact.mean,
         "best_exact_match_threshold": best_exact.threshold,
         "best_f1": best_f1.mean,
