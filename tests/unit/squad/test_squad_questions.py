@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,14 +47,16 @@ def test_version_2_is_read(tmp_path: Path) -> None:
         Question("q1", "Title", CONTEXT, "What is a node?", (Answer("a computer", 10),), False),
         Question("q2", "Title", CONTEXT, "Who came first?", (), True),
     ]
-    assert len(found) == 2 and found[1].id == "q2"
+    assert len(found) == 2 and found[1].id == "q2" and found.version == "2.0"
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_version_1_has_only_questions_with_answers() -> None:
     question = qa("q1", "What is a node?", ("a computer", 10), ("computer", 12))
     del question["is_impossible"]
-    (found,) = parse_questions(as_json(set_of((CONTEXT, [question]))), "set.json")
+    questions = parse_questions(as_json(set_of((CONTEXT, [question]))), "set.json")
+    assert questions.version == "1.1"
+    (found,) = questions
     assert not found.is_impossible
     assert found.answers == (Answer("a computer", 10), Answer("computer", 12))
 
@@ -169,3 +173,32 @@ def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
         file.truncate(2**40)
     with pytest.raises(DataError, match="has more than 134,217,728 bytes"):
         read_questions(path)
+
+
+# Prints by how much memory grew; a process of its own, since the most ever used never falls.
+_READ = """
+import resource, sys
+from pathlib import Path
+from mlperf_bert.errors import DataError
+from mlperf_bert.squad.questions import read_questions
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_questions(Path(sys.argv[1]))
+except DataError:
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.longest
+def test_the_largest_file_takes_a_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "set.json"
+    with path.open("wb") as file:
+        # As many keys as may be, each with a number, and behind them a wide character.
+        file.write(b'{"data":1')
+        file.writelines(b',"%06x":1e9' % number for number in range(2**23 - 2))
+        file.write(b',"y":"\xf0\x9f\x98\x80')
+        file.write(b"a" * (128 * 2**20 - file.tell() - 2) + b'"}')
+    ran = subprocess.run(
+        [sys.executable, "-c", _READ, str(path)], check=True, capture_output=True, text=True
+    )
+    assert 1e9 < int(ran.stdout) < 3.1e9

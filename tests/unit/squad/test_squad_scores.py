@@ -2,16 +2,15 @@
 
 import pytest
 
+from mlperf_bert.squad import scores as scores_module
 from mlperf_bert.squad.answers import FoundAnswer
-from mlperf_bert.squad.questions import Questions
+from mlperf_bert.squad.questions import Answer, Question, Questions
 from mlperf_bert.squad.scores import (
     Means,
     Measure,
     best_of,
     best_threshold,
     evaluate,
-    exact_match,
-    f1,
     normalized,
     score,
     texts,
@@ -68,8 +67,9 @@ def test_normalized(text: str, expected: str) -> None:
     ],
 )
 def test_one_right_answer(right: str, answer: str, exact: float, words: float) -> None:
-    assert exact_match(right, answer) == exact
-    assert f1(right, answer) == pytest.approx(words)
+    question = Question("q", "", CONTEXT, "Who?", (Answer(right, 0),), False)
+    assert best_of("exact_match", question, answer) == exact
+    assert best_of("f1", question, answer) == pytest.approx(words)
 
 
 def asked(*answers: tuple[str, int]) -> Questions:
@@ -108,6 +108,24 @@ def test_the_best_of_the_right_answers(
     assert best_of("f1", question, answer) == pytest.approx(words)
 
 
+def test_an_answer_is_split_once_for_all_right_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Anybody may have written a long answer and a question with many right ones: a hundred equal
+    # ones cost a hundred short texts, not a hundred times the long one.
+    split: list[str] = []
+
+    def counted(text: str) -> str:
+        split.append(text)
+        return normalized(text)
+
+    monkeypatch.setattr(scores_module, "normalized", counted)
+    (question,) = asked(*[CAT] * 100)
+    long = "cat dog " * 100
+    # 1 word of 1 right, of 200 in the answer: precision 1/200, recall 1, F1 = 2 / 201.
+    assert best_of("f1", question, long) == pytest.approx(2 / 201)
+    assert best_of("exact_match", question, long) == 0
+    assert split.count(long) == 2
+
+
 FOUR = questions_of(
     (CONTEXT, [qa("q1", "Who?", CAT_SAT), qa("q2", "Where?", MAT)]),
     (CONTEXT, [qa("q3", "Why?"), qa("q4", "When?")]),
@@ -140,6 +158,18 @@ def test_a_text_is_given_up_to_the_threshold() -> None:
     found = found_of(("cat", -1.0), ("mat", 0.5), ("sat", 0.25), ("on", 0.0))
     assert texts(FOUR, found, 0.25) == {"q1": "cat", "q2": "", "q3": "sat", "q4": "on"}
     assert texts(FOUR, found) == {"q1": "cat", "q2": "", "q3": "", "q4": "on"}
+
+
+def test_a_set_of_v1_is_always_answered_with_a_text() -> None:
+    question = qa("q", "Who?", CAT)
+    del question["is_impossible"]
+    questions = questions_of((CONTEXT, [question]))
+    found = found_of(("cat", 5.0))  # no answer scores more than the text, which is right
+    assert texts(questions, found) == {"q": "cat"}
+    values = evaluate(questions, found)
+    assert (values["exact_match"], values["no_answer_threshold"]) == (100.0, None)
+    # A set of v2.0 is not, though all its questions have answers.
+    assert texts(asked(CAT), found) == {"q": ""}
 
 
 def test_the_best_threshold_for_each_measure() -> None:

@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
 REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
 # SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. A file made for it takes
-# at most about 1.5 GB: seven bytes a byte (one rare character makes all of a text wide), or
-# 100 bytes a value.
+# at most about 3 GB: nine bytes a byte (one rare character makes all of a text wide), and
+# 260 bytes a value (a key of its own and a number, in one object).
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 2**23
 _OPENING = (b"{", b"[", b",")
@@ -48,11 +48,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a file in its order; `sha256` is the digest of the file's bytes."""
+    """The questions of a file in its order; `sha256` is the digest of the file's bytes.
+
+    `version` is "1.1" where no question says whether it is impossible: none of that format is.
+    """
 
     name: str
     sha256: str
     all: tuple[Question, ...]
+    version: Literal["1.1", "2.0"]
 
     def __len__(self) -> int:
         return len(self.all)
@@ -86,7 +90,7 @@ def parse_questions(contents: bytes, name: str) -> Questions:
     questions = tuple(reader.questions(values))
     if not questions:
         raise DataError(name, "holds no question", REMEDY)
-    return Questions(name, hashlib.sha256(contents).hexdigest(), questions)
+    return Questions(name, hashlib.sha256(contents).hexdigest(), questions, reader.version)
 
 
 def read_object(contents: bytes, name: str, remedy: str) -> dict[str, Any]:
@@ -111,6 +115,7 @@ class _Reader:
     def __init__(self, name: str) -> None:
         self._name = name
         self._ids: set[str] = set()
+        self.version: Literal["1.1", "2.0"] = "1.1"
 
     def questions(self, values: dict[str, Any]) -> Iterator[Question]:
         for number, article in enumerate(_list(values, "data", self._name)):
@@ -142,6 +147,8 @@ class _Reader:
         if identity in self._ids:
             raise DataError(where, "is there twice", "give every question an id of its own")
         self._ids.add(identity)
+        if "is_impossible" in values:
+            self.version = "2.0"
         is_impossible = values.get("is_impossible", False)
         if not isinstance(is_impossible, bool):
             problem = f"is {in_brief(is_impossible)}, not true or false"

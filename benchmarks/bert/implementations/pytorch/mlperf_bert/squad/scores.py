@@ -61,26 +61,18 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def exact_match(right: str, answer: str) -> float:
-    """1 where both are the same when normalised, else 0."""
-    return float(normalized(right) == normalized(answer))
-
-
-def f1(right: str, answer: str) -> float:
-    """How far the words of both are the same, 0 to 1."""
-    right_words, words = normalized(right).split(), normalized(answer).split()
-    if not right_words or not words:
-        return float(right_words == words)
-    num_common = (Counter(right_words) & Counter(words)).total()
-    # The harmonic mean of num_common / len(words) and num_common / len(right_words).
-    return 2 * num_common / (len(words) + len(right_words))
-
-
 def best_of(measure: Measure, question: Question, answer: str) -> float:
-    """The measure of an answer, 0 to 1, against the right answer that it is nearest to."""
-    right = [each.text for each in question.answers if normalized(each.text)] or [""]
-    compare = exact_match if measure == "exact_match" else f1
-    return max(compare(text, answer) for text in right)
+    """The measure of an answer, 0 to 1, against the right answer that it is nearest to.
+
+    In time that grows with the length of all texts together, since anybody may have written them.
+    """
+    right = {normalized(each.text) for each in question.answers} - {""} or {""}
+    bare = normalized(answer)
+    if measure == "exact_match":
+        return float(bare in right)
+    words = bare.split()
+    counts = Counter(words)
+    return max(_f1(text.split(), counts, len(words)) for text in right)
 
 
 def score(questions: Questions, predictions: Mapping[str, str]) -> Scores:
@@ -103,9 +95,13 @@ def score(questions: Questions, predictions: Mapping[str, str]) -> Scores:
 def texts(
     questions: Questions, found: Sequence[FoundAnswer], threshold: float = NO_ANSWER_THRESHOLD
 ) -> dict[str, str]:
-    """What each question is answered with, id -> text; "" where no answer wins by more than it."""
+    """What each question is answered with, id -> text; "" where no answer wins by more than it.
+
+    A set of v1.1 has an answer to every question: as BERT's program does, the text is always given.
+    """
+    always = questions.version == "1.1"
     return {
-        question.id: answer.text if answer.difference <= threshold else ""
+        question.id: answer.text if always or answer.difference <= threshold else ""
         for question, answer in zip(questions, found, strict=True)
     }
 
@@ -142,7 +138,10 @@ def evaluate(
     found: Sequence[FoundAnswer],
     threshold: float = NO_ANSWER_THRESHOLD,
 ) -> dict[str, Any]:
-    """The keys of a run's record: scores in percent at the threshold, and at the best ones."""
+    """The keys of a run's record: scores in percent at the threshold, and at the best ones.
+
+    `no_answer_threshold` is None for a set of v1.1, which takes none.
+    """
     scores = score(questions, texts(questions, found, threshold))
     best_exact = best_threshold(questions, found, "exact_match")
     best_f1 = best_threshold(questions, found, "f1")
@@ -151,12 +150,21 @@ def evaluate(
         "f1": scores.all.f1,
         "answerable": asdict(scores.answerable),
         "unanswerable": asdict(scores.unanswerable),
-        "no_answer_threshold": threshold,
+        "no_answer_threshold": None if questions.version == "1.1" else threshold,
         "best_exact_match": best_exact.mean,
         "best_exact_match_threshold": best_exact.threshold,
         "best_f1": best_f1.mean,
         "best_f1_threshold": best_f1.threshold,
     }
+
+
+def _f1(right: Sequence[str], counts: Counter[str], num_words: int) -> float:
+    """Of a right answer's words and how often each word occurs among an answer's `num_words`."""
+    if not right or not num_words:
+        return float(len(right) == num_words)
+    num_common = (Counter(right) & counts).total()  # looks at the words of `right` alone
+    # The harmonic mean of num_common / num_words and num_common / len(right).
+    return 2 * num_common / (num_words + len(right))
 
 
 def _percent(values: NDArray[np.float64]) -> float | None:

@@ -27,7 +27,8 @@ MAX_QUESTION_LENGTH = 64
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
 _NO_ANSWER = 0  # the position of [CLS]
 # A small file with many questions on one long text makes any number of windows. Either limit is a
-# few times what SQuAD v2.0's training set makes, and either takes 1 GB.
+# few times what SQuAD v2.0's training set makes, and either takes 1 GB; beside them each token of
+# a context takes 40 bytes.
 _MAX_TOKENS = 2**27
 _MAX_WINDOWS = 2**21
 
