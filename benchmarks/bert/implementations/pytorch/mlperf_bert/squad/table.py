@@ -18,6 +18,8 @@ MARK = "†"
 _NOTHING = "-"
 _PLACES = 4  # significant digits
 _MOST_PLACES = 5  # after the point
+_ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
+_LEAST_PERCENT = 0.001  # of a difference that is written out
 _UNKNOWN_NOISE = "unknown"
 _BUSY = 0.9  # of its cores, where a rank that computes all the time has them to itself
 
@@ -87,8 +89,8 @@ def _cell(row: Row, measure: Measure) -> str:
 
 
 def with_interval(value: Value, sign: str = "") -> str:
-    """As `12.34 ± 0.41`; the mean alone where there is no interval, or it is zero."""
-    if not value.half_width:
+    """As `12.34 ± 0.41`; the mean alone where there is no interval, or none beyond rounding."""
+    if not value.half_width or value.half_width < _ROUNDING * abs(value.mean):
         return number(value.mean, sign)
     places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of the half
     if places > _MOST_PLACES:
@@ -127,6 +129,8 @@ def _differences(comparison: Comparison) -> Iterator[str]:
 
 def _difference(row: Row, measure: Measure) -> str:
     value = row.differences[measure.key]
+    if value is not None and 0 < abs(value.mean) + (value.half_width or 0) < _LEAST_PERCENT:
+        return f"< {_LEAST_PERCENT:g} %"
     if value is not None:
         return f"{with_interval(value, '+')} %"
     if measure.kind == "timed" and not row.is_comparable:
