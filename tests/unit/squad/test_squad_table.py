@@ -96,11 +96,15 @@ def test_it_does_not_say_so_of_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_others_use_is_told(tmp_path: Path, comparison: Comparison) -> None:
-    assert "One rank alone had 75 to 75 % of its cores" in in_words(comparison)
-    alone = compare_runs(
-        make_runs(tmp_path / "alone", device_utilisation=[0.99]), Conditions(initial_batch=16)
-    )
-    assert "other programs used this machine" not in in_words(alone)
+    # 20 s of training: the first of both ranks of pipeline:2 waited 10 s, 10 / (20 * 2) of both.
+    for waited, is_told in (([10.0, 0.0], True), ([0.1, 0.1], False), ([10.0, None], False)):
+        runs = make_runs(tmp_path / f"{waited}")[:2]
+        changes: dict[str, Any] = {"core_wait_seconds": waited}
+        shared = record("pipeline:2", ranks=2, **changes)
+        runs.append(read_run(write_record(tmp_path / f"shared{waited}", shared)))
+        text = in_words(compare_runs(runs, Conditions(initial_batch=16)))
+        assert ("waited up to 25 % of their time for a core" in text) is is_told
+    assert "other programs" not in in_words(comparison)  # records that do not say it
 
 
 def test_the_study_stands_beside_it(comparison: Comparison) -> None:

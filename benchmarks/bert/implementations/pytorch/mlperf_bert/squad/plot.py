@@ -62,12 +62,12 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     if not known:
         axes.text(0.5, 0.5, "no efficiency is known", ha="center", transform=axes.transAxes)
         return
-    low = min(efficiency.mean for *_, efficiency in known)
+    low = min(efficiency.mean - (efficiency.half_width or 0) for *_, efficiency in known)
     left, right = max(0.0, low - max(0.15, 0.3 * (1 - low))), 1.15
     for number, row, rate, efficiency in known:
         colour = _COLOURS[number % len(_COLOURS)]
-        goodput = rate.mean * efficiency.mean
-        label = f"{row.label}: goodput {goodput:.3g}"
+        goodput = row.values["goodput"]
+        label = f"{row.label}: goodput {goodput.mean:.3g}" if goodput else row.label
         axes.errorbar(
             [efficiency.mean + _shift(number, known, right - left)],
             [rate.mean],

@@ -21,7 +21,7 @@ _MOST_PLACES = 5  # after the point
 _ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
 _LEAST_PERCENT = 0.001  # of a difference that is written out
 _UNKNOWN_NOISE = "unknown"
-_BUSY = 0.9  # of its cores, where a rank that computes all the time has them to itself
+_UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
 
 
 def in_words(comparison: Comparison) -> str:
@@ -169,14 +169,17 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _shared_machine(comparison: Comparison) -> Iterator[str]:
-    """A rank that waits for nobody and still is not always at work was kept from it."""
-    alone = [run.utilisation for run in comparison.runs if run.ranks == 1 and run.device == "cpu"]
-    known = [each for each in alone if each is not None]
-    if known and min(known) < _BUSY:
+    """Ranks that no more than fill the cores wait for one only where others have it."""
+    shares = [
+        run.core_wait_s / (run.train_s * run.ranks)
+        for run in comparison.runs
+        if run.is_comparable and run.device == "cpu" and run.core_wait_s is not None
+    ]
+    if shares and max(shares) > _UNDISTURBED:
         yield (
-            f"One rank alone had {100 * min(known):.0f} to {100 * max(known):.0f} % of its cores: "
-            "other programs used this machine, so times and rates say little here. CPU time a "
-            "sample, of all ranks, says more of the work; nothing of waiting."
+            f"Ranks of comparable runs waited up to {100 * max(shares):.0f} % of their time for a "
+            "core: other programs used this machine, and times and rates are those of what was "
+            "left. CPU time a sample, of all ranks, says more of the work; nothing of waiting."
         )
 
 
