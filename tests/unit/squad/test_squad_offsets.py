@@ -66,6 +66,8 @@ def test_the_characters_of_a_piece_give_the_piece(text: str) -> None:
         ("\u0130node \u0130node", ["\u0130node", "\u0130node"]),  # lower case has two letters each
         ("the漢字node", ["the", "漢", "字", "node"]),
         ("no\u00adde\u200d node", ["no\u00adde", "node"]),  # invisible ones inside and after a word
+        # Two marks that are letters to cleaning, and change places: both have the places of both.
+        ("\U0001d16d\u302e", ["\U0001d16d\u302e"]),
         ("\u0301the", ["the"]),  # an accent of nothing
         ("the nodes sunk the", ["the", "node", "s", "sunk", "the"]),  # sunk: unknown, one token
     ],

@@ -186,7 +186,10 @@ def _tokens(ids: Sequence[int], spans: Sequence[tuple[int, int]], text: str) -> 
     if not text.isascii():
         spans = list(_with_marks(spans, text))
     bounds: NDArray[Any] = np.array(spans, dtype=np.int64).reshape(-1, 2)
-    return Tokens(np.array(ids, dtype=np.int64), bounds[:, 0], bounds[:, 1])
+    # Unicode puts some marks in another order: tokens that change places share their characters.
+    starts = np.minimum.accumulate(bounds[::-1, 0])[::-1]
+    ends = np.maximum.accumulate(bounds[:, 1])
+    return Tokens(np.array(ids, dtype=np.int64), starts, ends)
 
 
 def _with_marks(spans: Sequence[tuple[int, int]], text: str) -> Iterator[tuple[int, int]]:
