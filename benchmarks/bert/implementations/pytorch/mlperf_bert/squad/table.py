@@ -177,7 +177,7 @@ def _shared_machine(comparison: Comparison) -> Iterator[str]:
     ]
     if shares and max(shares) > _UNDISTURBED:
         yield (
-            f"Ranks of comparable runs waited up to {100 * max(shares):.0f} % of their time for a "
+            f"Ranks of comparable runs waited up to {100 * min(1.0, max(shares)):.0f} % of their time for a "
             "core: other programs used this machine, and times and rates are those of what was "
             "left. CPU time a sample, of all ranks, says more of the work; nothing of waiting."
         )
