@@ -176,8 +176,9 @@ def _shared_machine(comparison: Comparison) -> Iterator[str]:
         if run.is_comparable and run.device == "cpu" and run.core_wait_s is not None
     ]
     if shares and max(shares) > _UNDISTURBED:
+        waited = 100 * min(1.0, max(shares))  # threads of a rank may wait side by side
         yield (
-            f"Ranks of comparable runs waited up to {100 * min(1.0, max(shares)):.0f} % of their time for a "
+            f"Ranks of comparable runs waited up to {waited:.0f} % of their time for a "
             "core: other programs used this machine, and times and rates are those of what was "
             "left. CPU time a sample, of all ranks, says more of the work; nothing of waiting."
         )
