@@ -1,5 +1,7 @@
 """Bubbles by hand: of events, and of the formula."""
 
+from time import perf_counter
+
 import pytest
 
 from mlperf_bert.squad.bubble import (
@@ -47,6 +49,16 @@ def test_a_clock_notes_only_while_it_runs() -> None:
     (found,) = clock.stop()
     assert (found.rank, found.stage, found.kind, found.microbatch) == (3, 1, "B", 2)
     assert 0 <= found.begin_s <= found.end_s and len(waits) == 2
+
+
+@pytest.mark.parametrize(("ahead", "is_shared"), [(0.25, True), (1e6, False), (-1e6, False)])
+def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared: bool) -> None:
+    clock = StageClock(1)
+    clock.start(perf_counter() - ahead)
+    with clock.span(0, "F", 0):
+        pass
+    (found,) = clock.stop()
+    assert (found.begin_s >= 0.25) is is_shared  # else it would be 0 on each, whenever it came
 
 
 def test_timeline_is_in_order_of_time() -> None:

@@ -4,12 +4,13 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.squad.measures import NvmlSampler, UsageMeter, squad_flops
+from mlperf_bert.squad.measures import NvmlSampler, UsageMeter, core_wait_seconds, squad_flops
 
 CPU = torch.device("cpu")
 
@@ -42,6 +43,15 @@ def test_memory_and_cpus_are_those_of_this_process() -> None:
     assert meter.usage.peak_memory_bytes > 2**20
     assert meter.usage.cpus <= frozenset(range(os.cpu_count() or 1))
     assert meter.usage.cpus
+
+
+def test_waiting_for_a_core_is_summed_over_threads(tmp_path: Path) -> None:
+    for number, waited in ((1, 1_500_000_000), (2, 500_000_000)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "schedstat").write_text(f"99 {waited} 7\n")
+    (tmp_path / "3").mkdir()  # a thread that has just ended
+    assert core_wait_seconds(tmp_path) == 2.0
+    assert core_wait_seconds(tmp_path / "nowhere") is None
 
 
 def test_nvml_is_asked_again_and_again() -> None:

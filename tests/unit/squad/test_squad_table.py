@@ -42,7 +42,8 @@ def comparison(tmp_path: Path) -> Comparison:
         (Value(mean=1234.56, half_width=987.6, count=3), "1,235 ± 988"),
         (Value(mean=0.5, half_width=None, count=1), "0.5"),
         (Value(mean=1.0, half_width=0.0, count=3), "1"),
-        (Value(mean=2.5, half_width=3e-9, count=3), "2.5 ± 3e-09"),
+        (Value(mean=2.5, half_width=3e-7, count=3), "2.5 ± 3e-07"),
+        (Value(mean=100 / 9, half_width=5.4e-15, count=3), "11.11"),  # what rounding left
     ],
 )
 def test_a_mean_is_shown_as_far_as_its_interval_knows_it(value: Value, text: str) -> None:
@@ -62,6 +63,17 @@ def test_what_is_not_comparable_is_marked_wherever_it_is_a_time(comparison: Comp
     assert all(MARK in line for line in marked)
     assert "not comparable" in marked[1]
     assert not [line for line in lines if line.startswith("| pipeline:2") and MARK in line]
+
+
+def test_differences_of_rounding_are_not_written_out(tmp_path: Path) -> None:
+    runs = [
+        *make_runs(tmp_path / "a")[:2],
+        read_run(
+            write_record(tmp_path / "b", record("ddp:2", ranks=2, validation_loss=2.5 + 1e-07))
+        ),
+    ]
+    text = in_words(compare_runs(runs, Conditions(initial_batch=16)))
+    assert "< 0.001 %" in text
 
 
 def test_it_says_that_equal_batches_are_equally_efficient(comparison: Comparison) -> None:
@@ -84,11 +96,15 @@ def test_it_does_not_say_so_of_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_others_use_is_told(tmp_path: Path, comparison: Comparison) -> None:
-    assert "One rank alone had 75 to 75 % of its cores" in in_words(comparison)
-    alone = compare_runs(
-        make_runs(tmp_path / "alone", device_utilisation=[0.99]), Conditions(initial_batch=16)
-    )
-    assert "other programs used this machine" not in in_words(alone)
+    # 20 s of training: the first of both ranks of pipeline:2 waited 10 s, 10 / (20 * 2) of both.
+    for waited, is_told in (([10.0, 0.0], True), ([0.1, 0.1], False), ([10.0, None], False)):
+        runs = make_runs(tmp_path / f"{waited}")[:2]
+        changes: dict[str, Any] = {"core_wait_seconds": waited}
+        shared = record("pipeline:2", ranks=2, **changes)
+        runs.append(read_run(write_record(tmp_path / f"shared{waited}", shared)))
+        text = in_words(compare_runs(runs, Conditions(initial_batch=16)))
+        assert ("waited up to 25 % of their time for a core" in text) is is_told
+    assert "other programs" not in in_words(comparison)  # records that do not say it
 
 
 def test_the_study_stands_beside_it(comparison: Comparison) -> None:

@@ -15,6 +15,8 @@ from mlperf_bert.squad.settings import VIRTUAL_STAGES, Schedule
 # Forward, backward whole or for the inputs alone, backward for the weights alone.
 Kind = Literal["F", "B", "W"]
 
+SAME_CLOCK_S = 1.0  # clocks of two machines count from when each was switched on
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEvent:
@@ -51,10 +53,18 @@ class StageClock:
         self._began = 0.0
         self._events: list[StageEvent] = []
 
-    def start(self) -> None:
-        """Begin an update: now is its second 0, on all ranks alike if they have just met."""
+    def start(self, of_first_rank: float | None = None) -> None:
+        """Begin an update: now is its second 0.
+
+        Args:
+            of_first_rank: what `perf_counter` said on rank 0 when all had met. Processes of one
+                machine have the same clock, so that is second 0 for all of them; leaving a
+                collective takes each of them another time.
+        """
         self.running = True
         self._began = perf_counter()
+        if of_first_rank is not None and abs(self._began - of_first_rank) < SAME_CLOCK_S:
+            self._began = of_first_rank
         self._events = []
 
     def stop(self) -> list[StageEvent]:

@@ -139,12 +139,18 @@ class Loop:
         return self._updater.finish(update, share)
 
     def _with_clock(self, update: int) -> Outcome:
-        if self._team.mesh is not None:
-            self._team.sum(torch.zeros(1, device=self._engine.parts[0].device)).item()  # meet
-        self._clock.start()
+        self._clock.start(self._meet())
         share = self._accumulate(update, 0, self._settings.microbatches)
         self.log.clocked.append(self._clock.stop())
         return self._updater.finish(update, share)
+
+    def _meet(self) -> float:
+        """Wait for all ranks; what rank 0's clock says then, or just before."""
+        is_first = self._team.replica == self._team.stage == 0
+        device = self._engine.parts[0].device
+        self._team.sum(torch.zeros(1, device=device)).item()
+        now = torch.tensor(perf_counter() if is_first else 0.0, dtype=torch.float64, device=device)
+        return float(self._team.sum(now).item())
 
     def _in_halves(self, update: int) -> Outcome:
         """The same update, and the squared norms of its halves' mean gradients and of its own."""

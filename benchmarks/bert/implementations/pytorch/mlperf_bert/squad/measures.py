@@ -6,7 +6,9 @@ Shape letters: T tokens, D hidden.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -31,7 +33,8 @@ class Usage:
     seconds, divided by the threads that the rank computes with. On a GPU: the mean of NVML's
     utilisation, which is the share of the time in which any kernel ran: a GPU that computes on one
     of its processors alone counts as used. None where NVML does not tell. `cpus` are the logical
-    CPUs that the rank may run on, its own ones where it is bound.
+    CPUs that the rank may run on, its own ones where it is bound. `core_wait_seconds` is how long
+    its threads together could have computed and had no core; None where the system does not tell.
     """
 
     wall_seconds: float
@@ -40,6 +43,7 @@ class Usage:
     means: Means
     peak_memory_bytes: int
     cpus: frozenset[int]
+    core_wait_seconds: float | None
 
 
 class UsageMeter:
@@ -65,6 +69,7 @@ class UsageMeter:
             if found is not None:
                 self._sampler = NvmlSampler(*found)
                 self._sampler.start()
+        self._waited_before = core_wait_seconds()
         self._cpu_begun, self._begun = self._cpu_clock(), self._clock()
         return self
 
@@ -90,7 +95,12 @@ class UsageMeter:
             means="NVML utilisation" if on_gpu else "process CPU time over wall time",
             peak_memory_bytes=memory_bytes(self._device),
             cpus=usable_cpus(),
+            core_wait_seconds=self._waited(),
         )
+
+    def _waited(self) -> float | None:
+        now, before = core_wait_seconds(), self._waited_before
+        return None if now is None or before is None else max(0.0, now - before)
 
     @property
     def usage(self) -> Usage:
@@ -134,6 +144,21 @@ class NvmlSampler:
             self._samples.append(rates.gpu / 100)
             if self._ended.wait(self._interval_s):
                 return
+
+
+def core_wait_seconds(tasks: Path = Path("/proc/self/task")) -> float | None:
+    """How long the threads that this process has now waited for a core so far.
+
+    The second number of Linux's `schedstat`, in nanoseconds; None where there is none.
+    """
+    waited = 0
+    try:
+        for task in tasks.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                waited += int((task / "schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return waited / 1e9 if waited else None
 
 
 def squad_flops(model: ModelSection, lengths: Sequence[float]) -> float:

@@ -36,7 +36,7 @@ _WIDEST_NUMBERED = 40  # microbatches' parts a panel; more would write over each
 
 def goodput_picture(comparison: Comparison, kind: str = "png") -> bytes:
     """Throughput over efficiency with lines of equal goodput: this comparison, and the study."""
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_rows(left, comparison.rows)
     left.set_title("This comparison", fontsize=10)
@@ -62,12 +62,12 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     if not known:
         axes.text(0.5, 0.5, "no efficiency is known", ha="center", transform=axes.transAxes)
         return
-    low = min(efficiency.mean for *_, efficiency in known)
+    low = min(efficiency.mean - (efficiency.half_width or 0) for *_, efficiency in known)
     left, right = max(0.0, low - max(0.15, 0.3 * (1 - low))), 1.15
     for number, row, rate, efficiency in known:
         colour = _COLOURS[number % len(_COLOURS)]
-        goodput = rate.mean * efficiency.mean
-        label = f"{row.label}: goodput {goodput:.3g}"
+        goodput = row.values["goodput"]
+        label = f"{row.label}: goodput {goodput.mean:.3g}" if goodput else row.label
         axes.errorbar(
             [efficiency.mean + _shift(number, known, right - left)],
             [rate.mean],
@@ -86,7 +86,7 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     _draw_goodput(axes, np.linspace(left, right, 100), axes.get_ylim()[1])
     axes.axvline(1.0, color=_GREY, lw=0.8)
     _tidy(axes)
-    axes.legend(fontsize=8, loc="lower left", framealpha=0.9)
+    _legend_below(axes)
 
 
 def _shift(number: int, known: Sequence[_Known], width: float) -> float:
@@ -134,7 +134,7 @@ def _draw_study(axes: Axes, rows: Sequence[StudyRow]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     _tidy(axes)
-    axes.legend(fontsize=8, loc="lower left", framealpha=0.9)
+    _legend_below(axes)
 
 
 def timeline_picture(runs: Sequence[RunRecord], kind: str = "png") -> bytes | None:
@@ -216,6 +216,12 @@ def _timeline_title(run: RunRecord) -> str:
     if not run.is_comparable:
         words += f"; {run.ranks} ranks on {run.cores} cores: not comparable"
     return words
+
+
+def _legend_below(axes: Axes) -> None:
+    """Where it hides nothing."""
+    place = (0.5, -0.13)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=place, ncols=2, frameon=False)
 
 
 def _tidy(axes: Axes) -> None:

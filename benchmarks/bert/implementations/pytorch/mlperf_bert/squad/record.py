@@ -37,8 +37,9 @@ class Span:
 class RunRecord:
     """One run. Rates in windows a second; utilisation 0 .. 1; None is what nobody knows.
 
-    `cpu_s` is of all ranks, in training. `same` is what runs must have in common to be compared:
-    data, model, weights, precision.
+    `cpu_s` is of all ranks, in training, `core_wait_s` what their threads waited for a core
+    meanwhile. `same` is what runs must have in common to be compared: data, model, weights,
+    precision.
     """
 
     engine: str
@@ -66,6 +67,7 @@ class RunRecord:
     utilisation_means: str
     noise_scale: float | None
     cpu_s: float
+    core_wait_s: float | None
     peak_memory_bytes: int
     model_flops_per_s: float | None
     bubble_measured: float | None
@@ -113,6 +115,7 @@ def read_run(directory: Path) -> RunRecord:
         utilisation_means=record.text("device_utilisation_means"),
         noise_scale=_optional(record, "noise_scale"),
         cpu_s=sum(_numbers(record, "cpu_seconds")),
+        core_wait_s=_core_wait(record),
         peak_memory_bytes=max(record.integers("peak_memory_bytes"), default=0),
         model_flops_per_s=_optional(record, "model_flops_per_s"),
         bubble_measured=_optional(bubble, "measured"),
@@ -174,6 +177,14 @@ def _numbers(record: Record, key: str) -> list[float]:
     if not all(map(is_number, known)):
         raise record.error(key, "is no list of numbers, one a rank")
     return known
+
+
+def _core_wait(record: Record) -> float | None:
+    """Of all ranks; None where one does not tell, or the run was before the key was there."""
+    if not record.has("core_wait_seconds"):
+        return None
+    known = _numbers(record, "core_wait_seconds")
+    return sum(known) if len(known) == len(record.values["core_wait_seconds"]) else None
 
 
 def _losses(record: Record) -> tuple[float | None, ...]:

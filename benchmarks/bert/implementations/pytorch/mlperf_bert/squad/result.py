@@ -136,6 +136,7 @@ def _usage(of_ranks: Sequence[Usage]) -> dict[str, Any]:
     return {
         "peak_memory_bytes": [usage.peak_memory_bytes for usage in of_ranks],
         "cpu_seconds": [usage.cpu_seconds for usage in of_ranks],
+        "core_wait_seconds": [usage.core_wait_seconds for usage in of_ranks],
         "device_utilisation": [usage.utilisation for usage in of_ranks],
         "device_utilisation_means": of_ranks[0].means,
         # Of all ranks together: each may be bound to some of them.

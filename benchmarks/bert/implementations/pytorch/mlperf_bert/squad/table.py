@@ -18,8 +18,10 @@ MARK = "†"
 _NOTHING = "-"
 _PLACES = 4  # significant digits
 _MOST_PLACES = 5  # after the point
+_ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
+_LEAST_PERCENT = 0.001  # of a difference that is written out
 _UNKNOWN_NOISE = "unknown"
-_BUSY = 0.9  # of its cores, where a rank that computes all the time has them to itself
+_UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
 
 
 def in_words(comparison: Comparison) -> str:
@@ -87,8 +89,8 @@ def _cell(row: Row, measure: Measure) -> str:
 
 
 def with_interval(value: Value, sign: str = "") -> str:
-    """As `12.34 ± 0.41`; the mean alone where there is no interval, or it is zero."""
-    if not value.half_width:
+    """As `12.34 ± 0.41`; the mean alone where there is no interval, or none beyond rounding."""
+    if not value.half_width or value.half_width < _ROUNDING * abs(value.mean):
         return number(value.mean, sign)
     places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of the half
     if places > _MOST_PLACES:
@@ -127,6 +129,8 @@ def _differences(comparison: Comparison) -> Iterator[str]:
 
 def _difference(row: Row, measure: Measure) -> str:
     value = row.differences[measure.key]
+    if value is not None and 0 < abs(value.mean) + (value.half_width or 0) < _LEAST_PERCENT:
+        return f"< {_LEAST_PERCENT:g} %"
     if value is not None:
         return f"{with_interval(value, '+')} %"
     if measure.kind == "timed" and not row.is_comparable:
@@ -165,14 +169,18 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _shared_machine(comparison: Comparison) -> Iterator[str]:
-    """A rank that waits for nobody and still is not always at work was kept from it."""
-    alone = [run.utilisation for run in comparison.runs if run.ranks == 1 and run.device == "cpu"]
-    known = [each for each in alone if each is not None]
-    if known and min(known) < _BUSY:
+    """Ranks that no more than fill the cores wait for one only where others have it."""
+    shares = [
+        run.core_wait_s / (run.train_s * run.ranks)
+        for run in comparison.runs
+        if run.is_comparable and run.device == "cpu" and run.core_wait_s is not None
+    ]
+    if shares and max(shares) > _UNDISTURBED:
+        waited = 100 * min(1.0, max(shares))  # threads of a rank may wait side by side
         yield (
-            f"One rank alone had {100 * min(known):.0f} to {100 * max(known):.0f} % of its cores: "
-            "other programs used this machine, so times and rates say little here. CPU time a "
-            "sample, of all ranks, says more of the work; nothing of waiting."
+            f"Ranks of comparable runs waited up to {waited:.0f} % of their time for a "
+            "core: other programs used this machine, and times and rates are those of what was "
+            "left. CPU time a sample, of all ranks, says more of the work; nothing of waiting."
         )
 
 
