@@ -7,15 +7,14 @@ import pytest
 import torch
 from noise_job import CASES, INTERVAL, STEPS, trained
 from small_runs import Run, start
-from test_ranks import free_port
 from torch import Tensor
 
+from forked_ranks import run_ranks
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step import training_loss_sums
-from support import start_job
 
 RANKS = 2
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
@@ -27,18 +26,10 @@ Gradient = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def ranks(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found, of every case."""
-    output, port = tmp_path_factory.mktemp("noise"), free_port()
-    environ = {
-        **{"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-    }
+    output = tmp_path_factory.mktemp("noise")
     job = Path(__file__).with_name("noise_job.py")
-    jobs = [
-        start_job(job, environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, tiny_config, output)
-        for rank in range(RANKS)
-    ]
-    printed = [each.communicate(timeout=200)[0] for each in jobs]
-    assert [each.returncode for each in jobs] == [0] * RANKS, printed
+    statuses, printed = run_ranks(job, (tiny_config, output), RANKS)
+    assert statuses == [0] * RANKS, printed
     return [torch.load(output / f"rank_{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
