@@ -72,11 +72,17 @@ def in_words(each: BatchFacts) -> list[str]:
         )
         return words
     gain = each.goodput_of(each.best) / each.goodput_of(each.setup)
+    untried = each.best.local_batch_size > each.largest_forward
     words.append(
         f"On these {each.setup.ranks} ranks the best batch is {each.best.global_batch_size:,} "
         f"(local_batch_size {each.best.local_batch_size}, grad_accum_steps "
         f"{each.best.grad_accum_steps}): {significant(gain, 3)} {_TIMES} the goodput of now, by "
         f"times fitted within {100 * each.model.error:.1f} %."
+        + (
+            " No run shown had so large a forward: see whether it fits in memory."
+            if untried
+            else ""
+        )
     )
     return words
 
@@ -84,13 +90,15 @@ def in_words(each: BatchFacts) -> list[str]:
 def _row(each: BatchFacts, factor: int) -> Markup:
     batch = each.batch * factor
     worth = each.efficiency_at(batch)
-    gains = [
-        learning_rate_gain(each.noise_scale, each.batch, batch, rule)
-        for rule in ("square_root", "adascale")
-    ]
+    root = learning_rate_gain(each.noise_scale, each.batch, batch, "square_root")
+    # AdaScale is of SGD, which sees gradients as they are.
+    adascale = None
+    if each.plain is not None:
+        adascale = learning_rate_gain(each.plain, each.batch, batch, "adascale")
+    factors = (1 / worth, 1 / worth / factor, root, adascale)
     cells = (
         f"{batch:,}",
         f"{100 * worth:.1f} %",
-        *(f"{significant(value, 3)} {_TIMES}" for value in (1 / worth, 1 / worth / factor, *gains)),
+        *("unknown" if value is None else f"{significant(value, 3)} {_TIMES}" for value in factors),
     )
     return element("tr", *(element("td", cell) for cell in cells))
