@@ -8,6 +8,7 @@ import torch
 from noise_job import CASES, INTERVAL, STEPS, trained
 from small_runs import Run, start
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forked_ranks import run_ranks
 from mlperf_bert.data.batch import UnpaddedBatch
@@ -197,3 +198,34 @@ def test_an_update_that_is_skipped_does_not_count(tiny_config: Path) -> None:
         next(run.model.parameters()).fill_(float("nan"))
     measured = run.step(2, run.micro_batches(2)).noise
     assert measured is not None and measured[4] == 0
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what reads a value back to the host, for which a GPU's work would be waited for."""
+
+    found = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        names = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero")
+        self.found += func.overloadpacket.__name__ in names
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("forwards", [1, 4])
+def test_measuring_reads_nothing_back(tiny_config: Path, forwards: int) -> None:
+    reads = []
+    for interval in (0, 1):
+        settings = (f"run.noise_interval_steps={interval}", f"parallel.grad_accum_steps={forwards}")
+        run = start(tiny_config, ONE_RANK, settings)
+        with HostReads() as counted:
+            for step in (1, 2):
+                measured = run.step(step, run.micro_batches(step)).noise
+        assert (measured is None) == (interval == 0)
+        reads.append(counted.found)
+    assert reads[1] == reads[0]
+    with HostReads() as counted:
+        assert measured is not None
+        measured.sum().item()
+    assert counted.found == 1
