@@ -153,8 +153,8 @@ class ConsecutiveMeter:
     """On one rank with one forward an update: two consecutive updates, as Pollux does.
 
     Takes the true gradient and the preconditioner to be the same in both: its change counts as
-    noise, and what the first update's noise moved is missing in the signal. Holds two buffers of the parameters' number between both updates, and
-    three more while it compares them.
+    noise, and what the first update's noise moved is missing in the signal. Holds two buffers of
+    the parameters' number between both updates, and three more while it compares them.
     """
 
     def __init__(self, config: RunConfig, optimizer: FlatOptimizer) -> None:
