@@ -19,9 +19,9 @@ STEPS, INTERVAL = 4, 2
 CASES = {
     "ddp adamw": (),
     "ddp unclipped before": ("clip.policy=bucket_before_allreduce", "clip.max_norm=1000"),
-    "ddp clipped before": ("clip.policy=bucket_before_allreduce", "clip.max_norm=0.01"),
+    "ddp clipped before": ("clip.policy=whole_before_allreduce", "clip.max_norm=0.01"),
     "ddp clipped after": ("clip.max_norm=0.01",),
-    "flat adamw": ("parallel.data_parallel=flat",),
+    "flat unclipped": ("parallel.data_parallel=flat", "clip.policy=none"),
     "shard_world lamb": ("parallel.data_parallel=shard_world", "optim.name=lamb"),
 }
 

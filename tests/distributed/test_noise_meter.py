@@ -7,15 +7,15 @@ import pytest
 import torch
 from noise_job import CASES, INTERVAL, STEPS, trained
 from small_runs import Run, start
-from test_ranks import free_port
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from forked_ranks import run_ranks
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step import training_loss_sums
-from support import start_job
 
 RANKS = 2
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
@@ -27,18 +27,10 @@ Gradient = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def ranks(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found, of every case."""
-    output, port = tmp_path_factory.mktemp("noise"), free_port()
-    environ = {
-        **{"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-    }
+    output = tmp_path_factory.mktemp("noise")
     job = Path(__file__).with_name("noise_job.py")
-    jobs = [
-        start_job(job, environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, tiny_config, output)
-        for rank in range(RANKS)
-    ]
-    printed = [each.communicate(timeout=200)[0] for each in jobs]
-    assert [each.returncode for each in jobs] == [0] * RANKS, printed
+    statuses, printed = run_ranks(job, (tiny_config, output), RANKS)
+    assert statuses == [0] * RANKS, printed
     return [torch.load(output / f"rank_{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
@@ -206,3 +198,34 @@ def test_an_update_that_is_skipped_does_not_count(tiny_config: Path) -> None:
         next(run.model.parameters()).fill_(float("nan"))
     measured = run.step(2, run.micro_batches(2)).noise
     assert measured is not None and measured[4] == 0
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what reads a value back to the host, for which a GPU's work would be waited for."""
+
+    found = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        names = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero")
+        self.found += func.overloadpacket.__name__ in names
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("forwards", [1, 4])
+def test_measuring_reads_nothing_back(tiny_config: Path, forwards: int) -> None:
+    reads = []
+    for interval in (0, 1):
+        settings = (f"run.noise_interval_steps={interval}", f"parallel.grad_accum_steps={forwards}")
+        run = start(tiny_config, ONE_RANK, settings)
+        with HostReads() as counted:
+            for step in (1, 2):
+                measured = run.step(step, run.micro_batches(step)).noise
+        assert (measured is None) == (interval == 0)
+        reads.append(counted.found)
+    assert reads[1] == reads[0]
+    with HostReads() as counted:
+        assert measured is not None
+        measured.sum().item()
+    assert counted.found == 1

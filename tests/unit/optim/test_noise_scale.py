@@ -26,6 +26,17 @@ def test_estimates_invert_the_expected_squares() -> None:
     assert noise.value == pytest.approx(40 / 3)
 
 
+def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says() -> None:
+    """|G|^2 = 3, tr(Sigma) = 40, forwards of 4 and of 12 samples, whose sums S are divided by the
+    16 of the update and counted twice: E|2 S / 16|^2 = (k^2 3 + k 40) / 64 of k samples.
+    """
+    small = sum((k * k * 3 + k * 40) / 64 for k in (4, 12)) / 2
+    noise = NoiseScale()
+    noise.add(small, 8, 3 + 40 / 16, 16)
+    spread = 0.25  # (4 / 8)^2
+    assert noise.value == pytest.approx((40 / 3 + spread * 16) / (1 - spread))
+
+
 @pytest.mark.parametrize(("scaling", "strength"), [("plain", 5.0), ("preconditioned", 1.0)])
 def test_known_noise_of_a_quadratic_problem_is_recovered(scaling: str, strength: float) -> None:
     """Loss x'Hx / 2, at a fixed x: G = Hx. A sample's gradient is Hx + A z, z standard normal, so

@@ -152,9 +152,9 @@ class _Kept:
 class ConsecutiveMeter:
     """On one rank with one forward an update: two consecutive updates, as Pollux does.
 
-    Takes gradient and preconditioner for the gradient itself to be the same in both: what it
-    changed counts as noise. Holds two buffers of the parameters' number between both updates, and
-    three more while it compares them.
+    Takes the true gradient and the preconditioner to be the same in both: its change counts as
+    noise, and what the first update's noise moved is missing in the signal. Holds two buffers of
+    the parameters' number between both updates, and three more while it compares them.
     """
 
     def __init__(self, config: RunConfig, optimizer: FlatOptimizer) -> None:

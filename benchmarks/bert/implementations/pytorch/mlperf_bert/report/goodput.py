@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mlperf_bert.config import RunConfig
 from mlperf_bert.optim.noise_scale import efficiency, goodput
@@ -30,7 +31,8 @@ class BatchFacts:
 
     `noise_scale` (sequences) is the last one that is known, as the optimizer scales gradients;
     `plain` may be None. `model` is of the times of the report's runs, and `best` of `candidates`,
-    all on the run's ranks; both None where only one setup was timed.
+    all on the run's ranks and the run's own setup among them; both None where only one setup was
+    timed. `largest_forward`: of all that were timed, in sequences.
     """
 
     run: int
@@ -41,6 +43,7 @@ class BatchFacts:
     plain: float | None
     samples_per_s: float
     model: ThroughputModel | None
+    largest_forward: int
     candidates: tuple[Setup, ...]
     best: Setup | None
 
@@ -124,9 +127,10 @@ def _goodput_curve(each: BatchFacts, *, several: bool) -> Series:
         label = _label(each, "with more ranks, each as fast", several)
         return Series(run=each.run, label=label, style="solid", points=points)
     best: dict[int, float] = {}
+    last = max(_batches(each)[-1], each.best.global_batch_size if each.best else 0)
     for setup in each.candidates:
         batch, value = setup.global_batch_size, each.goodput_of(setup)
-        if batch <= _batches(each)[-1]:
+        if batch <= last:
             best[batch] = max(best.get(batch, 0.0), value)
     label = _label(each, "on the same ranks", several)
     return Series(run=each.run, label=label, style="solid", points=tuple(sorted(best.items())))
@@ -150,9 +154,9 @@ def _of_run(number: int, facts: RunFacts, runs: Sequence[RunFacts]) -> BatchFact
         return None
     last = known[-1]
     others = [each for each in runs if _is_alike(config, each)]
-    measured = [each for each in map(_measured, others) if each is not None]
+    measured = tuple(each for each in map(_measured, others) if each is not None)
     setups = {each.setup for each in measured}
-    model = fit(measured) if len(setups) > 1 else None
+    model = _fitted(measured) if len(setups) > 1 else None
     largest = max(each.local_batch_size for each in setups)
     candidates = tuple(_candidates(timed.setup, largest))
     phi, batch = float(last["noise_scale"]), timed.setup.global_batch_size
@@ -166,9 +170,16 @@ def _of_run(number: int, facts: RunFacts, runs: Sequence[RunFacts]) -> BatchFact
         plain=float(plain) if plain is not None and _is_noise(plain) else None,
         samples_per_s=batch / timed.seconds,
         model=model,
+        largest_forward=largest,
         candidates=candidates,
         best=None if model is None else best_setup(model, candidates, phi, batch),
     )
+
+
+@lru_cache(maxsize=32)
+def _fitted(measured: tuple[Measured, ...]) -> ThroughputModel:
+    """Once for all runs that cost the same, and for charts and words."""
+    return fit(measured)
 
 
 def _is_noise(value: float | None) -> bool:
@@ -204,9 +215,10 @@ def _measured(facts: RunFacts) -> Measured | None:
 
 
 def _candidates(setup: Setup, largest: int) -> Iterator[Setup]:
-    """On the same ranks: forwards of half as many and of up to four times as many sequences as
-    were measured, and more of them an update.
+    """On the same ranks: the run's own setup; then forwards of half as many and of up to four times
+    as many sequences as were measured, and more of them an update.
     """
+    yield setup
     local = max(1, setup.local_batch_size // 2)
     while local <= largest * _LARGER_FORWARDS:
         forwards = 1

@@ -1,8 +1,10 @@
 """The part of a report's page that says which batch would be best now."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from mlperf_bert.optim.noise_scale import learning_rate_gain
+from mlperf_bert.optim.throughput_model import Setup
 from mlperf_bert.report.facts import RunFacts
 from mlperf_bert.report.goodput import BatchFacts, batch_facts
 from mlperf_bert.report.markup import Markup, element
@@ -71,26 +73,38 @@ def in_words(each: BatchFacts) -> list[str]:
             "together with short ones of another local_batch_size to see the best on these ranks."
         )
         return words
-    gain = each.goodput_of(each.best) / each.goodput_of(each.setup)
-    words.append(
-        f"On these {each.setup.ranks} ranks the best batch is {each.best.global_batch_size:,} "
-        f"(local_batch_size {each.best.local_batch_size}, grad_accum_steps "
-        f"{each.best.grad_accum_steps}): {significant(gain, 3)} {_TIMES} the goodput of now, by "
-        f"times fitted within {100 * each.model.error:.1f} %."
+    words.append(_of_best(each, each.best, each.model.error))
+    return words
+
+
+def _of_best(each: BatchFacts, best: Setup, error: float) -> str:
+    """`error`: of the fitted times, in logarithms."""
+    gain = each.goodput_of(best) / each.goodput_of(each.setup)
+    words = (
+        f"On these {each.setup.ranks} ranks the best batch is {best.global_batch_size:,} "
+        f"(local_batch_size {best.local_batch_size}, grad_accum_steps {best.grad_accum_steps}): "
+        f"{significant(gain, 3)} {_TIMES} the goodput of now, by times fitted within "
+        f"{100 * error:.1f} %."
     )
+    if best != each.setup and math.log(gain) <= error:
+        words += " That is no more than the fit is off by: the batch of now may be as good."
+    if best.local_batch_size > each.largest_forward:
+        words += " No run shown had so large a forward: see whether it fits in memory."
     return words
 
 
 def _row(each: BatchFacts, factor: int) -> Markup:
     batch = each.batch * factor
     worth = each.efficiency_at(batch)
-    gains = [
-        learning_rate_gain(each.noise_scale, each.batch, batch, rule)
-        for rule in ("square_root", "adascale")
-    ]
+    root = learning_rate_gain(each.noise_scale, each.batch, batch, "square_root")
+    # AdaScale is of SGD, which sees gradients as they are.
+    adascale = None
+    if each.plain is not None:
+        adascale = learning_rate_gain(each.plain, each.batch, batch, "adascale")
+    factors = (1 / worth, 1 / worth / factor, root, adascale)
     cells = (
         f"{batch:,}",
         f"{100 * worth:.1f} %",
-        *(f"{significant(value, 3)} {_TIMES}" for value in (1 / worth, 1 / worth / factor, *gains)),
+        *("unknown" if value is None else f"{significant(value, 3)} {_TIMES}" for value in factors),
     )
     return element("tr", *(element("td", cell) for cell in cells))
