@@ -32,7 +32,7 @@ def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[st
     elif " bench " not in command and " train " in command:
         command += REDUCED
     elif " bench " in command:
-        command += " --batch 2 --steps 1"
+        command += " --batch 2 --steps 1 --layers 1 --hidden 64"
     return run_shell(command, directory, timeout=600)
 
 

@@ -1,7 +1,6 @@
 """Clip policies on two and four real ranks: formulas in float64, plain DDP, spoilt gradients."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,15 @@ import pytest
 import torch
 from clip_job import BEFORE, CASES, FIRST_OF_TEN, FORWARDS, RUNS, SCALES, SPOILT_BY
 from numpy.typing import NDArray
-from test_ranks import free_port
 
+from forked_ranks import run_ranks
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
-from support import start_job
 
 # Relative to the largest element of a gradient: fp32 sums of four ranks and a factor.
 TOLERANCE = 1e-6
 
 Array = NDArray[np.float64]
 Seen = list[dict[str, Any]]
-
-
-def start_rank(rank: int, ranks: int, port: str, *arguments: object) -> subprocess.Popen[str]:
-    environ = {
-        **{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)},
-        **{"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-    }
-    return start_job(Path(__file__).with_name("clip_job.py"), environ, *arguments)
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -39,11 +29,9 @@ def job(
 ) -> Path:
     """The directory that the job wrote into; its ranks are started once for all tests."""
     output = tmp_path_factory.mktemp("clip")
-    port = free_port()
-    arguments = (request.param, port, tiny_config, synthetic_data, output)
-    ranks = [start_rank(rank, *arguments) for rank in range(request.param)]
-    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * request.param, outputs
+    script = Path(__file__).with_name("clip_job.py")
+    statuses, printed = run_ranks(script, (tiny_config, synthetic_data, output), request.param)
+    assert statuses == [0] * request.param, printed
     return output
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from buckets_job import CASES, DTYPES
-from test_ranks import free_port
 
+from forked_ranks import free_port
 from mlperf_bert.config_io import config_to_toml, load_config
 from mlperf_bert.distributed.bucket_plan import plan_buckets
 from mlperf_bert.plan.buckets_model import backward_order

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_ranks import free_port, sizes, torchrun
+from test_ranks import sizes, torchrun
 
+from forked_ranks import free_port
 from mlperf_bert.__main__ import main
 from resume_cases import DROPOUT, MISSED, run_train
 from support import metrics_losses, prepare_small, run_process, write_synthetic_text

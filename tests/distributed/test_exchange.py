@@ -1,42 +1,26 @@
 """Exchange policies on four real ranks, two "nodes" of two: batches, losses and errors."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exchange_job import POLICIES, STEPS
-from test_ranks import free_port
 
-from support import metrics_losses, start_job
+from forked_ranks import run_ranks
+from support import metrics_losses
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
-
-
-def start_rank(rank: int, port: str, *arguments: object) -> subprocess.Popen[str]:
-    environ = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_RANK": str(rank % 2),
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": str(rank // 2),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    return start_job(Path(__file__).with_name("exchange_job.py"), environ, *arguments)
 
 
 @pytest.fixture(scope="module")
 def job(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory that the job wrote into; its four ranks are started once for all tests."""
     output = tmp_path_factory.mktemp("exchange")
-    port = free_port()
-    arguments = (tiny_config, synthetic_data, output)
-    ranks = [start_rank(rank, port, *arguments) for rank in range(RANKS)]
-    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, outputs
+    script = Path(__file__).with_name("exchange_job.py")
+    statuses, printed = run_ranks(script, (tiny_config, synthetic_data, output), RANKS, RANKS // 2)
+    assert statuses == [0] * RANKS, printed
     return output
 
 

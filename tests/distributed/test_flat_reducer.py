@@ -1,6 +1,5 @@
 """The flat reducer and DDP's hook on two and four ranks: policies and dtypes against formulas."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,19 @@ import torch
 from clip_job import CASES, POLICIES, SCALES
 from reducer_job import WIRES
 from test_clip_policies import TOLERANCE, Array, Formula
-from test_ranks import free_port
 
+from forked_ranks import run_ranks
 from mlperf_bert.distributed.wire import DTYPES
-from support import start_job
 
 Seen = list[dict[str, Any]]
-
-
-def start_rank(rank: int, ranks: int, port: str, output: Path) -> subprocess.Popen[str]:
-    environ = {
-        **{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)},
-        **{"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-    }
-    return start_job(Path(__file__).with_name("reducer_job.py"), environ, output)
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     output = tmp_path_factory.mktemp("reducer")
-    port = free_port()
-    ranks = [start_rank(rank, request.param, port, output) for rank in range(request.param)]
-    printed = [rank.communicate(timeout=200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * request.param, printed
+    script = Path(__file__).with_name("reducer_job.py")
+    statuses, printed = run_ranks(script, (output,), request.param)
+    assert statuses == [0] * request.param, printed
     return [torch.load(path, weights_only=True) for path in sorted(output.glob("rank_*.pt"))]
 
 

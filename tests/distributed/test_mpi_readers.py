@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from reader_job import POLICIES, STEPS
 from test_opened_files import SITE_CUSTOMIZE
-from test_ranks import free_port
 
+from forked_ranks import free_port
 from support import PACKAGE, metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6

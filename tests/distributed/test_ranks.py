@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,16 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from forked_ranks import free_port
 from support import metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20
-
-
-def free_port() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return str(sock.getsockname()[1])
 
 
 def sizes(ranks: int, batch: int, accumulation: int = 1) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,13 @@ from shard_job import (
     trained_cases,
 )
 from small_runs import MICRO_BATCHES, start
-from test_ranks import free_port
 from torch import Tensor
 
+from forked_ranks import run_ranks
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import BLOCK
-from support import start_job
 
 # Absolute, of weights: sums of four ranks in another order, 50 steps with an epsilon of 1e-6.
 TOLERANCES = {"float64": 1e-10, "fp32": 2e-6}
@@ -42,24 +40,14 @@ ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 Seen = list[dict[str, Any]]
 
 
-def start_rank(rank: int, ranks: int, port: str, *arguments: object) -> subprocess.Popen[str]:
-    local = 2  # four ranks are two nodes
-    environ = {
-        **{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % local)},
-        **{"LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-    }
-    return start_job(Path(__file__).with_name("shard_job.py"), environ, *arguments)
-
-
 @pytest.fixture(scope="module")
 def output(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the jobs wrote; each number of ranks is started once for all tests."""
     output = tmp_path_factory.mktemp("shard")
-    for number in RANKS:
-        port = free_port()
-        ranks = [start_rank(rank, number, port, tiny_config, output) for rank in range(number)]
-        printed = [rank.communicate(timeout=200)[0] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0] * number, printed
+    script = Path(__file__).with_name("shard_job.py")
+    for number in RANKS:  # four ranks are two nodes
+        statuses, printed = run_ranks(script, (tiny_config, output), number, 2)
+        assert statuses == [0] * number, printed
     return output
 
 

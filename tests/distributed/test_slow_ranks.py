@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from straggler_job import LONG_S, MODES
-from test_ranks import free_port
 
-from support import start_job
+from forked_ranks import run_ranks
 
 RANKS = 2
 
@@ -19,14 +18,8 @@ def seen(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[di
     """What each rank wrote."""
     output = tmp_path_factory.mktemp("stragglers")
     job = Path(__file__).with_name("straggler_job.py")
-    environ = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environ["MASTER_PORT"] = free_port()
-    ranks = [
-        start_job(job, {**environ, "RANK": str(n), "LOCAL_RANK": str(n)}, tiny_config, output)
-        for n in range(RANKS)
-    ]
-    printed = [rank.communicate(timeout=200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, printed
+    statuses, printed = run_ranks(job, (tiny_config, output), RANKS)
+    assert statuses == [0] * RANKS, printed
     return [json.loads((output / f"rank_{n}.json").read_text()) for n in range(RANKS)]
 
 

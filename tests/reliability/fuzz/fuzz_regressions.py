@@ -5,6 +5,7 @@ import json
 from fuzz_parsers import MANIFEST
 from fuzz_results import LOG as RESULT
 from fuzz_run_files import LOG
+from fuzz_tokenizer import tokenizer_json
 
 from mlperf_bert.plan.published_results import COLUMNS
 from support import TINY_CONFIG
@@ -39,6 +40,14 @@ def _steep_table() -> bytes:
     return "\n".join([",".join(COLUMNS), *rows, ""]).encode()
 
 
+def _byte_by_byte() -> bytes:
+    """A tokenizer whose step that doubles what is not ASCII is there twenty times."""
+    values = json.loads(tokenizer_json("bytes"))
+    steps = values["pre_tokenizer"]["pretokenizers"]
+    steps.extend(steps[-1:] * 20)
+    return json.dumps(values).encode()
+
+
 _DEEP_OPEN = b'{"shards": ' + b"[" * 900 + b"]" * 900 + b"}"
 REGRESSIONS = (
     # int() of text refuses more than 4,300 digits with a plain ValueError
@@ -62,6 +71,8 @@ REGRESSIONS = (
     # a rate that no float holds, and a line through sizes that hardly differ
     ("log_tree", RESULT, _endless_samples()),
     ("published_table", "table.csv", _steep_table()),
+    # steps that need a terabyte for one letter, at which the library ends the process
+    ("tokenizer_bytes", "tokenizer.json", _byte_by_byte()),
     # a string that no terminal and no file name takes
     ("config_override", "override.txt", b"mlperf.submission_org=\xff"),
     ("config_override", "override.txt", b'mlperf.submission_org="\\u007f"'),

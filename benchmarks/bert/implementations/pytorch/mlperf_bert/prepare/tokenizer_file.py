@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare.tokenizer_growth import MOST_GROWTH, growth
 from mlperf_bert.prepare.wordpiece import token_dtype
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
@@ -110,8 +111,8 @@ def load(path: Path) -> TokenizerFile:
 
     Raises:
         ConfigError: the `tokenizers` package is not installed.
-        DataError: missing, too large, no tokenizer, one that splits text at random, or without a
-            token for one of the roles.
+        DataError: missing, too large, no tokenizer, one that splits text at random or makes it
+            far longer, or without a token for one of the roles.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -128,6 +129,9 @@ def load(path: Path) -> TokenizerFile:
             f"is {in_brief(model['dropout'])}: the same text would give other tokens each time"
         )
         raise DataError(f"{path}: model: dropout", problem, "set it to null")
+    if growth(values) > MOST_GROWTH:
+        problem = f"have steps that can make a text more than {MOST_GROWTH} times longer"
+        raise DataError(f"{path}: normalizer and pre_tokenizer", problem, REMEDY)
     tokenizer = _tokenizer(path, contents)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     vocab_size = max(ids.values(), default=-1) + 1
@@ -159,6 +163,8 @@ def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
         raise DataError(str(path), problem, REMEDY) from None
     found.no_truncation()
     found.no_padding()
+    # It adds special tokens, which are not wanted here, and can repeat the text.
+    found.post_processor = None
     # "</s>" in the text is what somebody wrote: it must not end a segment.
     found.encode_special_tokens = True
     return found

@@ -1,0 +1,79 @@
+"""Ranks of one machine without a launcher: `forked_ranks.py SETTINGS TARGET [ARGUMENT ...]`.
+
+Importing torch costs as much as most of what tests have ranks do, so one process imports it and
+becomes all ranks. TARGET is a script, or a module where it does not end in .py. What launchers do
+is tested with launchers (distributed/test_ranks.py).
+"""
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def free_port() -> str:
+    """A port that nothing listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+def run_ranks(
+    target: str | Path, arguments: tuple[object, ...], ranks: int, ranks_per_node: int | None = None
+) -> tuple[list[int], str]:
+    """The exit status of every rank, and what they printed; a thread each."""
+    settings = json.dumps([ranks, ranks_per_node or ranks, free_port()])
+    command = [sys.executable, __file__, settings, str(target), *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    printed, _, statuses = done.stdout.rpartition("statuses ")
+    assert done.returncode == 0 and statuses, done.stdout
+    return json.loads(statuses), printed
+
+
+def run_as_rank(target: str, arguments: list[str]) -> None:
+    """Do what the command would have done."""
+    sys.argv = [target, *arguments]
+    if target.endswith(".py"):
+        sys.path[0] = str(Path(target).parent)
+        runpy.run_path(target, run_name="__main__")
+    else:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+
+
+def main(settings: str, target: str, *arguments: str) -> None:
+    """Become the ranks, and wait for them."""
+
+    import mlperf_bert.build
+    import mlperf_bert.train_cli  # noqa: F401
+
+    assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread would be copied
+    ranks, local, port = json.loads(settings)
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            of_rank = {
+                **{"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % local},
+                **{"LOCAL_WORLD_SIZE": local, "GROUP_RANK": rank // local},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            }
+            os.environ.update({name: str(value) for name, value in of_rank.items()})
+            return run_as_rank(target, list(arguments))
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print("statuses", json.dumps(statuses), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
