@@ -143,7 +143,9 @@ def bubble_of(
     sleeper = Sleeper()
     stage = TimedStage(sleeper, rank, stages, CPU, examples, group, clock)
     of_torch = make_schedule(schedule, [stage], microbatches, lambda output, target: output.sum())
-    enough = bubble_by_formula(schedule, stages, microbatches) + 0.6 * TOLERANCE
+    by_formula = bubble_by_formula(schedule, stages, microbatches)
+    assert by_formula is not None
+    enough = by_formula + 0.6 * TOLERANCE
     least = 1.0
     for seconds in FORWARDS_S:
         sleeper.seconds = seconds
