@@ -5,12 +5,14 @@ becomes all ranks. TARGET is a script, or a module where it does not end in .py.
 is tested with launchers (distributed/test_ranks.py).
 """
 
+import importlib
 import json
 import os
 import runpy
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -22,10 +24,19 @@ def free_port() -> str:
 
 
 def run_ranks(
-    target: str | Path, arguments: tuple[object, ...], ranks: int, ranks_per_node: int | None = None
+    target: str | Path,
+    arguments: tuple[object, ...],
+    ranks: int,
+    ranks_per_node: int | None = None,
+    *,
+    imports: Sequence[str] = ("mlperf_bert.build", "mlperf_bert.train_cli"),
+    timeout_s: float = 200,
 ) -> tuple[list[int], str]:
-    """The exit status of every rank, and what they printed; a thread each."""
-    settings = json.dumps([ranks, ranks_per_node or ranks, free_port()])
+    """The exit status of every rank, and what they printed; a thread each.
+
+    `imports` are the modules that are imported once for all of them.
+    """
+    settings = json.dumps([ranks, ranks_per_node or ranks, free_port(), *imports])
     command = [sys.executable, __file__, settings, str(target), *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -33,7 +44,7 @@ def run_ranks(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=timeout_s,
         check=False,
     )
     printed, _, statuses = done.stdout.rpartition("statuses ")
@@ -53,12 +64,10 @@ def run_as_rank(target: str, arguments: list[str]) -> None:
 
 def main(settings: str, target: str, *arguments: str) -> None:
     """Become the ranks, and wait for them."""
-
-    import mlperf_bert.build
-    import mlperf_bert.train_cli  # noqa: F401
-
+    ranks, local, port, *imports = json.loads(settings)
+    for module in imports:
+        importlib.import_module(module)
     assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread would be copied
-    ranks, local, port = json.loads(settings)
     children = []
     for rank in range(ranks):
         child = os.fork()

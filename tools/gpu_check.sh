@@ -40,6 +40,7 @@ if [[ $MODE == dry ]]; then
     LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)
     COST=(--layers 1 --hidden 64 --vocab 128 --max-length 64 --tokens 2048 --seconds 0.5 --threads 1)
     OPTIMIZER=(--layers 1 --hidden 64 --vocab 128 --steps 1 --threads 1)
+    SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     BURN_IN=2s
 else
     DEVICE=cuda
@@ -54,6 +55,7 @@ else
     LOADER=(--dir "${TMPDIR:-/tmp}/mlperf-bert-loader" --rounds 2)
     COST=(--layers 24 --hidden 1024 --precision bf16 --seconds 20)
     OPTIMIZER=(--layers 24 --hidden 1024 --seconds 10)
+    SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     BURN_IN=40s
 fi
 OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE")
@@ -121,7 +123,7 @@ ablate() { # lines of ABLATIONS
 
 if [[ $MODE != list ]]; then
     mkdir -p "$OUT"
-    if [[ -z $ONLY ]]; then rm -f "$OUT"/parts.tsv "$OUT"/*.json; fi
+    if [[ -z $ONLY ]]; then rm -rf "$OUT"/parts.tsv "$OUT"/*.json "$OUT/squad"; fi
     {
         echo "command: OUT=$OUT tools/gpu_check.sh ${1:-}"
         echo "commit: $(git rev-parse HEAD 2>/dev/null || echo unknown)"
@@ -154,6 +156,8 @@ ablate "${ABLATIONS[@]:6}"
 bench optimizer 60 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
 bench cost 45 cost "${COST[@]}" --device "$DEVICE"
 bench loader 60 loader "${LOADER[@]}"
+part squad.json 60 "$PYTHON" -m mlperf_bert squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" \
+    --out "$OUT/squad" --json
 
 if [[ $MODE != list ]]; then
     "$PYTHON" tools/summarise_gpu.py "$OUT" >"$OUT/summary.md" || failed=1

@@ -13,6 +13,9 @@ import pytest
 
 from mlperf_bert.bench import cli
 from mlperf_bert.bench.run_options import make_config
+from mlperf_bert.squad import cli as squad_cli
+from mlperf_bert.squad.options import settings_of
+from mlperf_bert.squad.settings import parse_engine
 from support import REPOSITORY, run_process
 
 SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"
@@ -40,7 +43,8 @@ def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(REPOSITORY)  # as the script does
     parts = listed("--list")
     measured = {name: words for name, words in parts.items() if "bench" in words}
-    assert set(parts) - set(measured) == {"tests.txt", "doctor.json", "burn_in.json"}
+    others = {"tests.txt", "doctor.json", "burn_in.json", "squad.json"}
+    assert set(parts) - set(measured) == others
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     for name, words in measured.items():
@@ -50,6 +54,16 @@ def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyP
             config = make_config(args)
             assert config.model.num_layers == 24
             assert config.parallel.world_size == 1
+
+
+def test_the_fine_tuning_has_arguments_that_can_be() -> None:
+    (words,) = listed("--list", ONLY="^squad$").values()
+    parser = argparse.ArgumentParser()
+    squad_cli.add_arguments(parser)
+    args = parser.parse_args(words[words.index("squad") + 1 :])
+    assert args.json and args.engines == "single"
+    settings = settings_of(args, parse_engine(args.engines), seed=1)
+    assert settings.updates == 100 and settings.precision == "bf16"
 
 
 def test_ablations_differ_from_the_headline_in_their_switch_alone() -> None:
@@ -118,7 +132,7 @@ def dry_run(out: Path, **environ: str) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_dry_run_of_some_parts(tmp_path: Path) -> None:
-    names = ("train_bf16", "eval_bf16", "profile_bf16", "sweep")
+    names = ("train_bf16", "eval_bf16", "profile_bf16", "sweep", "squad")
     assert tuple(dry_run(tmp_path, ONLY=f"^({'|'.join(names)})$")) == names
     assert os.path.getsize(tmp_path / "profile_bf16.png") > 0
 

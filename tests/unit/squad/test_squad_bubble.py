@@ -34,7 +34,17 @@ def test_formula() -> None:
     assert bubble_by_formula("1f1b", 4, 4) == pytest.approx(3 / 7)
     assert bubble_by_formula("gpipe", 4, 8) == pytest.approx(3 / 11)
     assert bubble_by_formula("interleaved", 2, 4) == pytest.approx(1 / 9)  # two stages a rank
-    assert bubble_by_formula("zero_bubble", 4, 4) == 0
+    # 2 stages of a rank, 3 kinds of work, 3 microbatches: 18 units, after 1 of waiting.
+    assert bubble_by_formula("zero_bubble", 2, 3) == pytest.approx(1 / 19)
+    assert bubble_by_formula("zero_bubble", 4, 8) == pytest.approx(3 / 51)
+
+
+def test_no_formula_for_too_few_microbatches() -> None:
+    # One microbatch through 2 s stages, of which one at a time works: 1 - 1 / s, not 3 / 5.
+    assert bubble_by_formula("interleaved", 4, 3) is None
+    assert bubble_by_formula("interleaved", 4, 4) is not None
+    assert bubble_by_formula("zero_bubble", 4, 6) is None
+    assert bubble_by_formula("zero_bubble", 4, 7) is not None
 
 
 def test_a_clock_notes_only_while_it_runs() -> None:

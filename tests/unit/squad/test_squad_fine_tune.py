@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,6 +112,36 @@ def test_a_run_repeats_bit_by_bit(
 def test_a_used_run_directory_is_refused(run: tuple[Path, Any], inputs: SquadInputs) -> None:
     with pytest.raises(ConfigError, match="is there already"):
         fine_tune(settings_of(), inputs, run[0], ALONE, CPU)
+
+
+def test_a_model_without_a_record_is_replaced(
+    run: tuple[Path, Any], inputs: SquadInputs, tmp_path: Path
+) -> None:
+    shutil.copytree(run[0] / "model", tmp_path / "model")  # as a kill before the record leaves it
+    fine_tune(settings_of(seed=2, updates=2), inputs, tmp_path, ALONE, CPU)
+    assert sorted(os.listdir(tmp_path)) == ["model", RESULT]
+    ours, before = (load_file(path / "model" / "model.safetensors") for path in (tmp_path, run[0]))
+    assert any(not torch.equal(ours[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("other", ["notes.txt", "model.safetensors"])
+def test_a_model_of_something_else_is_refused_and_left(
+    run: tuple[Path, Any], inputs: SquadInputs, tmp_path: Path, other: str
+) -> None:
+    model = shutil.copytree(run[0] / "model", tmp_path / "model")
+    (model / other).unlink(missing_ok=True)
+    save_file({"of": torch.ones(1)}, model / other, {"source": "another program"})
+    before = sorted(path.name for path in model.iterdir())
+    with pytest.raises(ConfigError, match="model: is there already"):
+        fine_tune(settings_of(updates=2), inputs, tmp_path, ALONE, CPU)
+    assert sorted(path.name for path in model.iterdir()) == before
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_run_that_diverged_has_no_result(inputs: SquadInputs, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--learning-rate: is 1e\+30, .* diverged"):
+        fine_tune(settings_of(learning_rate=1e30, updates=3), inputs, tmp_path, ALONE, CPU)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

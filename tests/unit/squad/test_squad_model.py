@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -98,6 +99,30 @@ def test_dropout_goes_by_window_and_update_not_by_batch() -> None:
     assert part(None, reader.batch([0, 1, 2]), "loss_sum").item() != pytest.approx(together)
 
 
+def test_with_other_dropout_the_losses_are_the_same_in_expectation() -> None:
+    # What holds where dropout is not keyed, as in attention kernels of a GPU: the mean over many
+    # draws, each of its own, of two parts one behind the other and of the whole. No timing and no
+    # chance in it: the seeds are fixed.
+    batch, draws = batch_of(5), 150
+    model = replace(WIDE, hidden_dropout=0.3, attention_dropout=0.3)
+    alone = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 1)
+    parts = [make_part(model, Part(*cut, 4), WEIGHTS, CPU, "fp64", 2) for cut in ((0, 2), (2, 4))]
+    found: list[list[float]] = [[], []]
+    with torch.no_grad():
+        plain = alone.eval()(None, batch, "loss_sum").item()
+        alone.train()
+        for draw in range(draws):
+            for part in (alone, *parts):
+                part.update.fill_(draw)
+            found[0].append(alone(None, batch, "loss_sum").item())
+            found[1].append(parts[1](parts[0](None, batch, "loss_sum"), batch, "loss_sum").item())
+    means, errors = [np.mean(each) for each in found], [np.std(each, ddof=1) for each in found]
+    error = float(np.hypot(*errors)) / draws**0.5
+    assert not set(found[0]) & set(found[1])
+    assert abs(means[0] - means[1]) < 3 * error
+    assert abs(means[0] - plain) > 6 * error  # so dropout that one of them leaves out would be seen
+
+
 def same_length() -> MadeUpWindows:
     """Without padding `transformers`' loss is over the same tokens as ours."""
     windows = made_up_windows(40)
@@ -157,8 +182,6 @@ def test_a_gradient_that_is_not_finite_makes_no_update() -> None:
 
 
 def test_shares_are_equal_in_number_and_count_each_once() -> None:
-    import numpy as np
-
     batches = [np.array([number]) for number in range(5)]
     shares = [share_of(batches, replica, 3) for replica in range(3)]
     assert [len(share) for share in shares] == [2, 2, 2]

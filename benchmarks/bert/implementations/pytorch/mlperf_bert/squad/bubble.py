@@ -101,18 +101,28 @@ def measured_bubble(events: Sequence[StageEvent]) -> float:
     return 1 - busy / (len(ranks) * span)
 
 
-def bubble_by_formula(schedule: Schedule, stages: int, microbatches: int) -> float:
-    """What equal stages leave idle, communication free.
+def bubble_by_formula(schedule: Schedule, stages: int, microbatches: int) -> float | None:
+    """What s equal stages leave idle with m microbatches, communication free.
 
     (s - 1) / (m + s - 1) of GPipe and 1F1B (arXiv 2104.04473, section 2.2, which gives it as a
-    share of the ideal time: (s - 1) / m); v stages a rank make it (s - 1) / (v m + s - 1); the
-    zero-bubble schedule's is 0 where forward, backward for inputs and backward for weights take the
-    same time (arXiv 2401.10241, section 6).
+    share of the ideal time: (s - 1) / m); v stages a rank make it (s - 1) / (v m + s - 1).
+
+    The zero-bubble schedule, where forward, backward for inputs and backward for weights take the
+    same time (arXiv 2401.10241, section 6): no rank waits but for the first microbatch to arrive,
+    at the last after s - 1 of a rank's 6 m + s - 1 units of time. (Zero is the bubble between
+    updates, which the paper lets overlap.)
+
+    None where a schedule has too few microbatches for its formula: m < s interleaved, m < 2 s - 1
+    of the zero-bubble schedule.
     """
-    if schedule == "zero_bubble":
-        return 0.0
-    rounds = microbatches * (VIRTUAL_STAGES if schedule == "interleaved" else 1)
-    return (stages - 1) / (rounds + stages - 1)
+    least, rounds = 1, 1  # units of time that a microbatch takes of a rank
+    if schedule == "interleaved":
+        least, rounds = stages, VIRTUAL_STAGES
+    elif schedule == "zero_bubble":
+        least, rounds = 2 * stages - 1, 3 * VIRTUAL_STAGES
+    if microbatches < least:
+        return None
+    return (stages - 1) / (rounds * microbatches + stages - 1)
 
 
 def timeline(events: Sequence[StageEvent]) -> list[dict[str, Any]]:

@@ -46,10 +46,15 @@ def score_windows(
 
 
 def mean_loss(scores: TokenScores, windows: SpanWindows) -> float:
-    """Of the windows: mean of (cross-entropy of the start + of the end) / 2, in nats."""
+    """Of the windows: mean of (cross-entropy of the start + of the end) / 2, in nats.
+
+    Not finite where a score is not.
+    """
     first = np.cumsum(windows.lengths) - windows.lengths
     total = 0.0
     for values, answers in ((scores.starts, windows.starts), (scores.ends, windows.ends)):
         precise = values.astype(np.float64)
-        total += float((np.logaddexp.reduceat(precise, first) - precise[first + answers]).sum())
+        with np.errstate(invalid="ignore"):
+            logs = np.logaddexp.reduceat(precise, first)
+            total += float((logs - precise[first + answers]).sum())
     return total / (2 * len(windows.lengths))

@@ -4,6 +4,7 @@ Every rank of the engine calls `fine_tune` with the same settings and files, and
 so any rank can build any microbatch.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +36,7 @@ from mlperf_bert.squad.scores import evaluate
 from mlperf_bert.squad.settings import SquadSettings
 from mlperf_bert.squad.spans import WindowReader
 from mlperf_bert.squad.update import Outcome
-from mlperf_bert.squad.weights import save_for_transformers
+from mlperf_bert.squad.weights import is_saved, remove_saved, save_for_transformers
 from mlperf_bert.stop_request import StopRequest
 from mlperf_bert.whereabouts import Whereabouts
 
@@ -61,7 +62,8 @@ def fine_tune(
 
     Raises:
         ConfigError, DataError, CheckpointError: on every rank, where settings, files or weights
-            cannot work. CheckpointError also where `run_dir` has a record or weights already.
+            cannot work; where `run_dir` has a record, or a model of something else; and where the
+            training diverged.
     """
     begun = perf_counter()
     _check_ranks(settings, info)
@@ -117,10 +119,14 @@ def _check_ranks(settings: SquadSettings, info: RankInfo) -> None:
 
 
 def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
+    """A model without a record is of a run that was killed between the two; it is replaced."""
     make_directory(run_dir)
-    for name in (RESULT, *([WEIGHTS] if save == "weights" else [])):
-        if (run_dir / name).exists():
-            raise ConfigError(str(run_dir / name), "is there already", "give a new --run-dir")
+    result, weights = run_dir / RESULT, run_dir / WEIGHTS
+    in_the_way = [path for path in (result,) if path.exists()]
+    if save == "weights" and weights.exists() and not is_saved(weights):
+        in_the_way.append(weights)
+    for path in in_the_way:
+        raise ConfigError(str(path), "is there already", "give a new --run-dir")
 
 
 def _train(
@@ -149,6 +155,11 @@ def _train(
 def _evaluate(settings: SquadSettings, prepared: Prepared, scores: TokenScores) -> dict[str, Any]:
     """The keys of the record that say how good the answers are."""
     windows = prepared.dev_windows
+    loss = mean_loss(scores, windows)
+    if not math.isfinite(loss):
+        problem = f"is {settings.learning_rate:g}, with which the training diverged: the loss of "
+        problem += "the validation questions is not finite"
+        raise ConfigError("--learning-rate", problem, "lower it")
     found = find_answers(
         prepared.dev,
         windows,
@@ -156,13 +167,14 @@ def _evaluate(settings: SquadSettings, prepared: Prepared, scores: TokenScores) 
         scores.ends,
         max_answer_length=settings.max_answer_length,
     )
-    return {"validation_loss": mean_loss(scores, windows), **evaluate(prepared.dev, found)}
+    return {"validation_loss": loss, **evaluate(prepared.dev, found)}
 
 
 def _write(
     run_dir: Path, record: dict[str, Any], prepared: Prepared, weights: Mapping[str, Tensor]
 ) -> None:
     if weights:
+        remove_saved(run_dir / WEIGHTS)
         save_for_transformers(run_dir / WEIGHTS, prepared.start.model, weights, prepared.vocabulary)
     write_file(run_dir / RESULT, write_json(record))
 

@@ -1,12 +1,13 @@
 """The weights that fine-tuning begins with, and a directory of those that it ends with."""
 
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from mlperf_bert.convert.export import config_json
 from mlperf_bert.convert.huggingface import CONFIG, SINGLE
 from mlperf_bert.convert.new_directory import new_directory
 from mlperf_bert.convert.tokenizer import tokenizer_files
+from mlperf_bert.convert.vocabulary_files import TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES
 from mlperf_bert.data.atomic import write_file
 from mlperf_bert.environment import package_version
 from mlperf_bert.errors import CheckpointError, ConfigError
@@ -34,6 +36,8 @@ from mlperf_bert.squad.model import draw_weights, parameter_shapes
 ARCHITECTURE = "BertForQuestionAnswering"
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 _HEAD = "qa_outputs."
+_FILES = frozenset({SINGLE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES})
+_MAKER = "mlperf_bert squad train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +122,28 @@ def save_for_transformers(
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     assert {name: tuple(each.shape) for name, each in tensors.items()} == parameter_shapes(model)
     num_bytes = 4 * sum(math.prod(each.shape) for each in tensors.values())
-    metadata = {"format": "pt", "source": f"mlperf_bert {package_version()}"}
+    metadata = {"format": "pt", "source": f"{_MAKER}, {package_version()}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_tensors(folder / SINGLE, tensors, metadata)
         contents = config_json(model, ARCHITECTURE, model.padded_vocab_size, vocabulary.pad_id)
         write_file(folder / CONFIG, contents)
         for name, file in tokenizer_files(vocabulary, model.max_position_embeddings).items():
             write_file(folder / name, file)
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `save_for_transformers` wrote all that is in a directory."""
+    try:
+        if not {path.name for path in folder.iterdir()} <= _FILES:
+            return False
+        with safe_open(folder / SINGLE, "pt") as file:
+            metadata: Mapping[str, str] = file.metadata() or {}
+        return metadata.get("source", "").startswith(_MAKER)
+    except (OSError, SafetensorError):
+        return False
+
+
+def remove_saved(folder: Path) -> None:
+    """Remove a directory of `save_for_transformers`, if there is one; no other."""
+    if is_saved(folder):
+        shutil.rmtree(folder, ignore_errors=True)

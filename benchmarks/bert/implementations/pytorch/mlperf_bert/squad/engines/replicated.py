@@ -81,7 +81,8 @@ class Replicated:
         found = {}
         for name, parameter in self.parts[0].named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            found[name] = whole.detach().cpu()
+            if self._team.replica == 0:  # the others' hosts need not hold them
+                found[name] = whole.detach().cpu()
         return found
 
 
