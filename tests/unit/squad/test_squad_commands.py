@@ -84,6 +84,18 @@ def test_a_model_that_is_none_is_refused_in_one_line(
     assert "config.json" in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("threshold", ["nan", "inf", "-inf"])
+def test_a_threshold_that_is_no_number_is_refused(
+    threshold: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.json"
+    words = ("--model", tmp_path, "--predictions", answers, f"--threshold={threshold}")
+    assert squad("evaluate", *words) == 2
+    error = capsys.readouterr().err
+    assert "--threshold" in error and error.count("\n") == 1
+    assert not answers.exists()
+
+
 def test_weights_of_another_shape_are_refused(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

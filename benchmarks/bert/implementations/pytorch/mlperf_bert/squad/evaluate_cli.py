@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="no answer where it scores more than X above the best one (default 0)",
+        help="no answer where it scores more than X above the best one (default 0); "
+        "sets of v1.1 take none: each of their questions has an answer",
     )
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -62,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_answer_length < 1:
         remedy = "give 1 or more"
         raise ConfigError("--max-answer-length", f"is {args.max_answer_length}", remedy)
+    if not math.isfinite(args.threshold):
+        raise ConfigError("--threshold", f"is {args.threshold}", "give a finite number, such as 0")
     questions = read_questions(args.dev)
     start, vocabulary = read_model(args.model, args.vocab)
     windows = _windows(args, questions, vocabulary, start.model.max_position_embeddings)
