@@ -1,10 +1,12 @@
 """`squad train`, `evaluate`, `score` and `compare` as a user calls them, on a tiny model."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.squad.options import QUICK_DEV
@@ -105,6 +107,31 @@ def test_weights_of_another_shape_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
     assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
     assert "its config says" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--stride", "--max-length"])
+def test_no_tokens_at_all_are_refused(
+    option: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert squad("evaluate", "--model", run_dir / "model", option, 0) == 2
+    error = capsys.readouterr().err
+    assert option.removeprefix("--") in error and error.count("\n") == 1
+
+
+def test_a_model_that_diverged_gives_no_score(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run_dir / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["qa_outputs.weight"].fill_(math.nan)
+    save_file(weights, tmp_path / "model.safetensors")
+    answers = tmp_path / "answers.json"
+    words = ("--model", tmp_path, "--predictions", answers, "--device", "cpu", "--json")
+    assert squad("evaluate", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and not answers.exists()
+    assert "no finite numbers" in captured.err and captured.err.count("\n") == 1
 
 
 def test_two_engines_are_compared_on_real_ranks(
