@@ -147,6 +147,7 @@ NUMPY_ONLY = {
     "squad/answers.py",
     "squad/bubble.py",
     "squad/comparison.py",
+    "squad/offsets.py",
     "squad/options.py",
     "squad/plot.py",
     "squad/predictions.py",

@@ -1,25 +1,27 @@
 """`squad train`, `evaluate`, `score` and `compare` as a user calls them, on a tiny model."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.squad.options import QUICK_DEV
 from mlperf_bert.squad.questions import read_questions
-from mlperf_bert.squad.record import read_run
-from support import run_cli
+from mlperf_bert.squad.record import RESULT, read_run
 
 TINY = ("--layers", 2, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
+RUN = ("--updates", 3, "--microbatches", 4, "--noise-every", 2)
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three updates by one rank."""
     directory = tmp_path_factory.mktemp("squad") / "run"
-    assert squad("train", *TINY, "--updates", 3, "--run-dir", directory) == 0
+    assert squad("train", *TINY, *RUN, "--run-dir", directory) == 0
     return directory
 
 
@@ -84,6 +86,18 @@ def test_a_model_that_is_none_is_refused_in_one_line(
     assert "config.json" in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("threshold", ["nan", "inf", "-inf"])
+def test_a_threshold_that_is_no_number_is_refused(
+    threshold: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.json"
+    words = ("--model", tmp_path, "--predictions", answers, f"--threshold={threshold}")
+    assert squad("evaluate", *words) == 2
+    error = capsys.readouterr().err
+    assert "--threshold" in error and error.count("\n") == 1
+    assert not answers.exists()
+
+
 def test_weights_of_another_shape_are_refused(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,15 +109,49 @@ def test_weights_of_another_shape_are_refused(
     assert "its config says" in capsys.readouterr().err
 
 
-def test_two_engines_are_compared_on_real_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--stride", "--max-length"])
+def test_no_tokens_at_all_are_refused(
+    option: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert squad("evaluate", "--model", run_dir / "model", option, 0) == 2
+    error = capsys.readouterr().err
+    assert option.removeprefix("--") in error and error.count("\n") == 1
+
+
+def test_a_model_that_diverged_gives_no_score(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run_dir / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["qa_outputs.weight"].fill_(math.nan)
+    save_file(weights, tmp_path / "model.safetensors")
+    answers = tmp_path / "answers.json"
+    words = ("--model", tmp_path, "--predictions", answers, "--device", "cpu", "--json")
+    assert squad("evaluate", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and not answers.exists()
+    assert "no finite numbers" in captured.err and captured.err.count("\n") == 1
+
+
+def test_two_engines_are_compared_on_real_ranks(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the ranks
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "peak.json").write_text('{"tflops": null, "means": "not measured"}')  # as it takes 3 s
-    words = ["squad", "compare", "--engines", "single,pipeline:2", "--seeds", 1, "--json"]
-    words += ["--updates", 3, "--microbatches", 4, "--noise-every", 2, "--out", out]
-    done = run_cli(*words, *TINY)
-    assert done.returncode == 0, done.stderr
-    single, pipeline = json.loads(done.stdout)["engines"]
+    # The run of one rank has ended before; the peak was measured, which takes 3 s.
+    kept = out / "runs" / "single-batch_16-seed_1"
+    kept.mkdir(parents=True)
+    (kept / RESULT).write_bytes((run_dir / RESULT).read_bytes())
+    (out / "peak.json").write_text('{"tflops": null, "means": "not measured"}')
+    words = ("--engines", "single,pipeline:2", "--seeds", 1, "--out", out, "--json")
+    assert squad("compare", *TINY, *RUN, *words) == 0
+    captured = capfd.readouterr()
+    assert "1 of 2 runs have ended before" in captured.err
+    single, pipeline = json.loads(captured.out)["engines"]
     assert (single["label"], pipeline["label"]) == ("single", "pipeline:2")
     assert pipeline["loss_difference"] < 1e-5
     assert pipeline["values"]["efficiency"]["mean"] == 1.0

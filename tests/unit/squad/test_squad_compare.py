@@ -1,6 +1,7 @@
 """`squad compare`: what runs, in which order, what is kept, refused and stopped."""
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -130,10 +131,37 @@ def test_an_engine_named_twice_is_refused(tmp_path: Path) -> None:
 
 def test_another_comparison_in_the_same_place_is_refused_by_name(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    hold_to_comparison(out, {"train": "aa", "learning_rate": 1e-3})
-    hold_to_comparison(out, {"train": "aa", "learning_rate": 1e-3})
+    assert hold_to_comparison(out, {"train": "aa", "learning_rate": 1e-3}) == "new"
+    assert hold_to_comparison(out, {"train": "aa", "learning_rate": 1e-3}) == "same"
+    write_record(out / "runs" / "single", record())
     with pytest.raises(DataError, match="train is 'bb' now, and was 'aa'"):
         hold_to_comparison(out, {"train": "bb", "learning_rate": 1e-3})
+
+
+def test_a_comparison_of_which_no_run_ended_gives_way_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails, works = FakeRuns(fail_at=1, status=2), FakeRuns()
+    runner = {"now": fails}
+    monkeypatch.setattr(compare, "run_on_ranks", lambda words, n, **_: runner["now"](words, n))
+    monkeypatch.setattr("mlperf_bert.squad.machine_peak.SECONDS", 0.01)
+    out = tmp_path / "out"
+    words = compare_words(out, "--seeds", "1", "--updates", "10", "--hidden", "16", "--heads", "2")
+    assert main([*words, "--layers", "1"]) == 2
+    (out / "vocab.txt").write_text("of other questions")
+    runner["now"] = works
+    assert main([*words, "--layers", "2"]) == 0
+    assert "of other questions" not in (out / "vocab.txt").read_text()
+    assert main([*words, "--layers", "1"]) == 2  # runs have ended now
+    assert "model is [1, 16, 2] now, and was [2, 16, 2]" in capsys.readouterr().err
+    assert len(works.calls) == 2
+
+
+def test_another_machine_is_another_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataclasses.replace(DATA, train=Path(__file__), dev=Path(__file__))
+    first = compare.facts_of(data, settings())
+    monkeypatch.setattr(compare, "usable_cpus", lambda: frozenset(range(1000)))
+    assert compare.facts_of(data, settings()) != first
 
 
 def test_more_seeds_engines_and_batches_belong_to_the_same_comparison() -> None:

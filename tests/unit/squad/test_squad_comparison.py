@@ -147,6 +147,8 @@ def test_mfu_is_of_the_whole_machine_on_cpus_and_of_all_devices_on_gpus(tmp_path
 @pytest.mark.parametrize(
     "changes",
     [
+        {"processor": "another"},
+        {"device": "cuda"},
         {"precision": "bf16"},
         {"samples": 320},
         {"init": "abc"},

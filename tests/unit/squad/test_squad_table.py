@@ -50,6 +50,13 @@ def test_a_mean_is_shown_as_far_as_its_interval_knows_it(value: Value, text: str
     assert with_interval(value) == text
 
 
+def test_an_engine_with_fewer_seeds_than_others_is_named(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path)
+    assert "seeds, as" not in in_words(compare_runs(runs, Conditions(initial_batch=16)))
+    text = in_words(compare_runs(runs[:-1], Conditions(initial_batch=16)))
+    assert "pipeline:4: 1 of 2 seeds" in text
+
+
 def test_lines_of_a_table_are_equally_wide() -> None:
     lines = markdown(["engine", "x"], [["a | b", "1"], ["longer than that", "22"]])
     assert len({len(line) for line in lines}) == 1

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from mlperf_bert.data.atomic import make_directory, write_file
 from mlperf_bert.data.records import read_record, write_json
 from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.exit_statuses import STOPPED
+from mlperf_bert.machine import read_machine, usable_cpus
 from mlperf_bert.messages import say
 from mlperf_bert.optim.noise_scale import learning_rate_gain
 from mlperf_bert.squad.options import DataOptions, settings_as_words
@@ -20,12 +23,14 @@ from mlperf_bert.squad.record import RunRecord, has_ended, read_run
 from mlperf_bert.squad.settings import SquadSettings
 from mlperf_bert.untrusted import file_sha256
 
+Begun = Literal["new", "same", "other"]
 RateRule = Literal["square_root", "keep"]
 Runner = Callable[[Sequence[str], int], int]
 
-STUDY = "comparison.json"
+STUDY, RUNS = "comparison.json", "runs"
 SCHEMA_VERSION = 1
 _REMEDY = "give another --out, or the same options as before"
+_GOES_ON = "what has ended is kept, and the same command goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def make_jobs(
             engine = changed.engine
             name = f"{engine}-{engine.schedule}" if engine.schedule else str(engine)
             name = f"{name.replace(':', '_')}-batch_{batch}-seed_{changed.seed}"
-            jobs.append(Job(changed, out / "runs" / name))
+            jobs.append(Job(changed, out / RUNS / name))
     if len({job.directory for job in jobs}) < len(jobs):
         raise ConfigError("--engines", "has one of them twice", "name each once")
     return jobs
@@ -86,29 +91,44 @@ def at_batch(settings: SquadSettings, batch: int, rule: RateRule) -> SquadSettin
     return replace(settings, global_batch=batch, updates=updates, learning_rate=rate)
 
 
-def hold_to_comparison(out: Path, facts: dict[str, Any]) -> None:
+def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
     """Write down what is compared, or see that it is the same as before.
 
+    Returns:
+        "same" where it goes on; "new" where there was none; "other" where there was another one
+        of which no run has ended, as after a mistake in the options: this one takes its place.
+
     Raises:
-        DataError: the directory belongs to another comparison, or cannot be written.
+        DataError: the directory has runs of another comparison, or cannot be written.
     """
     path = out / STUDY
-    if not path.exists():
-        make_directory(out)
-        write_file(path, write_json({"schema_version": SCHEMA_VERSION, "same": facts}))
-        return
+    begun: Begun = "new"
+    if path.exists():
+        difference = _difference(path, facts)
+        if difference is None:
+            return "same"
+        if any(map(has_ended, (out / RUNS).glob("*"))):
+            raise DataError(str(out), difference, _REMEDY)
+        begun = "other"
+    make_directory(out)
+    write_file(path, write_json({"schema_version": SCHEMA_VERSION, "same": facts}))
+    return begun
+
+
+def _difference(path: Path, facts: dict[str, Any]) -> str | None:
+    """In words, from what was compared before; None where there is none."""
     before = read_record(path, missing="is missing", remedy=_REMEDY)
     before.check_version(SCHEMA_VERSION, "schema_version")
     old = before.record("same").values
     now = json.loads(json.dumps(facts))
     for key in sorted(old.keys() | now.keys()):
         if old.get(key) != now.get(key):
-            problem = f"{key} is {now.get(key)!r} now, and was {old.get(key)!r}"
-            raise DataError(str(out), problem, _REMEDY)
+            return f"{key} is {now.get(key)!r} now, and was {old.get(key)!r}"
+    return None
 
 
 def facts_of(data: DataOptions, settings: SquadSettings) -> dict[str, Any]:
-    """What all runs of a comparison share: data by digest, weights, and settings.
+    """What all runs of a comparison share: data by digest, weights, settings, and the machine.
 
     Engines, seeds and batches may be added later.
     """
@@ -119,12 +139,21 @@ def facts_of(data: DataOptions, settings: SquadSettings) -> dict[str, Any]:
         "init_checkpoint": None if data.init_checkpoint is None else str(data.init_checkpoint),
         "model": None if data.init_checkpoint else [data.layers, data.hidden, data.heads],
         "device": data.device,
+        "machine": _machine(data.device),
         "precision": settings.precision,
         **{key: value for key, value in settings.to_record().items() if key not in free},
         "samples": None if settings.updates is None else settings.updates * settings.global_batch,
         "learning_rate_over_root_of_batch": settings.learning_rate
         / math.sqrt(settings.global_batch),
     }
+
+
+def _machine(device: str) -> list[str | int]:
+    """Times of another processor, or of fewer cores, are of another comparison."""
+    found: list[str | int] = [read_machine().cpu_model or "unknown", len(usable_cpus())]
+    if device != "cpu" and torch.cuda.is_available():
+        found += [torch.cuda.get_device_name(0), torch.cuda.device_count()]
+    return found
 
 
 def run_jobs(
@@ -160,7 +189,7 @@ def run_jobs(
         status = start(words, job.settings.engine.ranks)
         if status != 0:
             what = "stopped" if status == STOPPED else f"ended with status {status}"
-            say(f"{job.title}: {what}; the same command goes on with the comparison")
+            say(f"{job.title}: {what}; {_GOES_ON}")
             break
     return [read_run(job.directory) for job in jobs if has_ended(job.directory)], status
 

@@ -16,6 +16,7 @@ from mlperf_bert.squad.options import (
 )
 
 if TYPE_CHECKING:
+    from mlperf_bert.squad.compare import Begun
     from mlperf_bert.squad.comparison import Comparison
     from mlperf_bert.squad.settings import SquadSettings
 
@@ -73,12 +74,15 @@ def run(args: argparse.Namespace) -> int:
     """
     from mlperf_bert.squad.compare import facts_of, hold_to_comparison, make_jobs, run_jobs
     from mlperf_bert.squad.comparison import compare_runs
+    from mlperf_bert.squad.machine_peak import PEAK
 
     batches, settings = _plan(args)
     jobs = make_jobs(args.out, settings, batches, args.rate_rule)
     data = data_options(args)
-    hold_to_comparison(args.out, facts_of(data, settings[0]))
-    data = _with_vocabulary(data, args.out)
+    begun = hold_to_comparison(args.out, facts_of(data, settings[0]))
+    if begun == "other":
+        (args.out / PEAK).unlink(missing_ok=True)  # of another model, perhaps
+    data = _with_vocabulary(data, args.out, begun)
     conditions = _conditions(args, data, settings[0], batches)
     runs, status = run_jobs(jobs, data)
     if status != 0 and not runs:
@@ -131,7 +135,7 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _with_vocabulary(data: DataOptions, out: Path) -> DataOptions:
+def _with_vocabulary(data: DataOptions, out: Path, begun: "Begun") -> DataOptions:
     """One vocabulary for all runs, made once."""
     from dataclasses import replace
 
@@ -140,7 +144,7 @@ def _with_vocabulary(data: DataOptions, out: Path) -> DataOptions:
     if data.vocabulary is not None or data.init_checkpoint is not None:
         return data
     path = out / VOCABULARY
-    if not path.exists():
+    if begun == "other" or not path.exists():
         write_vocabulary(data.train, path)
     return replace(data, vocabulary=path)
 

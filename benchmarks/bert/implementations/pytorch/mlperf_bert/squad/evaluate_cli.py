@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.squad.options import DEVICES
 from mlperf_bert.squad.score_cli import add_dev, line
 
@@ -47,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="no answer where it scores more than X above the best one (default 0)",
+        help="no answer where it scores more than X above the best one (default 0); "
+        "sets of v1.1 take none: each of their questions has an answer",
     )
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -62,14 +64,18 @@ def run(args: argparse.Namespace) -> int:
     if args.max_answer_length < 1:
         remedy = "give 1 or more"
         raise ConfigError("--max-answer-length", f"is {args.max_answer_length}", remedy)
+    if not math.isfinite(args.threshold):
+        raise ConfigError("--threshold", f"is {args.threshold}", "give a finite number, such as 0")
     questions = read_questions(args.dev)
     start, vocabulary = read_model(args.model, args.vocab)
     windows = _windows(args, questions, vocabulary, start.model.max_position_embeddings)
 
     def run_rank(_info: "RankInfo", device: "torch.device") -> int:
-        result = _evaluate(args, questions, windows, _scores(start, windows, device))
+        scores = _scores(start, windows, device)
+        _check_finite(args.model, scores)
+        result = _evaluate(args, questions, windows, scores)
         result = {"schema_version": 1, "dev_sha256": questions.sha256, **result}
-        print(json.dumps(result) if args.json else in_words(result), flush=True)
+        print(json.dumps(result, allow_nan=False) if args.json else in_words(result), flush=True)
         return 0
 
     device: Literal["auto", "cpu", "cuda"] = args.device
@@ -82,14 +88,15 @@ def _windows(
     from mlperf_bert.messages import say
     from mlperf_bert.squad.windows import make_windows
 
-    length = args.max_length or min(_MAX_LENGTH, most)
+    length = min(_MAX_LENGTH, most) if args.max_length is None else args.max_length
     if not 0 < length <= most:
         raise ConfigError("--max-length", f"is {length}", f"give 1 .. {most}, as the model has")
+    stride = min(_STRIDE, max(1, length // 3)) if args.stride is None else args.stride
     windows = make_windows(
         questions,
         vocabulary,
         max_length=length,
-        stride=args.stride or min(_STRIDE, max(1, length // 3)),
+        stride=stride,
         max_question_length=args.max_question_length,
     )
     for remark in windows.remarks():
@@ -106,6 +113,15 @@ def _scores(start: "Start", windows: "Windows", device: "torch.device") -> "Toke
     part = make_part(start.model, whole(start.model), start.weights, device, "fp32", 0)
     team = Team()
     return score_windows(Replicated("single", part, team), team, windows, device)
+
+
+def _check_finite(folder: Path, scores: "TokenScores") -> None:
+    """NaN answers nothing, which would look like a score."""
+    import numpy as np
+
+    if not (np.isfinite(scores.starts).all() and np.isfinite(scores.ends).all()):
+        problem = "gives scores that are no finite numbers"
+        raise CheckpointError(str(folder), problem, "give a model whose training did not diverge")
 
 
 def _evaluate(

@@ -38,8 +38,8 @@ class RunRecord:
     """One run. Rates in windows a second; utilisation 0 .. 1; None is what nobody knows.
 
     `cpu_s` is of all ranks, in training, `core_wait_s` what their threads waited for a core
-    meanwhile. `same` is what runs must have in common to be compared: data, model, weights,
-    precision.
+    meanwhile. `same` is what runs must have in common to be compared: processor, data, model,
+    weights, precision.
     """
 
     engine: str
@@ -134,6 +134,8 @@ def _same(record: Record, settings: Record) -> dict[str, str | int | float | Non
     model, data = record.record("model"), record.record("data")
     free = ("global_batch", "updates", "learning_rate", "noise_every", "capacity_tokens")
     found: dict[str, str | int | float | None] = {
+        "device": record.text("device"),
+        "processor": record.text("processor"),
         "precision": record.text("precision"),
         "samples": record.integer("samples"),
         "init": record.text("init"),

@@ -146,11 +146,14 @@ def _loss(row: Row) -> str:
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     first, conditions = comparison.runs[0], comparison.conditions
-    counts = {len(row.seeds) for row in comparison.rows}
-    if max(counts) > 1:
+    most = max(len(row.seeds) for row in comparison.rows)
+    if most > 1:
         yield "±: half of a 95 % interval by Student's t over the seeds."
     else:
         yield "One seed: no intervals."
+    for row in comparison.rows:
+        if len(row.seeds) < most:
+            yield f"{row.label}: {len(row.seeds)} of {most} seeds, as the others have not ended."
     marked = [row.label for row in comparison.rows if not row.is_comparable]
     if marked:
         yield (
