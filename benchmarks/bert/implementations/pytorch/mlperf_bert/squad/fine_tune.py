@@ -67,7 +67,7 @@ def fine_tune(
     """
     begun = perf_counter()
     _check_ranks(settings, info)
-    on_rank_zero(info, lambda: _check_free(run_dir, save))
+    on_rank_zero(info, lambda: check_free(run_dir, save))
     prepared = on_every_rank(info, lambda: prepare(settings, inputs))
     if info.rank == 0:
         for remark in (*prepared.train_windows.remarks(), *prepared.dev_windows.remarks()):
@@ -118,11 +118,14 @@ def _check_ranks(settings: SquadSettings, info: RankInfo) -> None:
         )
 
 
-def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
-    """A model without a record is of a run that was killed between the two; it is replaced."""
+def check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
+    """Make the directory of a run, and raise ConfigError where another has ended in it.
+
+    A model without a record is of a run that was killed between the two; it is replaced.
+    """
     make_directory(run_dir)
     result, weights = run_dir / RESULT, run_dir / WEIGHTS
-    in_the_way = [path for path in (result,) if path.exists()]
+    in_the_way = [result] if result.exists() else []
     if save == "weights" and weights.exists() and not is_saved(weights):
         in_the_way.append(weights)
     for path in in_the_way:

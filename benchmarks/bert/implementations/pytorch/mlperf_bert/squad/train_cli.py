@@ -92,12 +92,14 @@ def _run_rank(
     whereabouts: "Whereabouts",
 ) -> int:
     from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
-    from mlperf_bert.squad.fine_tune import fine_tune
+    from mlperf_bert.squad.fine_tune import check_free, fine_tune
+    from mlperf_bert.squad.quick_vocabulary import write_vocabulary
 
     run_dir = from_rank_zero(info, args.run_dir or _default_directory())  # holds the time
     path = data.vocabulary or run_dir / VOCABULARY
     if data.vocabulary is None and data.init_checkpoint is None:
-        on_rank_zero(info, lambda: _make_vocabulary(data.train, path))
+        on_rank_zero(info, lambda: check_free(run_dir, args.save))
+        on_rank_zero(info, lambda: write_vocabulary(data.train, path))
     inputs = _inputs(data, path, settings.max_length)
     record = fine_tune(
         settings, inputs, run_dir, info, device, save=args.save, whereabouts=whereabouts
@@ -130,14 +132,6 @@ def _inputs(data: DataOptions, vocabulary: Path, max_length: int) -> "SquadInput
         vocabulary=vocabulary,
         model=random_model(data, num_tokens, max_length),
     )
-
-
-def _make_vocabulary(train: Path, path: Path) -> None:
-    from mlperf_bert.data.atomic import make_directory
-    from mlperf_bert.squad.quick_vocabulary import write_vocabulary
-
-    make_directory(path.parent)
-    write_vocabulary(train, path)
 
 
 def _default_directory() -> Path:
