@@ -8,9 +8,10 @@ import pytest
 from squad_records import pipeline_timeline, record, write_record
 
 from mlperf_bert.squad.comparison import Comparison, Conditions, Value, compare_runs
+from mlperf_bert.squad.markdown import markdown
 from mlperf_bert.squad.plot import goodput_picture, timeline_picture
 from mlperf_bert.squad.record import RunRecord, read_run
-from mlperf_bert.squad.table import MARK, in_words, markdown, with_interval
+from mlperf_bert.squad.table import MARK, in_words, with_interval
 
 
 def make_runs(directory: Path, **changes: Any) -> list[RunRecord]:

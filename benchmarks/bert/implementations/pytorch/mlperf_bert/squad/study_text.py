@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from mlperf_bert.squad.markdown import markdown
 from mlperf_bert.squad.study import TITLE, StudyRow, published_study
 
 _STUDY_BATCH = 16  # the baseline's, the natural initial batch
@@ -9,8 +10,6 @@ _STUDY_BATCH = 16  # the baseline's, the natural initial batch
 
 def study_in_words() -> list[str]:
     """Lines: figures with differences to the baseline, what they say of each other, and why."""
-    from mlperf_bert.squad.table import markdown
-
     rows = published_study()
     return [
         f"The study ({TITLE}):",

@@ -12,6 +12,7 @@ from mlperf_bert.squad.comparison import (
     Row,
     Value,
 )
+from mlperf_bert.squad.markdown import markdown
 from mlperf_bert.squad.study_text import study_in_words
 
 MARK = "†"
@@ -207,15 +208,3 @@ def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
         )
     if any(row.values["efficiency"] is None for row in comparison.rows):
         yield f"{_NOTHING}: phi is {_UNKNOWN_NOISE}: measure it with --noise-every, or for longer."
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table with columns as wide as their widest cell; the first to the left, others right."""
-    cells = [[one_line(cell).replace("|", "/") for cell in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "| " + " | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) + " |"
-        for row in cells
-    ]
-    rule = [":" + "-" * (widths[0] + 1), *("-" * (width + 1) + ":" for width in widths[1:])]
-    return [lines[0], "|" + "|".join(rule) + "|", *lines[1:]]
