@@ -103,7 +103,7 @@ def test_it_does_not_say_so_of_a_sweep(tmp_path: Path) -> None:
     assert line
 
 
-def test_a_machine_that_others_use_is_told(tmp_path: Path, comparison: Comparison) -> None:
+def test_waiting_for_a_core_is_told(tmp_path: Path, comparison: Comparison) -> None:
     # 20 s of training: the first of both ranks of pipeline:2 waited 10 s, 10 / (20 * 2) of both.
     for waited, is_told in (([10.0, 0.0], True), ([0.1, 0.1], False), ([10.0, None], False)):
         runs = make_runs(tmp_path / f"{waited}")[:2]
@@ -112,7 +112,7 @@ def test_a_machine_that_others_use_is_told(tmp_path: Path, comparison: Compariso
         runs.append(read_run(write_record(tmp_path / f"shared{waited}", shared)))
         text = in_words(compare_runs(runs, Conditions(initial_batch=16)))
         assert ("waited up to 25 % of their time for a core" in text) is is_told
-    assert "other programs" not in in_words(comparison)  # records that do not say it
+    assert "for a core" not in in_words(comparison)  # records that do not say it
 
 
 def test_the_study_stands_beside_it(comparison: Comparison) -> None:

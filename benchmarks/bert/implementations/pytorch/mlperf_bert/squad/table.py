@@ -183,8 +183,8 @@ def _shared_machine(comparison: Comparison) -> Iterator[str]:
         waited = 100 * min(1.0, max(shares))  # threads of a rank may wait side by side
         yield (
             f"Ranks of comparable runs waited up to {waited:.0f} % of their time for a "
-            "core: other programs used this machine, and times and rates are those of what was "
-            "left. CPU time a sample, of all ranks, says more of the work; nothing of waiting."
+            "core: for other programs, or for threads of their own that carry messages; times and "
+            "rates hold that wait. CPU time a sample, of all ranks, says more of the work alone."
         )
 
 
