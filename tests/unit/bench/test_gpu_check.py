@@ -140,5 +140,6 @@ def test_dry_run_of_some_parts(tmp_path: Path) -> None:
 @pytest.mark.longest
 def test_dry_run_does_every_part(tmp_path: Path) -> None:
     commands = dry_run(tmp_path, LIMIT_S="270").values()
-    forms = {"train", "against", "eval", "profile", "scale", "optimizer", "cost", "loader"}
+    forms = {"train", "against", "eval", "profile", "checkpoints"}
+    forms |= {"scale", "optimizer", "cost", "loader"}
     assert {words[words.index("bench") + 1] for words in commands if "bench" in words} == forms
