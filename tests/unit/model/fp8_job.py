@@ -34,14 +34,15 @@ from mlperf_bert.model.dropout import make_site
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.fused_fp8_blocks import FusedFp8Blocks
 from mlperf_bert.model.triton_fp8_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
-from mlperf_bert.model.triton_fp8_norm import residual_norm_fp8, residual_norm_fp8_backward
+from mlperf_bert.model.triton_norm import residual_norm, residual_norm_backward
 from triton_compile import compile_instead
 
 UNIT = 0.25
-KERNELS = (
-    *("bias_gelu_fp8", "bias_gelu_fp8_backward"),
-    *("residual_norm_fp8", "residual_norm_fp8_backward"),
-)
+# Name and which of the results is in FP8: all, or a matrix without its transpose.
+KERNELS = {
+    **{"bias_gelu_fp8": None, "bias_gelu_fp8_backward": 0},
+    **{"residual_norm": 2, "residual_norm_backward": 0},
+}
 
 
 def interpret() -> None:
@@ -51,8 +52,9 @@ def interpret() -> None:
     check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
     for shape in SHAPES:
         gelu_in_float32(*shape)
-    for name in KERNELS:
-        setattr(fused_fp8_blocks, name, rounded_by_torch(getattr(fused_fp8_blocks, name)))
+        sums_in_float32(*shape)
+    for name, place in KERNELS.items():
+        setattr(fused_fp8_blocks, name, rounded_by_torch(getattr(fused_fp8_blocks, name), place))
     copies_are_taken()
     for rows in (1, 17):
         check_blocks(FusedFp8Blocks, rows, None, "cpu")
@@ -79,40 +81,41 @@ def copies_are_taken() -> None:
     assert wide.isnan().all()  # whoever reads it in another way will notice
 
 
-def rounded_by_torch(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in float32, then in FP8."""
+def rounded_by_torch(kernel: Callable[..., Any], place: int | None) -> Callable[..., Any]:
+    """The same in float32, then in FP8: the result, or that at `place` of several."""
 
     def run(*arguments: Any, **options: Any) -> Any:
         *others, target = arguments
+        if target is None:
+            return kernel(*arguments, **options)
         found = kernel(*others, Target(torch.float32, target.unit, target.maximum), **options)
-        results = found if isinstance(found, tuple) else (found,)
-        rounded = tuple(
-            in_fp8(each, target) if isinstance(each, Fp8Matrix) else each for each in results
-        )
-        return rounded if isinstance(found, tuple) else rounded[0]
+        if place is None:
+            return in_fp8(found, target)
+        return *found[:place], in_fp8(found[place], target), *found[place + 1 :]
 
     return run
 
 
-def in_fp8(found: Fp8Matrix, target: Target) -> Fp8Matrix:
-    both = (
-        each.clamp(-target.limit, target.limit).to(target.dtype)
-        for each in (found.rows, found.transposed)
-    )
+def in_fp8(found: Tensor | Fp8Matrix, target: Target) -> Any:
+    if isinstance(found, Tensor):
+        return found.clamp(-target.limit, target.limit).to(target.dtype)
+    both = (in_fp8(each, target) for each in (found.rows, found.transposed))
     return Fp8Matrix(found.unit, *both)
 
 
 def cast_in_float32(x: Tensor, dtype: torch.dtype) -> None:
     limit = torch.finfo(dtype).max
     rows = torch.full((x.shape[0], x.shape[1] + 3), 7.0)
-    transposed = torch.full((x.shape[1], x.shape[0] + 3), 7.0)
-    own = rows[:, : x.shape[1]], transposed[:, : x.shape[0]]
+    width = fp8_cast.padded(x.shape[0])
+    transposed = torch.full((x.shape[1], width + 3), 7.0)
+    own = rows[:, : x.shape[1]], transposed[:, :width]
     unit = torch.tensor(UNIT)
     triton_fp8.cast_part(x, Fp8Matrix(unit, *own), InFloat32(dtype, unit, None))
     exact = (x.float() / UNIT).clamp(-limit, limit).masked_fill(~x.isfinite(), math.nan)
-    for found, expected in zip(own, (exact, exact.t()), strict=True):
+    padded = F.pad(exact, (0, 0, 0, width - len(x)))  # zeros behind the last row
+    for found, expected in zip(own, (exact, padded.t()), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert (rows[:, x.shape[1] :] == 7).all() and (transposed[:, x.shape[0] :] == 7).all()
+    assert (rows[:, x.shape[1] :] == 7).all() and (transposed[:, width:] == 7).all()
 
 
 def gelu_in_float32(rows: int, columns: int) -> None:
@@ -130,6 +133,17 @@ def gelu_in_float32(rows: int, columns: int) -> None:
     found, of_bias = bias_gelu_fp8_backward(gradient, x, bias, target)
     check_matrix(found, exact.grad, maximum)
     torch.testing.assert_close(of_bias.double(), exact_bias.grad, rtol=1e-5, atol=1e-5)
+
+
+def sums_in_float32(rows: int, columns: int) -> None:
+    """Of gradients that lie side by side, and of others, beside their copies."""
+    joined = torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(rows))
+    for parts in (joined.split(columns, dim=1), (joined[:, :columns].clone(), joined[:, columns:])):
+        maximum = torch.zeros(())
+        target = Target(torch.float32, torch.tensor(UNIT), maximum)
+        found, sums = triton_fp8.cast_with_sums(parts, target)
+        check_matrix(found, joined.double(), maximum)
+        torch.testing.assert_close(sums.double(), joined.double().sum(0), rtol=1e-5, atol=1e-5)
 
 
 def check_matrix(found: Fp8Matrix, exact: Tensor, maximum: Tensor) -> None:
@@ -152,14 +166,14 @@ def compile_all() -> None:
         trains, target = noted is not None, Target(E4M3, unit, noted)
         triton_fp8.cast((x,), 0, target, transpose=trains)
         bias_gelu_fp8(x, bias, target, transpose=trains)
-        residual_norm_fp8(x, bias, x, bias, bias, 1e-12, kept, 1.0, target, transpose=trains)
+        residual_norm(x, bias, x, bias, bias, 1e-12, kept, 1.0, target)
     assert all("cvt.rn.satfinite.e4m3x2.f32" in ptx for ptx in compiled)
     compiled.clear()
     target = Target(E5M2, unit, maximum)
     triton_fp8.cast((x,), 1, target, transpose=True)
     bias_gelu_fp8_backward(x, x, bias, target)
     for kept in (None, keep):
-        residual_norm_fp8_backward(x, x, bias, x, bias, statistics, kept, 1.0, target)
+        residual_norm_backward((x, x), x, bias, x, bias, statistics, kept, 1.0, target)
     rounding = [ptx for ptx in compiled if "_sum_rows" not in ptx]
     assert len(rounding) == 4
     assert all("cvt.rn.satfinite.e5m2x2.f32" in ptx for ptx in rounding)

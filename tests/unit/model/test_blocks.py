@@ -132,7 +132,7 @@ def test_fused_blocks_that_cannot_run_are_a_config_error(device: torch.device, h
 
 @needs_triton
 def test_columns_of_one_tensor_are_put_together_without_a_copy() -> None:
-    from mlperf_bert.model.fused_blocks import side_by_side
+    from mlperf_bert.model.blocks import side_by_side
 
     whole = normal(5, 12).detach()
     parts = whole.split((3, 4, 5), dim=1)

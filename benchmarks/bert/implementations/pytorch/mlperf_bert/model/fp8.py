@@ -10,6 +10,7 @@ more pass over each matrix, so the unit follows from the largest |value| of the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, cast
+from mlperf_bert.model.fp8_cast import (
+    COLUMNS_MULTIPLE,
+    Fp8Matrix,
+    Target,
+    cast,
+    cast_with_sums,
+)
 
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -176,11 +183,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        g8 = cast(grads, 1, ctx.scales.target(GRADIENT), transpose=True)
+        g8, of_biases = cast_with_sums(grads, ctx.scales.target(GRADIENT))
         x8_transposed, w8_transposed = ctx.saved_tensors
         of_x, of_weights = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
-        of_biases = [grad.sum(0) for grad in grads]
-        return of_x, None, None, None, None, *of_weights.split_with_sizes(ctx.sizes), *of_biases
+        of_parameters = (each.split_with_sizes(ctx.sizes) for each in (of_weights, of_biases))
+        return of_x, None, None, None, None, *chain.from_iterable(of_parameters)
 
 
 def multiply_inputs(

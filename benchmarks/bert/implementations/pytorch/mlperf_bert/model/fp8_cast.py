@@ -64,6 +64,15 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
     return reference(parts, dim, target, transpose=transpose)
 
 
+def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
+    """`cast` of parts side by side, transposed too, and the sums over rows [C] in their dtype."""
+    if parts[0].device.type == "cuda":
+        from mlperf_bert.model import triton_fp8
+
+        return triton_fp8.cast_with_sums(parts, target)
+    return reference(parts, 1, target, transpose=True), torch.cat([each.sum(0) for each in parts])
+
+
 def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
     """`cast` on any device."""
     values = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)).float()

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
 from mlperf_bert.model.triton_embedding import embedding_norm, embedding_norm_backward
 from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
@@ -33,11 +34,12 @@ class FusedBlocks:
     ) -> Tensor:
         """See `Blocks`."""
         product = F.linear(x, dense.weight)
-        keep, scale = _kept(site, product.shape[1])
-        output: Tensor = _ResidualNorm.apply(
-            product, dense.bias, residual, norm.weight, norm.bias, norm.eps, keep, scale
+        keep, scale = kept(site, product.shape[1])
+        output, again = _ResidualNorm.apply(
+            product, dense.bias, take_again(residual), norm.weight, norm.bias, norm.eps, keep, scale
         )  # type: ignore[no-untyped-call]
-        return output
+        output.again = again
+        return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
         """See `Blocks`."""
@@ -53,7 +55,7 @@ class FusedBlocks:
         site: DropoutSite | None,
     ) -> Tensor:
         """See `Blocks`."""
-        keep, scale = _kept(site, norm.weight.shape[0])
+        keep, scale = kept(site, norm.weight.shape[0])
         output: Tensor = _EmbeddingNorm.apply(
             *ids,
             *(table.weight for table in tables),
@@ -85,11 +87,26 @@ class FusedBlocks:
         return q, k, v
 
 
-def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
+def kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
     """Keep bits of a dropout, and the scale of what is kept."""
     if site is None:
         return None, 1.0
     return keep_bits(site, channels), scale_of(site.probability)
+
+
+def another(x: Tensor) -> Tensor:
+    """The same memory as another tensor, for a function that returns it twice."""
+    return x.new_empty(0).set_(x.detach())
+
+
+def take_again(x: Tensor) -> Tensor:
+    """`x` for the residual sum: where a LayerNorm made it, its second output.
+
+    Two outputs have two gradients, which the LayerNorm's backward adds as it reads them; those of
+    one output autograd would add in a pass of its own.
+    """
+    again: Tensor = x.__dict__.pop("again", x)
+    return again
 
 
 def _project(hidden: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
@@ -99,18 +116,6 @@ def _project(hidden: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     widths = [layer.out_features for layer in layers]
     parts: tuple[Tensor, ...] = _Columns.apply(F.linear(hidden, weight, bias), widths)  # type: ignore[no-untyped-call]
     return parts
-
-
-def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """[R, sum of widths] of parts [R, width]; without a copy where they lie so already."""
-    first, width = parts[0], sum(part.shape[1] for part in parts)
-    place = first.storage_offset()
-    for part in parts:
-        is_next = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not is_next or part.storage_offset() != place or part.stride() != (width, 1):
-            return torch.cat(parts, dim=1)
-        place += part.shape[1]
-    return first.as_strided((first.shape[0], width), (width, 1))
 
 
 class _Columns(torch.autograd.Function):
@@ -138,21 +143,23 @@ class _ResidualNorm(torch.autograd.Function):
         epsilon: float,
         keep: Tensor | None,
         scale: float,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         product, residual = product.contiguous(), residual.contiguous()
-        output, statistics = residual_norm(
+        output, statistics, _ = residual_norm(
             product, bias, residual, weight, norm_bias, epsilon, keep, scale
         )
         ctx.save_for_backward(product, bias, residual, weight, statistics, keep)
         ctx.scale = scale
-        return output
+        ctx.set_materialize_grads(False)
+        return output, another(output)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        product, bias, residual, weight, statistics, keep = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         of_product, of_residual, (of_bias, of_weight, of_norm_bias) = residual_norm_backward(
-            gradient.contiguous(), product, bias, residual, weight, statistics, keep, ctx.scale
+            [each.contiguous() for each in gradients if each is not None],
+            *ctx.saved_tensors,
+            ctx.scale,
         )
         return of_product, of_bias, of_residual, of_weight, of_norm_bias, None, None, None
 

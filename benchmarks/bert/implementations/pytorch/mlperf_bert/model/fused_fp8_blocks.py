@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
+from mlperf_bert.model.dropout import DropoutSite
 from mlperf_bert.model.fp8 import (
     GRADIENT,
     INPUT,
@@ -24,10 +24,10 @@ from mlperf_bert.model.fp8 import (
 )
 from mlperf_bert.model.fp8_blocks import project_qkv_fp8
 from mlperf_bert.model.fp8_cast import Fp8Matrix
-from mlperf_bert.model.fused_blocks import FusedBlocks
+from mlperf_bert.model.fused_blocks import FusedBlocks, another, kept, take_again
+from mlperf_bert.model.triton_fp8 import beside_transpose
 from mlperf_bert.model.triton_fp8_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
-from mlperf_bert.model.triton_fp8_norm import residual_norm_fp8, residual_norm_fp8_backward
-from mlperf_bert.model.triton_norm import residual_norm
+from mlperf_bert.model.triton_norm import residual_norm, residual_norm_backward
 
 
 class FusedFp8Blocks(FusedBlocks):
@@ -45,12 +45,11 @@ class FusedFp8Blocks(FusedBlocks):
         site: DropoutSite | None,
     ) -> Tensor:
         """See `Blocks`."""
-        keep = None if site is None else keep_bits(site, dense.out_features)
-        scale = 1.0 if site is None else scale_of(site.probability)
-        output, y8 = _ResidualOutput.apply(
+        keep, scale = kept(site, dense.out_features)
+        output, again, y8 = _ResidualOutput.apply(
             x,
             _take_copy(x),
-            residual,
+            take_again(residual),
             *(dense.weight, dense.bias, norm.weight, norm.bias),
             norm.eps,
             keep,
@@ -59,7 +58,7 @@ class FusedFp8Blocks(FusedBlocks):
             self._scales.behind(dense),
             torch.is_grad_enabled(),
         )  # type: ignore[no-untyped-call]
-        output.fp8 = y8
+        output.again, output.fp8 = again, y8
         return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
@@ -145,37 +144,34 @@ class _ResidualOutput(torch.autograd.Function):
         scales: ProductScales,
         behind: ProductScales | None,
         records: bool,
-    ) -> tuple[Tensor, Fp8Matrix | None]:
+    ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
         projected, *transposed = multiply_inputs(x, x8, (weight,), (), scales, records)
         residual = residual.contiguous()
-        given = (projected, bias, residual, norm_weight, norm_bias, epsilon, keep, scale)
+        target = None if behind is None else behind.target(INPUT, records=records)
+        output, statistics, rows8 = residual_norm(
+            projected, bias, residual, norm_weight, norm_bias, epsilon, keep, scale, target
+        )
         y8 = None
-        if behind is None:
-            output, statistics = residual_norm(*given)
-        else:
-            target = behind.target(INPUT, records=records)
-            output, statistics, y8 = residual_norm_fp8(*given, target, transpose=records)
+        if rows8 is not None and target is not None:
+            y8 = beside_transpose(rows8, target) if records else Fp8Matrix(target.unit, rows8, None)
         saved = (projected, bias, residual, norm_weight, statistics, keep)
         ctx.save_for_backward(*transposed, *saved)
         ctx.scales, ctx.scale = scales, scale
-        return output, y8
+        ctx.set_materialize_grads(False)
+        return output, another(output), y8
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x8_transposed, w8_transposed, *saved = ctx.saved_tensors
-        projected, bias, residual, norm_weight, statistics, keep = saved
-        g8, of_residual, (of_bias, of_norm_weight, of_norm_bias) = residual_norm_fp8_backward(
-            gradient.contiguous(),
-            projected,
-            bias,
-            residual,
-            norm_weight,
-            statistics,
-            keep,
+        target = ctx.scales.target(GRADIENT)
+        rows8, of_residual, (of_bias, of_norm_weight, of_norm_bias) = residual_norm_backward(
+            [each.contiguous() for each in gradients if each is not None],
+            *saved,
             ctx.scale,
-            ctx.scales.target(GRADIENT),
+            target,
         )
+        g8 = beside_transpose(rows8, target)
         of_x, of_weight = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
         return (
             of_x,

@@ -14,10 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, padded
-from mlperf_bert.model.triton_parts import kernel
+from mlperf_bert.model.blocks import side_by_side
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target, padded
+from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
 
 TILE = 64
+NUM_WARPS = 8  # of a tile: 16 elements a thread, one store of 16 bytes
+TRANSPOSED_TILE = 128
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
@@ -28,7 +31,8 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
     whole = empty_fp8(parts[0], shape, target, transpose=transpose)
     pieces: Sequence[Tensor | None] = [None] * len(parts)
     if whole.transposed is not None:
-        pieces = whole.transposed[:, : shape[0]].split_with_sizes(sizes, 1 - dim)
+        in_transposed = [*sizes[:-1], sizes[-1] + whole.transposed.shape[1 - dim] - shape[dim]]
+        pieces = whole.transposed.split_with_sizes(in_transposed, 1 - dim)
     for part, rows, transposed in zip(
         parts, whole.rows.split_with_sizes(sizes, dim), pieces, strict=True
     ):
@@ -37,23 +41,58 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: bool) -> Fp8Matrix:
-    """A matrix [R, C] not filled in, on the device of `like`; its transpose is zero behind R."""
+    """A matrix [R, C] not filled in, on the device of `like`."""
     num_rows, num_columns = shape
     rows = like.new_empty((num_rows, num_columns), dtype=target.dtype)
     if not transpose:
         return Fp8Matrix(target.unit, rows, None)
-    make = rows.new_zeros if num_rows % COLUMNS_MULTIPLE else rows.new_empty
-    return Fp8Matrix(target.unit, rows, make((num_columns, padded(num_rows))))
+    return Fp8Matrix(target.unit, rows, rows.new_empty((num_columns, padded(num_rows))))
 
 
-def cast_part(x: Tensor, place: Fp8Matrix, target: Target) -> None:
-    """Write `x` [R, C] to its place, views [R, C] and [C, R] of a matrix and its transpose."""
+def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
+    """See `fp8_cast.cast_with_sums`: one launch where the parts lie side by side already."""
+    whole = side_by_side(tuple(parts))
+    partials = empty_sums(whole, triton.cdiv(len(whole), TILE), 1, whole.shape[1])
+    place = empty_fp8(whole, whole.shape, target, transpose=True)
+    cast_part(whole, place, target, partials)
+    return place, sum_programs(partials, (whole.dtype,))[0]
+
+
+def cast_part(x: Tensor, place: Fp8Matrix, target: Target, partials: Tensor | None = None) -> None:
+    """Write `x` [R, C] to its place, views [R, C] and [C, R or more] of a matrix and transpose.
+
+    `partials` float32 [row tiles, 1, C] receives the sums over each tile's rows.
+    """
     if x.stride(1) != 1:
         x = x.contiguous()
     num_rows, num_columns = x.shape
     _cast_to_fp8[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
-        x, num_rows, num_columns, x.stride(0), *writing(place, target), TILE
+        x,
+        x if partials is None else partials,
+        num_rows,
+        num_columns,
+        x.stride(0),
+        partials is not None,
+        *writing(place, target),
+        TILE,
+        num_warps=NUM_WARPS,
     )
+
+
+def beside_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
+    """A matrix [R, C] that a kernel has written in FP8, contiguous, and its transpose."""
+    num_rows, num_columns = rows.shape
+    transposed = rows.new_empty((num_columns, padded(num_rows)))
+    _transpose[(triton.cdiv(num_rows, TRANSPOSED_TILE), triton.cdiv(num_columns, TRANSPOSED_TILE))](
+        rows,
+        transposed,
+        num_rows,
+        num_columns,
+        transposed.shape[1],
+        TRANSPOSED_TILE,
+        num_warps=NUM_WARPS,
+    )
+    return Fp8Matrix(target.unit, rows, transposed)
 
 
 def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
@@ -66,24 +105,37 @@ def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
         target.unit if maximum is None else maximum,
         rows.stride(0),
         0 if transposed is None else transposed.stride(0),
+        0 if transposed is None else transposed.shape[1],
         target.limit,
         maximum is not None,
         transposed is not None,
     )
 
 
+def writing_rows(rows: Tensor | None, unused: Tensor, target: Target | None) -> tuple[Any, ...]:
+    """What a kernel needs that writes `rows` in FP8 without a transpose; `unused` for no tensor."""
+    if rows is None or target is None:
+        return unused, unused, unused, 0.0, False, False
+    maximum = target.maximum
+    noted = target.unit if maximum is None else maximum
+    return rows, target.unit, noted, target.limit, maximum is not None, True
+
+
 @kernel
 def _cast_to_fp8(
     x: tl.tensor,
+    partials: tl.tensor,
     num_rows: int,
     num_columns: int,
     x_stride: int,
+    sums: tl.constexpr,
     quantised: tl.tensor,
     transposed: tl.tensor,
     unit: tl.tensor,
     maximum: tl.tensor,
     rows_stride: int,
     transposed_stride: int,
+    transposed_columns: int,
     limit: tl.constexpr,
     notes_maximum: tl.constexpr,
     transposes: tl.constexpr,
@@ -94,8 +146,17 @@ def _cast_to_fp8(
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     at = row[:, None] * x_stride + column[None, :]
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride
-    write_fp8(values, row, column, inside, place, limit, notes_maximum, transposes)
+    if sums:
+        store_sums(partials, values, column, num_columns)
+    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride, transposed_columns
+    write_fp8(values, row, column, num_rows, num_columns, place, limit, notes_maximum, transposes)
+
+
+@kernel
+def store_sums(partials: tl.tensor, values: tl.tensor, column: tl.tensor, num_columns: int) -> None:
+    """Write a tile's sums over its rows to this program's row of `partials`."""
+    own = partials + tl.program_id(0).to(tl.int64) * num_columns + column
+    tl.store(own, tl.sum(values, 0), mask=column < num_columns)
 
 
 @kernel
@@ -103,26 +164,97 @@ def write_fp8(
     values: tl.tensor,
     row: tl.tensor,
     column: tl.tensor,
-    inside: tl.tensor,
+    num_rows: int,
+    num_columns: int,
     place: tl.tuple,
     limit: tl.constexpr,
     notes_maximum: tl.constexpr,
     transposes: tl.constexpr,
 ) -> None:
-    """Cast a float32 tile at some rows and columns, which is zero where it is not `inside`.
+    """Cast a float32 tile of a matrix [num_rows, num_columns], which is zero behind its ends.
 
-    `place` is made of the first six of `writing(...)`.
+    `place` is made of the first seven of `writing(...)`.
     """
-    quantised, transposed, unit, maximum, rows_stride, transposed_stride = place
-    sizes = tl.abs(values)
-    is_finite = sizes < float("inf")
-    if notes_maximum:
-        largest = tl.max(tl.where(is_finite, sizes, 0.0))
-        # Most programs find that another's is larger: a plain load spares them the atomic one.
-        tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
-    scaled = tl.minimum(tl.maximum(values * (1.0 / tl.load(unit)), -limit), limit)
-    written = tl.where(is_finite, scaled, float("nan")).to(quantised.dtype.element_ty)
+    quantised, transposed, unit, maximum, rows_stride, transposed_stride, width = place
+    written = to_fp8(values, quantised, unit, maximum, limit, notes_maximum, True)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     tl.store(quantised + row[:, None] * rows_stride + column[None, :], written, mask=inside)
     if transposes:
-        at = column[:, None] * transposed_stride + row[None, :]
-        tl.store(transposed + at, tl.trans(written), mask=tl.trans(inside))
+        store_transposed(transposed, transposed_stride, width, written, row, column, num_columns)
+
+
+@kernel
+def to_fp8(
+    values: tl.tensor,
+    quantised: tl.tensor,
+    unit: tl.tensor,
+    maximum: tl.tensor,
+    limit: tl.constexpr,
+    notes_maximum: tl.constexpr,
+    is_tile: tl.constexpr,
+) -> Any:
+    """Float32 `values` in the type that `quantised` points to; their maximum is noted."""
+    if is_tile:
+        largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
+        # Rare, so that others need not look at each element. Not `if`: through a loop Triton 3.6
+        # does not compute the values a second time in the transpose's layout.
+        while not largest < float("inf"):
+            values, largest = _finite_or_nan(values)
+    else:
+        values, largest = _finite_or_nan(values)
+    if notes_maximum:
+        # Most programs find that another's is larger: a plain load spares them the atomic one.
+        tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
+    scaled = values * (1.0 / tl.load(unit))
+    if quantised.dtype.element_ty == tl.float32:  # the conversions to FP8 saturate by themselves
+        scaled = tl.where(scaled == scaled, tl.minimum(tl.maximum(scaled, -limit), limit), scaled)
+    return scaled.to(quantised.dtype.element_ty)
+
+
+@kernel
+def _finite_or_nan(values: tl.tensor) -> Any:
+    """The values, NaN for what is not finite, and the largest size of those that are."""
+    is_finite = tl.abs(values) < float("inf")
+    largest = tl.max(tl.where(is_finite, tl.abs(values), 0.0))
+    return tl.where(is_finite, values, float("nan")), largest
+
+
+@kernel
+def store_transposed(
+    transposed: tl.tensor,
+    stride: int,
+    width: int,
+    tile: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    num_columns: int,
+) -> None:
+    """Write a tile to the transpose, up to its `width`, a multiple of 16 behind the last row.
+
+    By that, and not by the number of rows, the compiler knows that stores can be 16 bytes wide.
+    """
+    at = column[:, None] * stride + row[None, :]
+    mask = (column < num_columns)[:, None] & (row < width)[None, :]
+    tl.store(transposed + at, tl.trans(tile), mask=mask)
+
+
+@kernel
+def _transpose(
+    rows: tl.tensor,
+    transposed: tl.tensor,
+    num_rows: int,
+    num_columns: int,
+    width: int,
+    tile: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    at = row[:, None] * num_columns + column[None, :]
+    mask = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    values = tl.load(rows + at, mask=mask, other=0.0)
+    store_transposed(transposed, width, width, values, row, column, num_columns)
+
+
+@kernel
+def _larger_or_nan(one: tl.tensor, other: tl.tensor) -> Any:
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)

@@ -11,8 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
-from mlperf_bert.model.triton_fp8 import TILE, empty_fp8, write_fp8, writing
-from mlperf_bert.model.triton_gelu import gelu_slope, normal_distribution
+from mlperf_bert.model.triton_fp8 import (
+    NUM_WARPS,
+    TILE,
+    empty_fp8,
+    store_sums,
+    write_fp8,
+    writing,
+)
+from mlperf_bert.model.triton_gelu import gelu, gelu_slope
 from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
 
 
@@ -56,6 +63,7 @@ def _launch(
         gradient is not None,
         *writing(result, target),
         TILE,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -74,6 +82,7 @@ def _gelu_fp8(
     maximum: tl.tensor,
     rows_stride: int,
     transposed_stride: int,
+    transposed_columns: int,
     limit: tl.constexpr,
     notes_maximum: tl.constexpr,
     transposes: tl.constexpr,
@@ -88,10 +97,9 @@ def _gelu_fp8(
     if is_backward:
         values = gelu_slope(values) * tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     else:
-        values = values * normal_distribution(values)
+        values = gelu(values)
     values = tl.where(inside, values, 0.0)
     if is_backward:
-        own = partials + tl.program_id(0).to(tl.int64) * num_columns + column
-        tl.store(own, tl.sum(values, 0), mask=column < num_columns)
-    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride
-    write_fp8(values, row, column, inside, place, limit, notes_maximum, transposes)
+        store_sums(partials, values, column, num_columns)
+    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride, transposed_columns
+    write_fp8(values, row, column, num_rows, num_columns, place, limit, notes_maximum, transposes)

@@ -8,12 +8,15 @@ product is kept in its place. Statistics are float32, or float64 for float64.
 Shape letters: R rows, D hidden.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from mlperf_bert.model.fp8_cast import Target
+from mlperf_bert.model.triton_fp8 import to_fp8, writing_rows
 from mlperf_bert.model.triton_parts import (
     channels_of,
     computed_in,
@@ -38,7 +41,8 @@ def residual_norm(
     epsilon: float,
     keep: Tensor | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+    target: Target | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """LayerNorm(dropout(product + bias) + residual) and its statistics.
 
     Args:
@@ -50,15 +54,17 @@ def residual_norm(
         epsilon: added to the variance.
         keep: uint8 [R, ceil(D / 8)], see `keep_bits`; None drops nothing.
         scale: of what is kept.
+        target: of the result in FP8, where that is wanted beside it.
 
     Returns:
-        [R, D] in the dtype that product and residual promote to, and [2, R] mean and one over the
-        standard deviation.
+        [R, D] in the dtype that product and residual promote to; [2, R] mean and one over the
+        standard deviation; and the result in FP8 [R, D] where there is a target.
     """
     rows, size = product.shape
     groups = num_groups(size)
     output = torch.empty_like(product, dtype=torch.promote_types(product.dtype, residual.dtype))
     statistics = empty_sums(product, 2, rows)
+    output8 = None if target is None else torch.empty_like(product, dtype=target.dtype)
     _norm_forward[(rows,)](
         product,
         bias,
@@ -68,6 +74,7 @@ def residual_norm(
         product if keep is None else keep,
         output,
         statistics,
+        *writing_rows(output8, output, target),
         rows,
         size,
         epsilon,
@@ -77,11 +84,11 @@ def residual_norm(
         groups,
         num_warps=num_warps(groups),
     )
-    return output, statistics
+    return output, statistics, output8
 
 
 def residual_norm_backward(
-    gradient: Tensor,
+    gradients: Sequence[Tensor],
     product: Tensor,
     bias: Tensor,
     residual: Tensor,
@@ -89,24 +96,28 @@ def residual_norm_backward(
     statistics: Tensor,
     keep: Tensor | None,
     scale: float,
+    target: Target | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Gradients of `residual_norm`, whose arguments and statistics these are.
 
-    `gradient` [R, D], contiguous, is that of the output.
+    `gradients` are one or two [R, D], contiguous: their sum is that of the output.
 
     Returns:
         Those of product and residual [R, D], one tensor where nothing is dropped and their dtypes
-        are the same; and those of bias, weight and norm_bias [D].
+        are the same, or the product's in FP8 alone where there is a target; and those of bias,
+        weight and norm_bias [D].
     """
     rows, size = product.shape
     groups, programs = num_groups(size), num_programs(rows)
     of_residual = torch.empty_like(residual)
     # Without dropout both are the same, and one is written.
-    is_same = keep is None and product.dtype == residual.dtype
-    of_product = of_residual if is_same else torch.empty_like(product)
+    is_same = target is None and keep is None and product.dtype == residual.dtype
+    dtype = product.dtype if target is None else target.dtype
+    of_product = of_residual if is_same else torch.empty_like(product, dtype=dtype)
     partials = empty_sums(statistics, programs, 3, size)
     _norm_backward[(programs,)](
-        gradient,
+        gradients[0],
+        gradients[-1],
         product,
         bias,
         residual,
@@ -116,10 +127,12 @@ def residual_norm_backward(
         of_product,
         of_residual,
         partials,
+        *writing_rows(None if target is None else of_product, of_residual, target),
         rows,
         size,
         scale,
         keep is not None,
+        len(gradients) > 1,
         is_same,
         computed_in(product, residual),
         groups,
@@ -138,6 +151,12 @@ def _norm_forward(
     keep: tl.tensor,
     output: tl.tensor,
     statistics: tl.tensor,
+    output8: tl.tensor,
+    unit: tl.tensor,
+    maximum: tl.tensor,
+    limit: tl.constexpr,
+    notes_maximum: tl.constexpr,
+    writes_fp8: tl.constexpr,
     rows: tl.tensor,
     size: tl.constexpr,
     epsilon: tl.constexpr,
@@ -158,11 +177,16 @@ def _norm_forward(
     normalised = (total - mean) * inverse_deviation * load_channels(weight, channels, size, dtype)
     normalised += load_channels(norm_bias, channels, size, dtype)
     store_channels(output + row * size, channels, normalised, size)
+    if writes_fp8:  # of what was written
+        rounded = normalised.to(output.dtype.element_ty).to(tl.float32)
+        written = to_fp8(rounded, output8, unit, maximum, limit, notes_maximum, False)
+        store_channels(output8 + row * size, channels, written, size)
 
 
 @kernel
 def _norm_backward(
     gradient: tl.tensor,
+    other_gradient: tl.tensor,
     product: tl.tensor,
     bias: tl.tensor,
     residual: tl.tensor,
@@ -172,10 +196,17 @@ def _norm_backward(
     of_product: tl.tensor,
     of_residual: tl.tensor,
     partials: tl.tensor,
+    of_product8: tl.tensor,
+    unit: tl.tensor,
+    maximum: tl.tensor,
+    limit: tl.constexpr,
+    notes_maximum: tl.constexpr,
+    writes_fp8: tl.constexpr,
     rows: tl.tensor,
     size: tl.constexpr,
     scale: tl.constexpr,
     has_keep: tl.constexpr,
+    has_other: tl.constexpr,
     is_same: tl.constexpr,
     dtype: tl.constexpr,
     groups: tl.constexpr,
@@ -192,6 +223,8 @@ def _norm_backward(
             product, biases, residual, keep, row, channels, size, scale, has_keep, dtype, groups
         )
         given = load_channels(gradient + row * size, channels, size, dtype)
+        if has_other:
+            given += load_channels(other_gradient + row * size, channels, size, dtype)
         normalised, of_total = norm_gradient(
             given, total, weights, statistics, row, rows, channels, size
         )
@@ -200,7 +233,10 @@ def _norm_backward(
         of_norm_bias += given
         if has_keep:
             of_total = drop(of_total, keep, row, size, scale, groups)
-        if not is_same:
+        if writes_fp8:
+            written = to_fp8(of_total, of_product8, unit, maximum, limit, notes_maximum, False)
+            store_channels(of_product8 + row * size, channels, written, size)
+        elif not is_same:
             store_channels(of_product + row * size, channels, of_total, size)
         of_bias += of_total
         row += tl.num_programs(0)

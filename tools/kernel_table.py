@@ -1,0 +1,314 @@
+"""What the compiler makes of every Triton kernel of a step at BERT-large's shapes; needs no GPU.
+
+    python tools/kernel_table.py [--capability 90] [--only WORD] [--keep DIR] [--json]
+
+For each kernel: registers a thread, bytes of stack, spilled loads and stores, shared memory, programs
+that a multiprocessor holds, matrix instructions, stores of single bytes, the narrowest store of an
+FP8 result, and instructions an element. Instructions are those of the longest loop where a program
+has one (an iteration's elements are then counted), else of the whole program. `tests/unit/model/
+test_kernel_gate.py` keeps their bounds, `tools/step_budget.py` makes times of them.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+# A multiprocessor's registers, threads, programs and bytes of shared memory (CUDA C++ programming
+# guide, compute capabilities).
+REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
+SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}
+# A step of BERT-large: tokens of 112 sequences of the published mean, a multiple of 16.
+SEQUENCES, TOKENS, LONGEST, DUMMIES = 112, 28_496, 512, 56
+HIDDEN, WIDE, HEADS, VOCABULARY = 1024, 4096, 16, 30_528
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+Launch = Callable[[], object]
+
+
+def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **options: Any) -> Any:
+    """What `JITFunction.run` may be set to: the compiled kernel, with alignment as at a launch."""
+    signature, constants, aligned = {}, {}, {}
+    for number, (parameter, value) in enumerate(zip(kernel.params, arguments, strict=True)):
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        if isinstance(value, Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+            is_aligned = value.data_ptr() % 16 == 0
+        else:
+            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
+            is_aligned = value % 16 == 0 and not parameter.do_not_specialize
+        if is_aligned:
+            aligned[(number,)] = [["tt.divisibility", 16]]
+    chosen = {name: options[name] for name in LAUNCH_OPTIONS if name in options}
+    source = ASTSource(kernel, signature, constants, aligned)
+    done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
+    assert done.asm["cubin"]
+    return done
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """One kernel as compiled. `programs` is how many of them a multiprocessor holds at once."""
+
+    case: str
+    kernel: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    warps: int
+    programs: int
+    occupancy: float
+    matrix: int
+    byte_stores: int
+    instructions: int
+    loop: int  # instructions of the longest loop; 0 without one
+
+
+@contextmanager
+def compiling(capability: int, keep: Path) -> Iterator[list[Compiled]]:
+    """Within it a launch compiles and is noted, and nothing runs."""
+    found: list[Compiled] = []
+    usual = JITFunction.run
+
+    def note(kernel: Any, *arguments: Any, **options: Any) -> None:
+        done = compile_instead(kernel, *arguments, capability=capability, **options)
+        found.append(inspect(done, capability, keep))
+
+    JITFunction.run = note
+    try:
+        yield found
+    finally:
+        JITFunction.run = usual
+
+
+def inspect(done: Any, capability: int, keep: Path, case: str = "") -> Compiled:
+    """Read it off the machine code, which is left in `keep` with what it was made from."""
+    path = keep / f"{case}{done.metadata.name}-{done.hash[:8]}"
+    for kind in ("ttgir", "ptx"):
+        path.with_suffix(f".{kind}").write_text(done.asm[kind], encoding="utf-8")
+    cubin = path.with_suffix(".cubin")
+    cubin.write_bytes(done.asm["cubin"])
+    usage = _run("cuobjdump", "--dump-resource-usage", cubin)
+    sass = _run("nvdisasm", "-c", cubin)
+    path.with_suffix(".sass").write_text(sass, encoding="utf-8")
+    registers, stack = (int(each) for each in re.findall(r"(?:REG|STACK):(\d+)", usage)[:2])
+    names = [each for each, _ in _instructions(sass)]
+    warps, shared = done.metadata.num_warps, done.metadata.shared
+    programs = min(
+        REGISTERS // (-(-registers // 8) * 8 * 32 * warps),
+        THREADS // (32 * warps),
+        SHARED_BYTES[capability] // (shared + 1024),
+        PROGRAMS,
+    )
+    return Compiled(
+        case=case,
+        kernel=done.metadata.name,
+        registers=registers,
+        stack=stack,
+        spills=sum(each.startswith(("STL", "LDL")) for each in names),
+        shared=shared,
+        warps=warps,
+        programs=programs,
+        occupancy=programs * warps * 32 / THREADS,
+        matrix=sum(each.startswith(("HGMMA", "HMMA", "QGMMA")) for each in names),
+        byte_stores=sum(each.startswith("STG") and ".U8" in each for each in names),
+        instructions=len(names),
+        loop=_longest_loop(sass),
+    )
+
+
+def _run(program: str, *arguments: object) -> str:
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / program
+    return subprocess.run(
+        [path, *map(str, arguments)], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def _instructions(sass: str) -> Iterator[tuple[str, str]]:
+    """Name and operands of each, without the empty ones that fill the end."""
+    for line in sass.splitlines():
+        found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*)", line)
+        if found and found[1] != "NOP":
+            yield found[1], found[2]
+
+
+def _longest_loop(sass: str) -> int:
+    """Instructions from a label to a branch back to it."""
+    starts: dict[str, int] = {}
+    longest = count = 0
+    for line in sass.splitlines():
+        label = re.match(r"(\.L_x?_?\w+):", line)
+        if label:
+            starts[label[1]] = count
+            continue
+        for name, operands in _instructions(line):
+            count += 1
+            target = re.search(r"`\((\.L_\w+)\)", operands)
+            if name.startswith("BRA") and target and target[1] in starts:
+                longest = max(longest, count - starts[target[1]])
+    return longest
+
+
+def cases() -> dict[str, Launch]:
+    """What launches the kernels of a step of 112 sequences, by the part of the step."""
+    from mlperf_bert.model import (
+        triton_attention,
+        triton_dropout,
+        triton_embedding,
+        triton_fp8,
+        triton_fp8_gelu,
+        triton_gelu,
+        triton_norm,
+    )
+    from mlperf_bert.model.attention_layout import AttentionLayout
+    from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
+    from mlperf_bert.model.fp8_cast import Target
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    bounds = torch.zeros(SEQUENCES + DUMMIES + 1, dtype=torch.int32)
+    ids = torch.zeros(TOKENS, dtype=torch.int64)
+    site = DropoutSite(0.1, 7, DropoutKeys(2**40, ids[:1], ids, ids))
+    layout = AttentionLayout((TOKENS // SEQUENCES,) * SEQUENCES, bounds, LONGEST)
+    hidden, residual, wide = empty(TOKENS, HIDDEN), empty(TOKENS, HIDDEN), empty(TOKENS, WIDE)
+    keep = empty(TOKENS, HIDDEN // 8, dtype=torch.uint8)
+    bias, wide_bias = empty(HIDDEN), empty(WIDE)
+    statistics = empty(2, TOKENS, dtype=torch.float32)
+    norm = (hidden, bias, residual, bias, statistics, keep, 1.1)
+    tables = (empty(VOCABULARY, HIDDEN), empty(2, HIDDEN), empty(LONGEST, HIDDEN))
+    unit, maximum = torch.ones(()), torch.zeros(())
+    e4m3, e5m2 = (
+        Target(dtype, unit, maximum) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    )
+
+    def attention() -> None:
+        q = empty(TOKENS, 3, HEADS, HIDDEN // HEADS).requires_grad_()
+        context = triton_attention.attend(*q.unbind(1), layout, site)
+        torch.autograd.grad(context, q, torch.empty_like(context))
+
+    return {
+        "attention": attention,
+        "hidden keep bits": lambda: triton_dropout.keep_bits(site, HIDDEN),
+        "norm": lambda: (
+            triton_norm.residual_norm(hidden, bias, residual, bias, bias, 1e-12, keep, 1.1),
+            triton_norm.residual_norm_backward((hidden, residual), *norm),
+        ),
+        "GELU": lambda: (
+            triton_gelu.bias_gelu(wide, wide_bias),
+            triton_gelu.bias_gelu_backward(wide, wide, wide_bias),
+        ),
+        "embeddings": lambda: (
+            triton_embedding.embedding_norm((ids,) * 3, tables, bias, bias, 1e-12, keep, 1.1),
+            triton_embedding.embedding_norm_backward(
+                hidden, (ids,) * 3, tables, bias, statistics, keep, 1.1
+            ),
+        ),
+        "FP8 cast": lambda: triton_fp8.cast((hidden,), 0, e4m3, transpose=True),
+        "FP8 norm": lambda: (
+            triton_norm.residual_norm(hidden, bias, residual, bias, bias, 1e-12, keep, 1.1, e4m3),
+            triton_norm.residual_norm_backward((hidden, residual), *norm, e5m2),
+        ),
+        "FP8 transpose": lambda: triton_fp8.beside_transpose(
+            empty(TOKENS, HIDDEN, dtype=e4m3.dtype), e4m3
+        ),
+        "FP8 GELU forward": lambda: triton_fp8_gelu.bias_gelu_fp8(
+            wide, wide_bias, e4m3, transpose=True
+        ),
+        "FP8 GELU backward": lambda: triton_fp8_gelu.bias_gelu_fp8_backward(
+            wide, wide, wide_bias, e5m2
+        ),
+        "LAMB": optimizer,
+    }
+
+
+def optimizer() -> None:
+    """Both updates of a shard that is as long as a test is patient: blocks are independent."""
+    from mlperf_bert.optim import triton_kernels
+    from mlperf_bert.optim.flat_layout import BLOCK
+    from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
+
+    masters, rounded = torch.zeros(8 * BLOCK), torch.zeros(8 * BLOCK, dtype=torch.bfloat16)
+    of_block = torch.zeros(8, dtype=torch.int32)
+    precise, single = torch.zeros(1, dtype=torch.float64), torch.zeros(())
+    shard = FlatShard(
+        *(masters, rounded, rounded, masters, masters, of_block, precise, precise.bool())
+    )
+    scalars = StepScalars(
+        learning_rate=precise[0],
+        correction_1=precise[0],
+        correction_2=precise[0],
+        gradient_factor=single,
+        skip=single,
+    )
+    constants = Constants(beta_1=0.9, beta_2=0.999, epsilon=1e-6)
+    triton_kernels.lamb_norms(shard, constants, scalars)
+    triton_kernels.lamb_apply(shard, constants, scalars, precise)
+    triton_kernels.adamw(shard, constants, scalars)
+
+
+def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
+    """Every kernel of the cases whose name holds `only`, each once."""
+    found: dict[tuple[str, str], Compiled] = {}
+    for case, launch in cases().items():
+        if only in case:
+            with compiling(capability, keep) as compiled:
+                launch()
+            found |= {(case, each.kernel): replace(each, case=case) for each in compiled}
+    return list(found.values())
+
+
+def main() -> None:
+    """Compile, and print a line a kernel."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--capability", type=int, default=90, choices=sorted(SHARED_BYTES))
+    parser.add_argument("--only", default="", metavar="WORD", help="cases with this in their name")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the machine code there")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        keep = args.keep or Path(folder)
+        keep.mkdir(parents=True, exist_ok=True)
+        found = compile_all(args.capability, keep, args.only)
+    if args.json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    print(f"Triton {triton.__version__}, compute capability {args.capability / 10}\n")
+    head = [field.name for field in fields(Compiled)]
+    rows = [
+        [f"{value:.0%}" if isinstance(value, float) else str(value) for value in astuple(each)]
+        for each in found
+    ]
+    for row in ([head], [["---"] * len(head)], rows):
+        for line in row:
+            print(f"| {' | '.join(line)} |")
+
+
+if __name__ == "__main__":
+    main()
