@@ -45,7 +45,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, columns = logits.shape
     losses, statistics = empty_sums(logits, rows), empty_sums(logits, 2, rows)
-    _entropy_forward[(rows,)](
+    _cross_entropy_forward[(rows,)](
         logits,
         labels,
         losses,
@@ -74,7 +74,7 @@ def cross_entropy_backward(
     # Four blocks of rows each at least, as in `num_programs`.
     programs = min(triton.cdiv(rows, 4 * BLOCK_ROWS), max(MOST_PROGRAMS // column_blocks, 1))
     partials = empty_sums(statistics, programs, 1, columns)
-    _entropy_backward[(programs, column_blocks)](
+    _cross_entropy_backward[(programs, column_blocks)](
         gradient,
         logits,
         labels,
@@ -91,7 +91,7 @@ def cross_entropy_backward(
 
 
 @kernel
-def _entropy_forward(
+def _cross_entropy_forward(
     logits: tl.tensor,
     labels: tl.tensor,
     losses: tl.tensor,
@@ -128,7 +128,7 @@ def _entropy_forward(
 
 
 @kernel
-def _entropy_backward(
+def _cross_entropy_backward(
     gradient: tl.tensor,
     logits: tl.tensor,
     labels: tl.tensor,
