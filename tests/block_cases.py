@@ -1,6 +1,6 @@
 """What fused blocks must do on every device: results and gradients of the reference blocks.
 
-Shape letters: R rows, D hidden.
+Shape letters: R rows, D hidden, V classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks, ReferenceBlocks
 from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, make_site
 
@@ -18,7 +19,14 @@ EPSILON = 1e-12
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of the largest element of each result; 16-bit references round after every operator.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-BLOCKS = ("residual_output", "intermediate", "embed", "project_qkv", "project_qkv_of_rows")
+BLOCKS = (
+    "residual_output",
+    "intermediate",
+    "embed",
+    "project_qkv",
+    "project_qkv_of_rows",
+    "masked_lm_loss",
+)
 Case = tuple[Any, tuple[Tensor, ...], Callable[..., Any]]
 
 
@@ -47,7 +55,12 @@ def make_case(
     generator = torch.Generator().manual_seed(rows + 100 * hidden)
     source = Source(rows, hidden, dtype, device, generator)
     site = _site(rows, device) if dropout else None
-    make = {"residual_output": _residual_output, "intermediate": _intermediate, "embed": _embed}
+    make = {
+        "residual_output": _residual_output,
+        "intermediate": _intermediate,
+        "embed": _embed,
+        "masked_lm_loss": _masked_lm_loss,
+    }
     if block in make:
         modules, inputs, run = make[block](source, site)
     else:
@@ -97,6 +110,18 @@ def _project_qkv(source: Source, *, every: int) -> Case:
     hidden = source.hidden
     modules = {name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")}
     return modules, (source.normal(source.rows, hidden),), run
+
+
+def _masked_lm_loss(source: Source, _: DropoutSite | None) -> Case:
+    classes = 10 * source.hidden
+    labels = source.ids(classes)
+    labels[1::3] = IGNORED
+
+    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        return (blocks.masked_lm_loss(hidden, m["decoder"].weight, m["decoder"].bias, labels),)
+
+    modules = {"decoder": nn.Linear(source.hidden, classes)}
+    return modules, (source.normal(source.rows, source.hidden),), run
 
 
 def _site(rows: int, device: str) -> DropoutSite | None:

@@ -12,6 +12,7 @@ from block_cases import (
     make_case,
     results,
 )
+from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks, ReferenceBlocks, choose_blocks
 from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
 from mlperf_bert.model.cross_entropy import cross_entropy_sum
@@ -86,3 +87,26 @@ def test_a_chunked_head_needs_less_memory_than_full_logits() -> None:
         peaks.append(torch.cuda.max_memory_allocated())
     assert_near(found[1], found[0], TOLERANCES[torch.float32])
     assert peaks[1] < peaks[0] / 2
+
+
+def test_a_fused_loss_holds_the_logits_once(fused: Blocks) -> None:
+    """At BERT's vocabulary, with as many positions as 112 sequences have."""
+    positions, hidden_size, words = 4270, 256, 30528
+    hidden = torch.randn(positions, hidden_size, device=DEVICE, dtype=torch.bfloat16)
+    weight = torch.randn(words, hidden_size, device=DEVICE, dtype=torch.bfloat16) / 8
+    bias = torch.randn(words, device=DEVICE, dtype=torch.bfloat16)
+    labels = torch.randint(words, (positions,), device=DEVICE)
+    labels[::7] = IGNORED
+    leaves = tuple(each.requires_grad_() for each in (hidden, weight, bias))
+    peaks, found = [], []
+    for blocks in (fused, fused, ReferenceBlocks()):  # the first compiles
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loss = blocks.masked_lm_loss(*leaves, labels)
+        found.append([loss.detach(), *torch.autograd.grad(loss / positions, leaves)])
+        del loss
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert all(torch.equal(one, other) for one, other in zip(*found[:2], strict=True))
+    assert_near(found[0], found[2], TOLERANCES[torch.bfloat16])
+    assert peaks[1] < 1.5 * positions * words * 2 < peaks[2] / 3

@@ -27,9 +27,11 @@ from block_cases import (
     make_case,
     results,
 )
+from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import bert
 from mlperf_bert.model.blocks import ReferenceBlocks
 from mlperf_bert.model.fused_blocks import FusedBlocks
+from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
 from mlperf_bert.model.triton_parts import sum_programs
 from triton_compile import compile_instead
@@ -48,6 +50,9 @@ def interpret() -> None:
     check_block(fused, "intermediate", 41, 300, torch.float64, "cpu")  # several programs each way
     check_sums()
     check_gelu()
+    for positions, classes in ((1, 8), (3, 24), (70, 1000), (3, 2056)):
+        check_logits(positions, classes)
+    check_second_backward(fused)
     check_model(fused)
 
 
@@ -85,6 +90,47 @@ def check_gelu() -> None:
     assert (found_slope - slope).abs().max() < 4e-7
     small = values < -3  # nothing cancels: the float32 erf is off by a third at -5
     assert ((found - result) / result)[small & (values > -4)].abs().max() < 5e-4
+
+
+def check_logits(positions: int, classes: int) -> None:
+    """Losses and gradients of torch's in float64; rows of ignored labels, poisoned, add nothing."""
+    generator = torch.Generator().manual_seed(positions)
+    labels = torch.randint(classes, (positions,), generator=generator)
+    labels[1::2] = IGNORED
+    is_used = labels != IGNORED
+    for scale, dtype in ((1.0, torch.float64), (1e4, torch.float64), (3.0, torch.bfloat16)):
+        logits = (scale * torch.randn((positions, classes), generator=generator)).to(dtype)
+        logits[1::4], logits[3::4] = float("nan"), float("inf")
+        exact = logits[is_used].double().requires_grad_()
+        expected = torch.nn.functional.cross_entropy(exact, labels[is_used], reduction="none")
+        (of_exact,) = torch.autograd.grad(0.3 * expected.sum(), exact)
+        losses, statistics = cross_entropy(logits, labels)
+        given = torch.tensor(0.3, dtype=losses.dtype)
+        of_bias = cross_entropy_backward(given, logits, labels, statistics, losses.dtype)
+        found = (losses[is_used], of_bias)
+        tolerance = TOLERANCES[losses.dtype]
+        assert_near(found, [each.to(losses) for each in (expected, of_exact.sum(0))], tolerance)
+        assert_near([logits[is_used]], [of_exact.to(dtype)], TOLERANCES[dtype])
+        assert not losses[~is_used].any()
+        assert not logits[~is_used].any()
+    unused = cross_entropy(logits.fill_(float("nan")), torch.full_like(labels, IGNORED))[0]
+    assert not unused.any()
+    none, of_none = cross_entropy(logits[:0], labels[:0])
+    assert none.shape == (0,)
+    assert not cross_entropy_backward(given, logits[:0], labels[:0], of_none, dtype).any()
+
+
+def check_second_backward(fused: FusedBlocks) -> None:
+    """It would take the gradient for logits."""
+    modules, inputs, run = make_case("masked_lm_loss", 3, 24, torch.float32, "cpu", dropout=False)
+    (loss,) = run(fused, modules, *inputs)
+    loss.backward(retain_graph=True)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        raise AssertionError("a second backward went through")
 
 
 def check_model(fused: FusedBlocks) -> None:

@@ -23,9 +23,9 @@ from mlperf_bert.bench.training_run import own_stream, run_of_model
 from mlperf_bert.config_sections import ModelSection, StepMode
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step import forward
+from mlperf_bert.step import training_loss_sums
 
 NUM_BATCHES = 4  # distinct ones; each is measured several times
 LARGEST_LOSS_DIFFERENCE = 1e-5
@@ -215,7 +215,7 @@ def loss_without_dropout(ours: BertForPretraining, data: Data) -> Tensor:
     """Of our model on the first batch."""
     batch = data.batches[0]
     ours.eval()
-    loss = pretraining_loss(loss_sums(forward(ours, batch, ours.config.precision), batch), batch)
+    loss = pretraining_loss(training_loss_sums(ours, batch, ours.config.precision), batch)
     ours.train()
     return loss
 

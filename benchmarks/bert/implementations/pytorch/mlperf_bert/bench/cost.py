@@ -21,9 +21,9 @@ from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step import forward, weights_dtype
+from mlperf_bert.step import training_loss_sums, weights_dtype
 
 Float64Array = NDArray[np.float64]
 
@@ -204,8 +204,8 @@ def _batch(count: int, length: int, settings: CostSettings) -> UnpaddedBatch:
 def _contender(model: BertForPretraining, batch: UnpaddedBatch) -> Contender:
     def run(number: int) -> Tensor:
         model.zero_grad()
-        logits = forward(model, batch, model.config.precision)
-        loss = pretraining_loss(loss_sums(logits, batch), batch)
+        sums = training_loss_sums(model, batch, model.config.precision)
+        loss = pretraining_loss(sums, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         # Whoever reads it waits for the backward too, which is on the same stream.
         return loss.detach()

@@ -101,7 +101,7 @@ class BertForPretraining(nn.Module):
         # skip_init's way: modules made on "meta" draw nothing from the global generator.
         meta = torch.device("meta")
         self.bert = BertBody(config, self.attention.policy, blocks, meta)
-        self.cls = PretrainingHeads(config, meta)
+        self.cls = PretrainingHeads(config, blocks, meta)
         if self.fp8 is not None:
             self.fp8.assign(products_of(self.bert.encoder.layer))
         if device.type != "meta":

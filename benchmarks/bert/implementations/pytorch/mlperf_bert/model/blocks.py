@@ -3,7 +3,8 @@
 A set of blocks is chosen once per model, by `model.kernels`. Every fused block has the signature of
 its reference and the same gradients; both drop the elements that `model/dropout.py` says.
 
-Shape letters: T tokens, R rows (some or all of them), D hidden, F feed-forward width.
+Shape letters: T tokens, R rows (some or all of them), D hidden, F feed-forward width, P masked
+positions, V vocabulary (padded).
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from mlperf_bert.config_sections import KernelsName
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.cross_entropy import cross_entropy_sum
 from mlperf_bert.model.dropout import DropoutSite, dropout
 
 MOST_CHANNELS = 4096  # of a row that one program of a GPU normalises in its registers
@@ -66,6 +68,15 @@ class Blocks(Protocol):
         """
         ...
 
+    def masked_lm_loss(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    ) -> Tensor:
+        """`cross_entropy_sum` of the logits hidden @ weight.T + bias: a scalar with one backward.
+
+        `hidden` [P, D], `weight` [V, D], `bias` [V], `labels` int64 [P].
+        """
+        ...
+
 
 class ReferenceBlocks:
     """Blocks in torch's own operators, for every device and dtype."""
@@ -108,6 +119,12 @@ class ReferenceBlocks:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See Blocks. On a CPU one product of all three weights was no faster."""
         return query(wanted), key(hidden), value(hidden)
+
+    def masked_lm_loss(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    ) -> Tensor:
+        """See Blocks."""
+        return cross_entropy_sum(F.linear(hidden, weight, bias), labels)
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:

@@ -4,7 +4,7 @@ A block's product stands outside its autograd function, so that autocast casts w
 the kernels take tensors of mixed dtypes and compute in float32 (float64 for float64). In 16 bits
 that rounds less often than the reference does. Imported on CUDA only, or in Triton's interpreter.
 
-Shape letters: T tokens, R rows, D hidden.
+Shape letters: T tokens, R rows, D hidden, P masked positions, V vocabulary.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
+from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_embedding import embedding_norm, embedding_norm_backward
 from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
 from mlperf_bert.model.triton_norm import residual_norm, residual_norm_backward
@@ -85,6 +86,17 @@ class FusedBlocks:
         else:
             q, (k, v) = query(wanted), _project(hidden, key, value)
         return q, k, v
+
+    def masked_lm_loss(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    ) -> Tensor:
+        """See `Blocks`. Of logits, [P, V] is kept once, in the product's dtype.
+
+        The product adds the bias, whose gradient comes from the kernel that makes the logits'.
+        """
+        logits = F.linear(hidden, weight, bias.detach())
+        total: Tensor = _CrossEntropySum.apply(logits, bias, labels)  # type: ignore[no-untyped-call]
+        return total
 
 
 def kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
@@ -213,3 +225,23 @@ class _EmbeddingNorm(torch.autograd.Function):
             ctx.scale,
         )
         return None, None, None, *of_tables, *of_norm, None, None, None
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """Nobody else reads the logits, so the gradient may take their place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        losses, statistics = cross_entropy(logits, labels)
+        ctx.save_for_backward(logits, labels, statistics)
+        ctx.bias_dtype = bias.dtype
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        logits, labels, statistics = ctx.saved_tensors
+        of_bias = cross_entropy_backward(gradient, logits, labels, statistics, ctx.bias_dtype)
+        # torch does not see what a kernel writes; told, it refuses a second backward.
+        torch.autograd.graph.increment_version(logits)
+        return logits.detach(), of_bias, None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mlperf_bert.config_sections import HeadName, ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
 from mlperf_bert.model.cross_entropy import cross_entropy_sum
 
@@ -82,7 +83,7 @@ class PretrainingHeads(nn.Module):
     Raises ConfigError where model.head is "chunked" in fp16.
     """
 
-    def __init__(self, config: ModelSection, device: torch.device) -> None:
+    def __init__(self, config: ModelSection, blocks: Blocks, device: torch.device) -> None:
         super().__init__()
         if config.head == "chunked" and config.precision == "fp16":
             # Its gradients are rounded before the loss scale reaches them: most words get zero.
@@ -97,6 +98,7 @@ class PretrainingHeads(nn.Module):
         if config.objective == "mlm_nsp":
             self.seq_relationship = nn.Linear(config.hidden_size, 2, device=device)
         self.head: HeadName = config.head
+        self.blocks = blocks
 
     def forward(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor
@@ -116,13 +118,11 @@ class PretrainingHeads(nn.Module):
 
         Where model.head is "chunked", logits of the masked positions are never there all at once.
         """
-        if self.head == "full":
-            return loss_sums(self(masked, pooled, word_embeddings), batch)
-        transformed = self.predictions.transform(masked)
+        head = self.predictions
+        is_full = self.head == "full"
+        masked_lm_loss = self.blocks.masked_lm_loss if is_full else chunked_cross_entropy_sum
         return LossSums(
-            mlm=chunked_cross_entropy_sum(
-                transformed, word_embeddings, self.predictions.bias, batch.labels
-            ),
+            mlm=masked_lm_loss(head.transform(masked), word_embeddings, head.bias, batch.labels),
             nsp=_pair_loss(self._pair_scores(pooled), batch),
         )
 

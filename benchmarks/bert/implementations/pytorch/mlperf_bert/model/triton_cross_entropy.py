@@ -1,0 +1,165 @@
+"""Cross-entropy of a GPU's logits, which are read once forward and once backward.
+
+Backward writes their gradient in their place and adds up its columns on the way, so that the bias
+of the product that made them needs no pass of its own. All is computed in float32 (float64 for
+float64), and only that gradient is rounded.
+
+Shape letters: P positions, V classes.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlperf_bert.data.batch import IGNORED
+from mlperf_bert.model.triton_parts import (
+    channels_of,
+    computed_in,
+    empty_sums,
+    kernel,
+    sum_programs,
+)
+
+LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
+LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
+GROUPS = 512  # of eight classes that a program reads at a time in forward
+BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # in backward
+# In backward, on every GPU, so that sums have one order: as many as an H100 or H200 runs at once
+# (48 registers a thread, which leaves room for 10 programs on each of 132 multiprocessors).
+MOST_PROGRAMS = 1320
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of each row, and statistics for backward.
+
+    Args:
+        logits: [P, V], contiguous.
+        labels: int64 [P]. The loss of a row is zero where it is IGNORED, whatever the row holds,
+            and NaN where it is no class.
+
+    Returns:
+        Nats [P], and [2, P] largest logit and one over the sum of exp(logit - largest).
+    """
+    rows, columns = logits.shape
+    losses, statistics = empty_sums(logits, rows), empty_sums(logits, 2, rows)
+    _cross_entropy_forward[(rows,)](
+        logits,
+        labels,
+        losses,
+        statistics,
+        rows,
+        columns,
+        IGNORED,
+        computed_in(logits),
+        min(GROUPS, triton.next_power_of_2(triton.cdiv(columns, 8))),
+    )
+    return losses, statistics
+
+
+def cross_entropy_backward(
+    gradient: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, bias_dtype: torch.dtype
+) -> Tensor:
+    """Write the gradient of the logits over them, from the scalar one of the sum of all losses.
+
+    Rows of ignored labels become zero.
+
+    Returns:
+        Sum of the gradient over the positions, [V] in `bias_dtype`, added up before it is rounded.
+    """
+    rows, columns = logits.shape
+    column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
+    # Four blocks of rows each at least, as in `num_programs`.
+    programs = min(triton.cdiv(rows, 4 * BLOCK_ROWS), max(MOST_PROGRAMS // column_blocks, 1))
+    partials = empty_sums(statistics, programs, 1, columns)
+    _cross_entropy_backward[(programs, column_blocks)](
+        gradient,
+        logits,
+        labels,
+        statistics,
+        partials,
+        rows,
+        columns,
+        IGNORED,
+        computed_in(logits),
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+    )
+    return sum_programs(partials, (bias_dtype,))[0]
+
+
+@kernel
+def _cross_entropy_forward(
+    logits: tl.tensor,
+    labels: tl.tensor,
+    losses: tl.tensor,
+    statistics: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.constexpr,
+    ignored: tl.constexpr,
+    dtype: tl.constexpr,
+    groups: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    own_row = logits + row * columns
+    label = tl.load(labels + row)
+    is_used = label != ignored
+    channels = channels_of(groups)
+    # Of each group of eight by itself: a maximum of all would have the threads wait each time.
+    largest = tl.full((groups,), LOWEST, dtype)
+    total = tl.zeros((groups,), dtype)
+    first, end = 0, tl.where(is_used, columns, 0)
+    while first < end:
+        column = first + channels
+        values = tl.load(own_row + column, mask=column < columns, other=-float("inf")).to(dtype)
+        before, largest = largest, tl.maximum(largest, tl.max(values, 1))
+        total *= tl.exp2((before - largest) * LOG2_E)
+        total += tl.sum(tl.exp2((values - largest[:, None]) * LOG2_E), 1)
+        first += groups * 8
+    largest_of_all = tl.where(is_used, tl.max(largest, 0), 0.0)
+    sum_of_all = tl.sum(total * tl.exp2((largest - largest_of_all) * LOG2_E), 0)
+    is_class = (label >= 0) & (label < columns)
+    own = tl.load(own_row + label, mask=is_class, other=float("nan")).to(dtype)
+    tl.store(losses + row, tl.where(is_used, tl.log(sum_of_all) - (own - largest_of_all), 0.0))
+    tl.store(statistics + row, largest_of_all)
+    tl.store(statistics + rows + row, tl.where(is_used, 1 / sum_of_all, 0.0))
+
+
+@kernel
+def _cross_entropy_backward(
+    gradient: tl.tensor,
+    logits: tl.tensor,
+    labels: tl.tensor,
+    statistics: tl.tensor,
+    partials: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.constexpr,
+    ignored: tl.constexpr,
+    dtype: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+) -> None:
+    given = tl.load(gradient).to(dtype)
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    offsets = column[None, :] - tl.arange(0, block_rows)[:, None] * columns
+    total = tl.zeros((block_columns,), dtype)
+    # From the last row on: a GPU's cache may still hold those that forward read last, and will
+    # hold the first ones when the products read the gradient.
+    left = rows - tl.program_id(0) * block_rows
+    while left > 0:
+        row = left - 1 - tl.arange(0, block_rows)
+        label = tl.load(labels + row, mask=row >= 0, other=ignored).to(tl.int32)[:, None]
+        largest = tl.load(statistics + row, mask=row >= 0, other=0.0)[:, None]
+        inverse_sum = tl.load(statistics + rows + row, mask=row >= 0, other=0.0)[:, None]
+        is_there = (row >= 0)[:, None] & (column < columns)[None, :]
+        at = logits + (left - 1).to(tl.int64) * columns + offsets
+        # Ignored rows are not read: zero times NaN would be one.
+        values = tl.load(at, mask=is_there & (label != ignored), other=0.0).to(dtype)
+        slope = tl.exp2((values - largest) * LOG2_E) * (inverse_sum * given)
+        slope -= tl.where(column[None, :] == label, given, 0.0)
+        tl.store(at, slope.to(logits.dtype.element_ty), mask=is_there)
+        total += tl.sum(slope, 0)
+        left -= tl.num_programs(0) * block_rows
+    tl.store(partials + tl.program_id(0) * columns + column, total, mask=column < columns)
