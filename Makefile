@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-real test-slow test-gpu audit golden bench package
+.PHONY: setup check format test test-real test-slow test-oldest test-gpu audit golden bench package
 
 setup:
 	tools/venv.sh dev
@@ -28,8 +28,16 @@ test-real: setup
 		-o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 
 # What is too long for every run of the tests.
-test-slow: setup
+test-slow: setup test-oldest
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -m longest
+
+# Model, optimizer, steps, graphs, bench and kernels on the oldest torch allowed, with its Triton; 6 GB once.
+OLDEST = tests/unit/model tests/unit/optim tests/unit/bench \
+	$(addprefix tests/unit/test_, replay.py graphs.py precision.py)
+test-oldest:
+	tools/venv.sh dev oldest
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)
+	.venv-oldest/bin/pytest --collect-only -qq tests/gpu
 
 # Known vulnerabilities of what is installed, and of what pyproject.toml allows.
 audit: setup

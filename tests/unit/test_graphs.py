@@ -30,6 +30,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.exit_statuses import TARGET_MISSED
 from mlperf_bert.graphs import CapturedStep, StaticInputs
 from mlperf_bert.model.bert import BertForPretraining
@@ -157,6 +158,29 @@ def test_init_phase_leaves_every_bit_of_state(
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]), name
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ((SMALL, LARGE), "the captured capacity of 160 tokens in 4 sequences"),
+        ((), "a forward of 128 tokens in 4 sequences"),
+    ],
+    ids=["captured", "eager"],
+)
+def test_an_update_that_takes_too_much_memory_names_its_size(
+    tiny_config: Path, shapes: tuple[StaticShape, ...], size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tiny_config, shapes=shapes)
+
+    def prepare(_make_batch: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    monkeypatch.setattr(run.step, "prepare", prepare)
+    with pytest.raises(ConfigError, match=size) as raised:
+        warm_up(run.config, run.step, run.model, run.optimizer, CPU)
+    assert str(raised.value).startswith("parallel.local_batch_size: 4: no memory left")
+    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
 
 
 def test_dropout_is_the_same_after_a_restart(tiny_config: Path) -> None:

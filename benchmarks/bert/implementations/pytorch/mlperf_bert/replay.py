@@ -1,6 +1,9 @@
 """A function of tensors that stay where they are: captured once and replayed, or simply called."""
 
-from collections.abc import Callable
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -36,6 +39,8 @@ class Replay(Generic[Result]):
             pool: memory of the graph's own tensors, by torch.cuda.graph_pool_handle(), shared with
                 other graphs that are captured on the same `stream` and never run at the same time;
                 a new one if None.
+
+        Raises what the function raises, not what the end of a capture that it broke off says then.
         """
         self._function = function
         self._device = device
@@ -69,10 +74,38 @@ class Replay(Generic[Result]):
             for _ in range(warm_up_calls):
                 self._function()
         current.wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads, as the loader's, go on with CUDA calls that a capture must not see.
-        with torch.cuda.graph(
-            self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-        ):
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()  # torch 2.11 no longer does: the graph's memory is then that of no dead cycle
+        with torch.cuda.stream(stream), _no_collection(), _capture_into(graph, stream, pool):
             self._result = self._function()
+        self._graph = graph
         self._graph.replay()  # the first one also sends the graph to the device
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's garbage collection, which might free another graph: a capture forbids it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _capture_into(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
+) -> Iterator[None]:
+    """torch.cuda.graph, which after an error inside raises its own: that the capture is invalid."""
+    # Other threads, as the loader's, go on with CUDA calls that a capture must not see.
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    capture.__enter__()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            capture.__exit__(*sys.exc_info())
+        raise
+    capture.__exit__(None, None, None)

@@ -17,6 +17,7 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
 from mlperf_bert.data.shards import Samples
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step import Step
@@ -32,14 +33,31 @@ def warm_up(
     """Run `run.warm_up_steps` steps and let `step` prepare itself, then restore all state.
 
     Weights, optimizer, FP8 scales and random streams are afterwards bit for bit what they were.
+    Raises ConfigError where an update does not fit into the GPU's memory.
     """
     saved = _snapshot(model, optimizer, device)
     largest = step.shapes[-1] if step.shapes else None
     batch = synthetic_batch(config, largest).to(device)
-    for number in range(1, config.run.warm_up_steps + 1):
-        step(number, (batch,) * config.parallel.grad_accum_steps)
-    step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
+    try:
+        for number in range(1, config.run.warm_up_steps + 1):
+            step(number, (batch,) * config.parallel.grad_accum_steps)
+        step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
+    except torch.OutOfMemoryError as error:
+        raise _too_large(config, batch, largest) from error
     _restore(model, optimizer, device, saved)
+
+
+def _too_large(
+    config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
+) -> ConfigError:
+    """That forwards of `batch`, or of the largest shape that was `captured`, take too much."""
+    what, tokens, sequences = "a forward", len(batch.input_ids), len(batch.lengths)
+    if captured is not None:
+        what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
+    size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"
+    problem = f"{config.parallel.local_batch_size}: no memory left on the GPU for {size}"
+    remedy = "lower it, and raise parallel.grad_accum_steps as much"
+    return ConfigError("parallel.local_batch_size", problem, remedy)
 
 
 def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:

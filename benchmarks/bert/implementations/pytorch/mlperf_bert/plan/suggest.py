@@ -132,6 +132,8 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
             "ranks_per_node": gpus,
             "local_batch_size": batch.local_batch_size,
             "grad_accum_steps": batch.grad_accum_steps,
+            # No futures, which a capture would have to follow (docs/captured_step.md).
+            **({"data_parallel": "flat"} if ranks > 1 else {}),
         },
         "optim": {},
         "schedule": {},
