@@ -2,11 +2,10 @@
 
     python tools/kernel_table.py [--capability 90] [--only WORD] [--keep DIR] [--json]
 
-For each kernel: registers a thread, bytes of stack, spilled loads and stores, shared memory, programs
-that a multiprocessor holds, matrix instructions, stores of single bytes, the narrowest store of an
-FP8 result, and instructions an element. Instructions are those of the longest loop where a program
-has one (an iteration's elements are then counted), else of the whole program. `tests/unit/model/
-test_kernel_gate.py` keeps their bounds, `tools/step_budget.py` makes times of them.
+For each kernel: registers a thread, bytes of stack, spilled loads and stores, shared memory,
+programs that a multiprocessor holds, matrix instructions, stores of single bytes and of 16, and
+instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
+`tools/step_budget.py` makes times of them.
 """
 
 import argparse
@@ -44,7 +43,30 @@ REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
 SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}
 # A step of BERT-large: tokens of 112 sequences of the published mean, a multiple of 16.
 SEQUENCES, TOKENS, LONGEST, DUMMIES = 112, 28_496, 512, 56
-HIDDEN, WIDE, HEADS, VOCABULARY = 1024, 4096, 16, 30_528
+HIDDEN, WIDE, HEADS, VOCABULARY, MASKED = 1024, 4096, 16, 30_528, 4_288
+ELEMENTS = {  # of a program, or of one turn of its loop
+    "_attention_forward": (128 * 64, True),
+    "_attention_of_queries": (64 * 64, True),
+    "_attention_of_keys": (64 * 64, True),
+    "_attention_keep_bits": (16 * 128, True),
+    "_keep_bits": (16 * 128, False),
+    "_norm_forward": (HIDDEN, False),
+    "_norm_backward": (HIDDEN, True),
+    "_gelu_forward": (8 * 256, False),
+    "_gelu_backward": (8 * 256, True),
+    "_embedding_forward": (HIDDEN, False),
+    "_embedding_backward": (HIDDEN, True),
+    "_cross_entropy_forward": (4096, True),
+    "_cross_entropy_backward": (2 * 1024, True),
+    "_cast_to_fp8": (64 * 64, False),
+    "_gelu_fp8": (64 * 64, False),
+    "_transpose": (128 * 128, False),
+    "_sum_rows": (64 * 32, True),
+    "_moments_and_squares": (1024, False),
+    "_sum_squares": (1024, True),
+    "_apply": (1024, False),
+    "_adamw": (1024, False),
+}
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Launch = Callable[[], object]
 
@@ -86,8 +108,20 @@ class Compiled:
     occupancy: float
     matrix: int
     byte_stores: int
+    wide_stores: int
     instructions: int
     loop: int  # instructions of the longest loop; 0 without one
+
+    @property
+    def per_element(self) -> float:
+        """Instructions of a thread for each element that it works on.
+
+        Where `ELEMENTS` counts those of one turn of a loop, the loop's; else the program's. Its
+        loop is then for values that are not finite, and hardly ever run.
+        """
+        elements, of_loop = ELEMENTS[self.kernel]
+        count = self.loop if of_loop else self.instructions - self.loop
+        return count * self.warps * 32 / elements
 
 
 @contextmanager
@@ -138,6 +172,7 @@ def inspect(done: Any, capability: int, keep: Path, case: str = "") -> Compiled:
         occupancy=programs * warps * 32 / THREADS,
         matrix=sum(each.startswith(("HGMMA", "HMMA", "QGMMA")) for each in names),
         byte_stores=sum(each.startswith("STG") and ".U8" in each for each in names),
+        wide_stores=sum(each.startswith("STG") and ".128" in each for each in names),
         instructions=len(names),
         loop=_longest_loop(sass),
     )
@@ -179,6 +214,7 @@ def cases() -> dict[str, Launch]:
     """What launches the kernels of a step of 112 sequences, by the part of the step."""
     from mlperf_bert.model import (
         triton_attention,
+        triton_cross_entropy,
         triton_dropout,
         triton_embedding,
         triton_fp8,
@@ -203,6 +239,7 @@ def cases() -> dict[str, Launch]:
     statistics = empty(2, TOKENS, dtype=torch.float32)
     norm = (hidden, bias, residual, bias, statistics, keep, 1.1)
     tables = (empty(VOCABULARY, HIDDEN), empty(2, HIDDEN), empty(LONGEST, HIDDEN))
+    logits, labels = empty(MASKED, VOCABULARY), torch.zeros(MASKED, dtype=torch.int64)
     unit, maximum = torch.ones(()), torch.zeros(())
     e4m3, e5m2 = (
         Target(dtype, unit, maximum) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -230,7 +267,16 @@ def cases() -> dict[str, Launch]:
                 hidden, (ids,) * 3, tables, bias, statistics, keep, 1.1
             ),
         ),
+        "masked-LM loss": lambda: (
+            triton_cross_entropy.cross_entropy(logits, labels),
+            triton_cross_entropy.cross_entropy_backward(
+                unit, logits, labels, statistics, torch.bfloat16
+            ),
+        ),
         "FP8 cast": lambda: triton_fp8.cast((hidden,), 0, e4m3, transpose=True),
+        "FP8 cast of QKV gradients": lambda: triton_fp8.cast_with_sums(
+            empty(TOKENS, 3 * HIDDEN).split(HIDDEN, dim=1), e5m2
+        ),
         "FP8 norm": lambda: (
             triton_norm.residual_norm(hidden, bias, residual, bias, bias, 1e-12, keep, 1.1, e4m3),
             triton_norm.residual_norm_backward((hidden, residual), *norm, e5m2),
@@ -284,6 +330,10 @@ def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
     return list(found.values())
 
 
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def main() -> None:
     """Compile, and print a line a kernel."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -297,14 +347,12 @@ def main() -> None:
         keep.mkdir(parents=True, exist_ok=True)
         found = compile_all(args.capability, keep, args.only)
     if args.json:
-        print(json.dumps([asdict(each) for each in found]))
+        rows = [{**asdict(each), "per_element": each.per_element} for each in found]
+        print(json.dumps(rows))
         return
     print(f"Triton {triton.__version__}, compute capability {args.capability / 10}\n")
-    head = [field.name for field in fields(Compiled)]
-    rows = [
-        [f"{value:.0%}" if isinstance(value, float) else str(value) for value in astuple(each)]
-        for each in found
-    ]
+    head = [*(field.name for field in fields(Compiled)), "per_element"]
+    rows = [[_short(value) for value in (*astuple(each), each.per_element)] for each in found]
     for row in ([head], [["---"] * len(head)], rows):
         for line in row:
             print(f"| {' | '.join(line)} |")

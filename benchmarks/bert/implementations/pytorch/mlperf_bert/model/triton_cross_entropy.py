@@ -27,9 +27,9 @@ LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
 GROUPS = 512  # of eight classes that a program reads at a time in forward
 BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # in backward
-# In backward, on every GPU, so that sums have one order: as many as an H100 or H200 runs at once
-# (48 registers a thread, which leaves room for 10 programs on each of 132 multiprocessors).
-MOST_PROGRAMS = 1320
+# In backward, on every GPU, so that sums have one order. They run at once where ten fit on each of
+# an A100's 108 multiprocessors.
+MOST_PROGRAMS = 1080
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
