@@ -119,18 +119,21 @@ def main() -> int:
 
 def read_parts(out: Path) -> dict[str, Part]:
     """All parts of the plan, by name, in its order."""
-    ends: dict[str, tuple[int | None, int]] = {}
-    for line in _text(out / "parts.tsv").splitlines():
-        name, status, seconds = line.split("\t")
-        ends[name] = (int(status), int(seconds))
+    ends = dict(line.split("\t", 1) for line in _text(out / "parts.tsv").splitlines())
     parts = {}
     for line in _text(out / "plan.tsv").splitlines():
         _, file, limit, command = line.split("\t", 3)
         name = file.partition(".")[0]
-        status, seconds = ends.get(name, (None, 0))
-        log = _text(out / f"{name}.log").splitlines()
-        result = _result(out / f"{name}.json")
-        parts[name] = Part(name, int(limit), command, status, seconds, result, log)
+        status, _, seconds = ends.get(name, "").partition("\t")
+        parts[name] = Part(
+            name=name,
+            limit=int(limit),
+            command=command,
+            status=int(status) if status else None,
+            seconds=int(seconds or 0),
+            result=_result(out / f"{name}.json"),
+            log=_text(out / f"{name}.log").splitlines(),
+        )
     return parts
 
 
@@ -190,7 +193,7 @@ def _tests(out: Path) -> str:
         lines = _text(path).splitlines()
         begun = [line for line in lines if line.startswith("tests/") and "::" in line]
         last = re.fullmatch(r"=+ (.* in .*) =+", lines[-1]) if lines else None
-        cut_off = f"cut off in {begun[-1][:MOST_OF_A_LINE]}" if begun else "no test begun"
+        cut_off = f"cut off in {begun[-1][:MOST_OF_A_LINE].strip()}" if begun else "no test begun"
         rows.append((path.stem, last[1] if last else cut_off))
         failures += [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
     if not rows:
