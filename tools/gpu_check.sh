@@ -42,7 +42,7 @@ else
     SIZE=()
     PEER_SIZE=(--layers 24 --hidden 1024 --steps 8 --seconds 10)
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
-    PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2)
+    PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
     COST=(--layers 24 --hidden 1024 --precision bf16 --seconds 20)
     OPTIMIZER=(--layers 24 --hidden 1024 --seconds 5)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
@@ -126,17 +126,17 @@ run_stage() { # the most precious parts first
         bench against_bf16 110 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
         ;;
     3) # 540 s
-        bench scale 110 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 85 \
+        bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
             --plot "$RESULTS/scale.png"
-        bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 55 \
+        bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
             --plot "$RESULTS/sweep.png"
-        bench checkpoints 80 checkpoints "${OURS[@]}" "${PAIRS[@]}"
-        bench cost 45 cost "${COST[@]}" --device "$DEVICE"
-        bench loader 60 loader "${LOADER[@]}"
+        bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
+        bench cost 40 cost "${COST[@]}" --device "$DEVICE"
+        bench loader 45 loader "${LOADER[@]}"
         each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
-        part squad.json 55 "$PYTHON" -m mlperf_bert "${each[@]}" --json
-        part doctor.json 35 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
-        part burn_in.json 75 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
+        part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
+        part doctor.json 25 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
+        part burn_in.json 70 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
         ;;
     esac
 }

@@ -1,4 +1,4 @@
-"""`tools/summarise_gpu.py`: goals of the device, how parts and tests ended, and no more than is shown."""
+"""`tools/summarise_gpu.py`: goals of the device, how parts and tests ended, in few words."""
 
 import json
 import sys
