@@ -97,8 +97,8 @@ run_stage() { # the most precious parts first
     local each others=()
     case $stage in
     1) # 300 s
-        PEAK_S=$LONG_PEAK_S train train_bf16 66
-        PEAK_S=$LONG_PEAK_S train train_fp8 44 model.precision=fp8
+        PEAK_S=$LONG_PEAK_S train train_bf16 62
+        PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
             bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
                 --plot "$RESULTS/profile_$each.png"
@@ -106,7 +106,7 @@ run_stage() { # the most precious parts first
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train train_batch_4_captured 18 parallel.local_batch_size=4
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
-        part tests_first.txt 64 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
+        part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
         ;;
     2) # 420 s
         for each in "${LARGE_BATCHES[@]}"; do train "train_batch_$each" 24 "parallel.local_batch_size=$each"; done
