@@ -1,166 +1,188 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one run of under ten minutes: tests, measurements, ablations, profiles, and a summary.
+# What needs a GPU, in three stages of at most 5, 7 and 9 minutes: measurements, tests, profiles, and a summary.
 #
-#   OUT=logs/<day>-gpu tools/gpu_check.sh    on a machine with a GPU [logs/gpu_check]
-#   tools/gpu_check.sh --dry-run             every form of part at tiny size on the CPU; or DRY_RUN=1
-#   tools/gpu_check.sh --list                name and command of every part, none of which runs
+#   OUT=logs/<day>-gpu-1 tools/gpu_check.sh 1    stage 1, 2 or 3, on a machine with a GPU [logs/gpu_check]
+#   tools/gpu_check.sh --dry-run [STAGE]         every form of part at tiny size on the CPU
+#   tools/gpu_check.sh --list [STAGE]            stage, file, seconds at most and command of every part; runs none
 #
-# PYTHON: an interpreter with the dependencies [python3]. LIMIT_S: seconds for all parts together [570]: the most
-# important come first, each has a limit of its own, and none begins when the time is over. ONLY: a regular expression
-# of the names of parts, for a second run of some of them.
+# After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
+# this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
+#
+# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]. CACHE: compiled kernels, from one stage to the
+# next [a directory of the user's in TMPDIR]. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON without
+# it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a second run of some of them.
 set -uo pipefail # a failing part must not keep the others from running
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-OUT=${OUT:-logs/gpu_check}
-PYTHON=${PYTHON:-python3}
-LIMIT_S=${LIMIT_S:-570}
-ONLY=${ONLY:-}
-MODE=run
-if [[ ${1:-} == --dry-run || ${DRY_RUN:-0} == 1 ]]; then MODE=dry; fi
-if [[ ${1:-} == --list ]]; then MODE=list; fi
-if [[ ${1:-} != "" && $MODE == run ]]; then
-    echo "tools/gpu_check.sh: unknown argument $1; see the top of the file" >&2
-    exit 2
-fi
-export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tests
+OUT=${OUT:-logs/gpu_check} CACHE=${CACHE:-${TMPDIR:-/tmp}/mlperf-bert-gpu-check-$UID} ONLY=${ONLY:-} MODE=run
+export PYTHON=${PYTHON:-python3}
+case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
+case $MODE:$*: in
+*:[123]:) stages=("$1") ;;
+dry-run:: | list::) stages=(1 2 3) ;;
+*) echo "tools/gpu_check.sh: needs a stage: 1, 2 or 3; see the top of the file" >&2 && exit 2 ;;
+esac
 
-# Device and sizes: here and nowhere else.
+# Device and sizes: here and nowhere else. All but 320 sequences shall fit 80 GB.
 CONFIG=benchmarks/bert/implementations/pytorch/configs/h200_1x1x448x1.toml
-if [[ $MODE == dry ]]; then
-    DEVICE=cpu
-    BATCH=4 LARGE_BATCH=8 MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2
+if [[ $MODE == dry-run ]]; then
+    DEVICE=cpu BATCH=4 LARGE_BATCHES=(6 8) MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2 BURN_IN=2s PATIENCE=4
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
     PEER_SIZE=(--layers 1 --hidden 32 --heads 2 --vocab 128 --max-length 32 --steps 1)
-    SHORT=(--steps 3 --seconds 0.1 --threads 1)
-    PAIRS=(--pairs 1 --steps 2 --threads 1)
-    TEST_PROCESSES=0
-    PEAK=(--peak-seconds 0.02)
-    EVAL=(--samples 32 --rounds 1)
+    SHORT=(--steps 3 --seconds 0.1 --threads 1) PEAK_S=0.02 LONG_PEAK_S=0.02
+    PAIRS=(--pairs 1 --steps 2 --threads 1) EVAL=(--samples 32 --rounds 1)
     LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)
     COST=(--layers 1 --hidden 64 --vocab 128 --max-length 64 --tokens 2048 --seconds 0.5 --threads 1)
     OPTIMIZER=(--layers 1 --hidden 64 --vocab 128 --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
-    BURN_IN=2s
+    ATTENTIONS=(grouped packed) # which a CPU has
 else
-    DEVICE=cuda
-    BATCH=112 LARGE_BATCH=448 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=48
+    DEVICE=cuda BATCH=112 LARGE_BATCHES=(256 320) MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
     SIZE=()
     PEER_SIZE=(--layers 24 --hidden 1024 --steps 8 --seconds 10)
-    SHORT=(--steps 20 --seconds 2)
-    PAIRS=(--pairs 3 --steps 40)
-    TEST_PROCESSES=6 # most of the time is compilation
-    PEAK=(--peak-seconds 3)
-    EVAL=(--samples 10000 --rounds 3)
-    LOADER=(--dir "${TMPDIR:-/tmp}/mlperf-bert-loader" --rounds 2)
+    SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
+    PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
     COST=(--layers 24 --hidden 1024 --precision bf16 --seconds 20)
-    OPTIMIZER=(--layers 24 --hidden 1024 --seconds 10)
+    OPTIMIZER=(--layers 24 --hidden 1024 --seconds 5)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
-    BURN_IN=40s
+    ATTENTIONS=(triton flash)
 fi
-OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE")
-AT_BATCH=(--set "parallel.local_batch_size=$BATCH")
-
-# What is switched in the step of train_bf16, one at a time.
-ABLATIONS=(
-    "eager run.step_mode=eager"
-    "kernels_reference model.kernels=reference"
-    "attention_flash model.attention=flash"
-    "attention_cudnn model.attention=cudnn"
-    "attention_triton model.attention=triton"
-    "attention_grouped model.attention=grouped run.step_mode=eager"
-    "head_chunked model.head=chunked"
-    "bf16_autocast model.precision=bf16_autocast"
-    "dropout_0 model.hidden_dropout=0.0 model.attention_dropout=0.0 mlperf.enforce_rules=false"
-    "adamw optim.name=adamw mlperf.enforce_rules=false"
-    "fp32 model.precision=fp32 run.step_mode=eager"
-)
-if [[ $MODE == dry ]]; then ABLATIONS=("${ABLATIONS[@]:0:1}"); fi
-
-failed=0
+OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE" --set "parallel.local_batch_size=$BATCH")
+FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
+export LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # torch.compile takes a minute
 
 part() { # file, seconds at most, command...: what it prints goes to the file, progress and errors beside it, to *.log
-    local file=$1 limit=$2 name=${1%.*} status left start=$SECONDS
+    local file=$1 limit=$2 name=${1%.*} start=$SECONDS
     shift 2
     if [[ ! $name =~ $ONLY ]]; then return; fi
     if [[ $MODE == list ]]; then
-        printf '%s\t%s\n' "$file" "$*"
+        printf '%s\t%s\t%s\t%s\n' "$stage" "$file" "$limit" "$*"
         return
     fi
-    left=$((LIMIT_S - SECONDS))
-    if ((left < 5)); then
-        printf '%s\tskipped\t0\t%s\n' "$name" "$*" >>"$OUT/parts.tsv"
-        return
-    fi
-    if ((limit > left)); then limit=$left; fi
     echo "$name: at most $limit s" >&2
-    timeout --kill-after=5 "$limit" "$@" >"$OUT/$file" 2>"$OUT/$name.log"
-    status=$?
-    printf '%s\t%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - start))" "$*" >>"$OUT/parts.tsv"
-    case $status in
-    0) ;;
-    2) echo "$name: cannot run here: $(tail -n 1 "$OUT/$name.log")" >&2 ;; # a setting that this machine refuses
-    *)
-        failed=1
-        echo "$name: failed with status $status; see $OUT/$name.log" >&2
-        ;;
-    esac
+    timeout --kill-after=2 "$((PATIENCE * limit - 2))" "$@" >"$RESULTS/$file" 2>"$RESULTS/$name.log" &
+    child=$!
+    wait "$child" # not in the foreground, where a signal to this script would have to wait
+    printf '%s\t%s\t%s\n' "$name" "$?" "$((SECONDS - start))" >>"$RESULTS/parts.tsv"
+    summarise
 }
 
 bench() { # name, seconds at most, arguments of `mlperf_bert bench`
     part "$1.json" "$2" "$PYTHON" -m mlperf_bert bench "${@:3}" --json
 }
 
-ablate() { # lines of ABLATIONS
-    local line name settings setting switches
-    for line in "$@"; do
-        read -r name settings <<<"$line"
-        switches=()
-        for setting in $settings; do switches+=(--set "$setting"); done
-        bench "ablation_$name" 45 train "${OURS[@]}" "${AT_BATCH[@]}" "${switches[@]}" --peak-seconds 0.2 "${SHORT[@]}"
-    done
+train() { # name, seconds at most, settings...
+    local setting switches=()
+    for setting in "${@:3}"; do switches+=(--set "$setting"); done
+    bench "$1" "$2" train "${OURS[@]}" "${switches[@]}" --peak-seconds "$PEAK_S" "${SHORT[@]}"
 }
 
-if [[ $MODE != list ]]; then
-    mkdir -p "$OUT"
-    if [[ -z $ONLY ]]; then rm -rf "$OUT"/parts.tsv "$OUT"/*.json "$OUT/squad"; fi
-    {
-        echo "command: OUT=$OUT tools/gpu_check.sh ${1:-}"
-        echo "commit: $(git rev-parse HEAD 2>/dev/null || echo unknown)"
-        echo "changed since: $(git status --porcelain --untracked-files=no 2>/dev/null | wc -l) files"
-        date -u '+date: %Y-%m-%d %H:%M UTC'
-        nvidia-smi 2>&1
-    } >"$OUT/machine.txt"
-fi
+# shellcheck disable=SC2329 # for bash -c
+tests() { # targets of pytest: each in a process of its own, all at once as most of the time is compilation
+    local target name processes=() status=0
+    for target in "$@"; do
+        name=${target##*/} name=${name/.py/}
+        set -- -v -rfE --tb=short -o addopts= -p no:cacheprovider "$target" # pyproject.toml's options need plug-ins
+        if [[ $target != "$LAST_TEST" ]]; then set -- "$@" --deselect "$LAST_TEST"; fi
+        OMP_NUM_THREADS=2 "$PYTHON" -m pytest "$@" >"$RESULTS/${name/::/.}.txt" 2>&1 &
+        processes+=("$!")
+    done
+    for process in "${processes[@]}"; do wait "$process" || status=1; done
+    return "$status"
+}
+export -f tests
 
-bench train_bf16 120 train "${OURS[@]}" "${AT_BATCH[@]}" "${PEAK[@]}" "${SHORT[@]}"
-bench train_fp8 60 train "${OURS[@]}" "${AT_BATCH[@]}" --set model.precision=fp8 "${PEAK[@]}" "${SHORT[@]}"
-part tests.txt 200 "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TEST_PROCESSES" tests/gpu
-bench against_bf16 170 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
-bench eval_bf16 45 eval "${OURS[@]}" "${AT_BATCH[@]}" "${EVAL[@]}" "${SHORT[@]}"
-bench profile_bf16 45 profile "${OURS[@]}" "${AT_BATCH[@]}" --plot "$OUT/profile_bf16.png"
-bench checkpoints 90 checkpoints "${OURS[@]}" "${AT_BATCH[@]}" "${PAIRS[@]}"
-part doctor.json 40 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
-part burn_in.json 90 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
-for mode in captured eager; do
-    bench "train_batch_4_$mode" 30 train "${OURS[@]}" --set parallel.local_batch_size=4 --set "run.step_mode=$mode" \
-        --peak-seconds 0.2 "${SHORT[@]}"
-done
-ablate "${ABLATIONS[@]:0:6}"
-bench profile_fp8 45 profile "${OURS[@]}" "${AT_BATCH[@]}" --set model.precision=fp8 --plot "$OUT/profile_fp8.png"
-bench "train_batch_$LARGE_BATCH" 45 train "${OURS[@]}" --set "parallel.local_batch_size=$LARGE_BATCH" --peak-seconds 0.2 \
-    "${SHORT[@]}"
-bench scale 120 scale "${OURS[@]}" --max-batch "$MAX_BATCH" --total-seconds 90 --plot "$OUT/scale.png" "${SHORT[@]}"
-bench sweep 90 scale "${OURS[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 --plot "$OUT/sweep.png" "${SHORT[@]}"
-ablate "${ABLATIONS[@]:6}"
-bench optimizer 60 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
-bench cost 45 cost "${COST[@]}" --device "$DEVICE"
-bench loader 60 loader "${LOADER[@]}"
-part squad.json 60 "$PYTHON" -m mlperf_bert squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" \
-    --out "$OUT/squad" --json
+run_stage() { # the most precious parts first
+    local each others=()
+    case $stage in
+    1) # 300 s
+        PEAK_S=$LONG_PEAK_S train train_bf16 62
+        PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
+        for each in bf16 fp8; do
+            bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
+                --plot "$RESULTS/profile_$each.png"
+        done
+        for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
+        train train_batch_4_captured 18 parallel.local_batch_size=4
+        train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
+        part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
+        ;;
+    2) # 420 s
+        for each in "${LARGE_BATCHES[@]}"; do train "train_batch_$each" 24 "parallel.local_batch_size=$each"; done
+        for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
+        part tests_others.txt 55 bash -c 'tests "$@"' tests "${others[@]}"
+        train ablation_none 19 # train_bf16 once more: what is switched in it, one at a time, is compared with this
+        train ablation_eager 19 run.step_mode=eager
+        train ablation_kernels_reference 19 model.kernels=reference
+        train ablation_head_chunked 19 model.head=chunked
+        train ablation_dropout_0 19 model.{hidden,attention}_dropout=0.0 mlperf.enforce_rules=false
+        train ablation_bf16_autocast 19 model.precision=bf16_autocast
+        # All that fp32 has is "grouped", which reads lengths on the host: no capture. 112 sequences need over 80 GB.
+        train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
+        bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
+        bench optimizer 16 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
+        part tests_compiled.txt 30 bash -c 'tests "$@"' tests "$LAST_TEST"
+        bench against_bf16 110 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
+        ;;
+    3) # 540 s
+        bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
+            --plot "$RESULTS/scale.png"
+        bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
+            --plot "$RESULTS/sweep.png"
+        bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
+        bench cost 40 cost "${COST[@]}" --device "$DEVICE"
+        bench loader 45 loader "${LOADER[@]}"
+        each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
+        part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
+        part doctor.json 25 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
+        part burn_in.json 70 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
+        ;;
+    esac
+}
 
-if [[ $MODE != list ]]; then
-    "$PYTHON" tools/summarise_gpu.py "$OUT" >"$OUT/summary.md" || failed=1
-    echo "$OUT/summary.md" >&2
+summarise() { # summary and archive anew, each whole at every moment; the status says whether a part failed
+    local status
+    find "$RESULTS" -size +1M -exec sh -c 'tail -c 500000 "$1" >"$1.end" && mv "$1.end" "$1"' sh {} \;
+    "$PYTHON" tools/summarise_gpu.py "$RESULTS" >"$RESULTS/summary.md"
+    status=$?
+    [[ -s $RESULTS/summary.md ]] && cp "$RESULTS/summary.md" "$OUT/.gpu_check" && mv "$OUT/.gpu_check" "$OUT/summary.md"
+    tar -czf "$OUT/.gpu_check" -C "$WORK" results && mv "$OUT/.gpu_check" "$OUT/gpu_check.tar.gz"
+    return "$status"
+}
+
+if [[ $MODE == list ]]; then
+    RESULTS=RESULTS WORK=WORK
+    for stage in "${stages[@]}"; do run_stage; done
+    exit
 fi
+# shellcheck disable=SC2174 # the parents are the user's affair
+WORK=$(mktemp -d) && mkdir -p "$OUT" "$WORK/tmp" "$WORK/results" && mkdir -p -m 700 "$CACHE" || exit
+OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
+[[ -O $CACHE ]] || { # what it holds will be run
+    echo "tools/gpu_check.sh: CACHE $CACHE belongs to somebody else; name another directory" >&2 && exit 2
+}
+child=
+trap 'rm -rf "$WORK"' EXIT
+trap 'kill "$child" 2>/dev/null; exit 143' INT TERM
+export RESULTS=$WORK/results TMPDIR=$WORK/tmp TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_WAIT_POLICY=PASSIVE
+export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
+export TRITON_CACHE_DIR=$CACHE/triton TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor NUMBA_CACHE_DIR=$CACHE/numba
+export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME=$CACHE
+if [[ -n ${WHEELS:-} ]] && ! "$PYTHON" -c 'import mlperf_logging' 2>/dev/null; then
+    for wheel in "$WHEELS"/mlperf_logging-*.whl; do "$PYTHON" -m zipfile -e "$wheel" "$WORK/wheels"; done
+fi
+{
+    echo "stage: ${stages[*]}${ONLY:+ ($ONLY)}, $MODE, $(date -u '+%Y-%m-%d %H:%M UTC')"
+    echo "commit: ${COMMIT:-$(git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)}"
+    timeout 20 nvidia-smi --query-gpu=name,memory.total,driver_version,power.limit --format=csv,noheader 2>&1
+    "$PYTHON" -VV
+    timeout 45 "$PYTHON" -c 'import torch; print("torch", torch.__version__)' 2>&1 # from now on in the machine's memory
+} >"$RESULTS/machine.txt"
+for stage in "${stages[@]}"; do MODE=list run_stage; done >"$RESULTS/plan.tsv"
+summarise # says that nothing has ended yet
+for stage in "${stages[@]}"; do run_stage; done
+summarise
+failed=$?
+cat "$OUT/summary.md"
 exit "$failed"

@@ -1,30 +1,70 @@
-"""`summary.md` of a run of `tools/gpu_check.sh`, from the files that its parts left.
+"""The summary of a run of `tools/gpu_check.sh`, from the files that its parts left so far.
 
-python tools/summarise_gpu.py OUT > OUT/summary.md
+python tools/summarise_gpu.py RESULTS > summary.md    exit status 1: a part failed or took too long
 """
 
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MOST_CHARACTERS = 10_000  # of the summary: whoever runs the check may see no more of its output
+MOST_OF_A_LINE, MOST_OF_A_RESULT = 200, 900
 REFUSED = 2  # exit status of a setting that the machine or the program refuses
-TIMED_OUT = (124, 137)  # of `timeout`
-HEADLINE = "train_bf16"  # what an ablation is compared with
+TIMED_OUT, KILLED = 124, 137  # of `timeout`; it too kills what does not end
+HEADLINE, ALONE = "train_bf16", "ablation_none"  # what steps and ablations are compared with
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|ALLOC_FAILED|Cannot allocate memory")
+ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
+COLUMNS = {  # of training steps: the key of `bench train`, and its format
+    "samples/s": ("samples_per_s", ".1f"),
+    "step ms": ("step_ms", ".2f"),
+    "TFLOP/s": ("tflops", ".4g"),
+    "MFU": ("mfu", ".1%"),
+    "of burst": ("mfu_of_burst", ".1%"),
+    "padding": ("padding_share", ".1%"),
+}
+PEERS = ("padded", "padded_to_longest", "padded_compiled", "padded_flash", "unpadded_peer")
+LEFT_OUT = ("config", "schema_version")  # of what other parts printed
+RATES = {  # samples/s that come first and that are the goal, in bf16 and in FP8
+    "H100": ((850, 900), (1139, 1200)),
+    "H200": ((950, 1030), (1092, 1250)),
+}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One line of `parts.tsv`, and the JSON object that the part printed, if it did."""
+    """One line of `plan.tsv`, how it ended, and the JSON object that it printed, if it did."""
 
     name: str
-    status: str
-    seconds: str
+    limit: int
     command: str
-    result: dict[str, Any] | None
-    last_line: str
+    status: int | None  # None: not begun, or cut off with the whole check
+    seconds: int
+    result: dict[str, Any]
+    log: list[str]
+
+    @property
+    def state(self) -> str:
+        """How it ended, with the line of its log that says why."""
+        if self.status in (0, None):
+            return "done" if self.status == 0 else "not ended"
+        if any(OUT_OF_MEMORY.search(line) for line in self.log[-40:]):
+            return "ran out of memory"
+        if self.status == REFUSED:
+            return f"cannot run here: {self.reason}"
+        if self.status == TIMED_OUT or (self.status == KILLED and self.seconds >= self.limit - 4):
+            return f"stopped, took too long: {self.reason}"
+        return f"failed ({self.status}): {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """The last error of the log, or its last line."""
+        lines = [line for line in self.log if line.strip()]
+        errors = [line for line in lines if ERROR.match(line)]
+        return (errors or lines or [""])[-1][:MOST_OF_A_LINE]
 
 
 @dataclass(frozen=True)
@@ -49,34 +89,50 @@ def main() -> int:
     """Print the summary of the directory that is named."""
     out = Path(sys.argv[1])
     parts = read_parts(out)
-    sections = [
-        "# GPU check",
-        _machine(out),
-        _goals(parts),
-        _table_of_parts(parts),
-        _training(parts),
-        _against(parts),
-        _evaluation(parts),
-        _scale(parts),
-        _profiles(parts),
-    ]
-    print("\n\n".join(section for section in sections if section))
-    return 0
+    sections: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("GPU check", lambda: _text(out / "machine.txt").strip()),
+        ("Goals", lambda: _goals(parts, _text(out / "machine.txt"))),
+        ("Training steps", lambda: _training(parts)),
+        ("Parts", lambda: _table_of_parts(parts)),
+        ("Tests", lambda: _tests(out)),
+        ("Against `transformers`", lambda: _against(parts)),
+        ("Scale", lambda: _scale(parts, "scale", "rows", "batch")),
+        ("Sweep", lambda: _scale(parts, "sweep", "sweep", "tokens")),
+        ("Profile, bf16", lambda: _profile(parts, "profile_bf16")),
+        ("Profile, FP8", lambda: _profile(parts, "profile_fp8")),
+        ("Others", lambda: _others(parts)),
+    )
+    left = MOST_CHARACTERS
+    for title, write in sections:
+        try:
+            words = write()
+        except Exception as error:  # one odd result must not cost the others their summary
+            words = f"not summarised: {error!r}"
+        if len(words) > left:
+            words = f"{words[:left]}\n(cut off: the archive has all)"
+        left -= min(left, len(words))
+        if words:
+            print(f"## {title}\n\n{words}\n")
+    has_failed = any(part.state.startswith(("failed", "stopped")) for part in parts.values())
+    return int(has_failed)
 
 
 def read_parts(out: Path) -> dict[str, Part]:
-    """All parts that were begun or skipped, by name."""
+    """All parts of the plan, by name, in its order."""
+    ends = dict(line.split("\t", 1) for line in _text(out / "parts.tsv").splitlines())
     parts = {}
-    for line in (out / "parts.tsv").read_text(encoding="utf-8").splitlines():
-        name, status, seconds, command = line.split("\t", 3)
-        lines = _text(out / f"{name}.log").splitlines()
+    for line in _text(out / "plan.tsv").splitlines():
+        _, file, limit, command = line.split("\t", 3)
+        name = file.partition(".")[0]
+        status, _, seconds = ends.get(name, "").partition("\t")
         parts[name] = Part(
-            name,
-            status,
-            seconds,
-            command,
-            _result(out / f"{name}.json"),
-            lines[-1] if lines else "",
+            name=name,
+            limit=int(limit),
+            command=command,
+            status=int(status) if status else None,
+            seconds=int(seconds or 0),
+            result=_result(out / f"{name}.json"),
+            log=_text(out / f"{name}.log").splitlines(),
         )
     return parts
 
@@ -85,175 +141,152 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def _result(path: Path) -> dict[str, Any] | None:
+def _result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(_text(path))
     except json.JSONDecodeError:
-        return None
-    return result if isinstance(result, dict) else None
+        return {}
+    return result if isinstance(result, dict) else {}
 
 
-def _machine(out: Path) -> str:
-    lines = _text(out / "machine.txt").rstrip()
-    return f"```\n{lines}\n```"
-
-
-def _goals(parts: dict[str, Part]) -> str:
-    title = "## Goals\n\n"
-    if not _on_gpu(parts):
-        return title + "Not run on a GPU: no figure below says anything about one."
-    bf16, fp8 = _get(parts, HEADLINE), _get(parts, "train_fp8")
+def _goals(parts: dict[str, Part], machine: str) -> str:
+    devices = {part.result.get("device") for part in parts.values()} - {None}
+    names = " ".join(str(part.result.get("device_name")) for part in parts.values())
+    model = re.search(rf"\b({'|'.join(RATES)})\b", f"{names} {machine}")
+    if devices and "cuda" not in devices:
+        return "Not run on a GPU: no figure below says anything about one."
+    if model is None:
+        return "Not judged: there are goals for H100 and H200 only."
     against, evaluation = _get(parts, "against_bf16"), _get(parts, "eval_bf16")
-    captured, eager = (
-        _get(parts, f"train_batch_4_{mode}").get("samples_per_s") for mode in ("captured", "eager")
-    )
-    goals = (
-        Goal("bf16 samples/s, first step", bf16.get("samples_per_s"), 950),
-        Goal("bf16 MFU of the measured peak (long run)", bf16.get("mfu"), 0.6),
-        Goal("FP8 samples/s", fp8.get("samples_per_s"), 1250),
-        Goal(
-            "`transformers` padded and compiled, times", against.get("ratio_padded_compiled"), 2.4
-        ),
+    rates = {name: _get(parts, name).get("samples_per_s") for name in parts}
+    captured, eager = (rates.get(f"train_batch_4_{mode}") for mode in ("captured", "eager"))
+    steps = (("bf16", HEADLINE), ("FP8", "train_fp8"))
+    goals = [
+        Goal(f"{precision} samples/s, {text}", rates.get(part), bound)
+        for (precision, part), bounds in zip(steps, RATES[model[1]], strict=True)
+        for text, bound in zip(("first", "goal"), bounds, strict=True)
+    ]
+    ratio = captured / eager if captured and eager else None
+    peer = against.get("ratio_padded_compiled")
+    goals += [
+        Goal("bf16 MFU of the measured peak (long run)", _get(parts, HEADLINE).get("mfu"), 0.6),
+        Goal("captured / eager at 4 sequences", ratio, 1.5),
+        Goal("`transformers` padded and compiled, times", peer, 2.4),
         Goal("evaluation, share of a run", evaluation.get("share_of_run"), 0.028, is_upper=True),
-        Goal(
-            "captured / eager at 4 sequences", captured / eager if captured and eager else None, 1.5
-        ),
-    )
+    ]
     rows = [
         (goal.text, f"{'at most' if goal.is_upper else 'at least'} {goal.bound:g}", goal.verdict)
         for goal in goals
     ]
-    return title + _table(("goal", "bound", "found"), rows)
+    return _table(("goal", f"bound, {model[1]}", "found"), rows)
 
 
 def _table_of_parts(parts: dict[str, Part]) -> str:
-    rows = [(part.name, _state(part), part.seconds, f"`{part.command}`") for part in parts.values()]
-    return "## Parts\n\n" + _table(("part", "state", "s", "command"), rows)
+    rows = [(part.name, part.state, part.seconds, part.limit) for part in parts.values()]
+    return _table(("part", "state", "s", "at most"), rows)
 
 
-def _state(part: Part) -> str:
-    if part.status in ("0", "skipped"):
-        return "done" if part.status == "0" else "skipped: no time left"
-    if int(part.status) == REFUSED:
-        return f"cannot run here: {part.last_line}"
-    if int(part.status) in TIMED_OUT:
-        return "stopped: took too long"
-    return f"failed ({part.status}): {part.last_line}"
+def _tests(out: Path) -> str:
+    """How each file of tests ended, and its failures in a line each."""
+    rows, failures = [], []
+    for path in sorted(out.glob("test_*.txt")):
+        lines = _text(path).splitlines()
+        begun = [line for line in lines if line.startswith("tests/") and "::" in line]
+        last = re.fullmatch(r"=+ (.* in .*) =+", lines[-1]) if lines else None
+        cut_off = f"cut off in {begun[-1][:MOST_OF_A_LINE].strip()}" if begun else "no test begun"
+        rows.append((path.stem, last[1] if last else cut_off))
+        failures += [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if not rows:
+        return ""
+    shown = "\n".join(f"- {line[:MOST_OF_A_LINE]}" for line in failures[:12])
+    return f"{_table(('file', 'ended'), rows)}\n\n{len(failures)} failures\n{shown}"
 
 
 def _training(parts: dict[str, Part]) -> str:
-    """Rate, operations and memory of every `bench train`; ablations beside HEADLINE."""
-    headline = _get(parts, HEADLINE).get("samples_per_s")
+    """Rate, operations and memory of every `bench train`, beside that which it varies."""
     rows = []
     for part in parts.values():
-        result = part.result
-        if not part.name.startswith(("train_", "ablation_")) or result is None:
-            continue
-        share = "-"
-        if headline and part.name.startswith(("ablation_", "train_bf16", "train_fp8")):
-            share = f"{result['samples_per_s'] / headline:.3f}"
-        rows.append(
-            (
-                part.name,
-                f"{result['samples_per_s']:.1f}",
-                share,
-                f"{result['step_ms']:.2f}",
-                f"{result['tflops']:.4g}",
-                _percent(result["mfu"]),
-                _percent(result["mfu_of_burst"]),
-                _percent(result["padding_share"]),
-                f"{result['memory_peak_bytes'] / 2**30:.1f}",
-            )
-        )
-    head = ("part", "samples/s", f"/ {HEADLINE}", "step ms", "TFLOP/s", "MFU", "of burst")
-    note = (
-        "MFU is of the matrix products of the same part. Only train_bf16 and train_fp8 measure "
-        "these long enough for the clocks to fall."
+        if part.name.startswith(("train_", "ablation_")) and part.result:
+            base = _get(parts, HEADLINE if part.name.startswith("train_") else ALONE)
+            ratio = part.result["samples_per_s"] / base["samples_per_s"] if base else None
+            cells = [_cell(part.result[key], form) for key, form in COLUMNS.values()]
+            gib = part.result["memory_peak_bytes"] / 2**30
+            rows.append((part.name, _cell(ratio, ".3f"), *cells, f"{gib:.1f}"))
+    if not rows:
+        return ""
+    return (
+        f"{_table(('part', 'ratio', *COLUMNS, 'GiB'), rows)}\n\n"
+        f"{_get(parts, HEADLINE).get('attention', '')}\n"
+        f"Ratio: to {HEADLINE}, of ablations to {ALONE}. MFU is of the matrix products of the same "
+        f"part; only {HEADLINE} and train_fp8 measure these long enough for the clocks to fall."
     )
-    return f"## Training steps\n\n{_table((*head, 'padding', 'GiB'), rows)}\n\n{note}"
 
 
 def _against(parts: dict[str, Part]) -> str:
     result = _get(parts, "against_bf16")
     if not result:
         return ""
-    rows = []
-    for name in ("padded", "padded_to_longest", "padded_compiled", "padded_flash", "unpadded_peer"):
-        rate, ratio = result[f"{name}_samples_per_s"], result[f"ratio_{name}"]
-        if rate is None:
-            rows.append((name, "-", result[f"{name}_reason"]))
-        else:
-            rows.append((name, f"{rate:.1f}", f"{ratio:.2f}"))
-    title = f"## Against `transformers`: ours {result['ours_samples_per_s']:.1f} samples/s\n\n"
-    return title + _table(("the other side", "samples/s", "ours, times that"), rows)
+    rows = [
+        (
+            name,
+            _cell(result.get(f"{name}_samples_per_s"), ".1f"),
+            _cell(result.get(f"ratio_{name}"), ".2f"),
+            (result.get(f"{name}_reason") or "")[:MOST_OF_A_LINE],
+        )
+        for name in PEERS
+    ]
+    table = _table(("the other side", "samples/s", "ours, times that", "why not"), rows)
+    return f"Ours {result['ours_samples_per_s']:.1f} samples/s\n\n{table}"
 
 
-def _evaluation(parts: dict[str, Part]) -> str:
-    result = _get(parts, "eval_bf16")
+def _scale(parts: dict[str, Part], name: str, key: str, first: str) -> str:
+    rows = [
+        (
+            row[first],
+            row.get("step_mode", "-"),
+            _cell(row["samples_per_s"], ".1f"),
+            _cell(row.get("step_ms"), ".2f"),
+            row.get("reason", "")[:60],
+        )
+        for row in _get(parts, name).get(key, ())
+    ]
+    return _table((first, "step", "samples/s", "step ms", "why not"), rows) if rows else ""
+
+
+def _profile(parts: dict[str, Part], name: str) -> str:
+    result = _get(parts, name)
     if not result:
         return ""
+    rows = [
+        (f"{row['ms']:.3f}", f"{row['share']:.1%}", f"{row['calls']:g}", f"`{row['name'][:70]}`")
+        for row in result["rows"]
+    ]
+    kinds = ", ".join(f"{kind} {each['ms']:.2f}" for kind, each in result["kinds"].items())
     return (
-        f"## Evaluation\n\n{result['evaluation_samples_per_s']:.1f} samples/s, "
-        f"{result['evaluation_s']:.3f} s (the first {result['first_evaluation_s']:.3f} s) for "
-        f"{result['num_samples']}: {result['share_of_run']:.2%} of a run with an evaluation every "
-        f"{result['interval_samples']} samples; by operations {result['floor_share']:.2%}."
+        f"{result['step_ms']:.2f} ms a step under the profiler, "
+        f"{_cell(result['gap_share'], '.1%')} of it with nothing running; {kinds} ms\n\n"
+        + _table(("ms", "share", "calls", result["unit_of_work"]), rows)
     )
 
 
-def _scale(parts: dict[str, Part]) -> str:
-    sections = []
-    for name, key, first in (("scale", "rows", "batch"), ("sweep", "sweep", "tokens")):
-        rows = [
-            (
-                row[first],
-                row.get("step_mode", "-"),
-                "-" if row["samples_per_s"] is None else f"{row['samples_per_s']:.1f}",
-                row["reason"] if row["samples_per_s"] is None else f"{row['step_ms']:.2f}",
-            )
-            for row in _get(parts, name).get(key, ())
-        ]
-        if rows:
-            head = (first, "step", "samples/s", "step ms")
-            sections.append(f"## {name.capitalize()}\n\n{_table(head, rows)}")
-    return "\n\n".join(sections)
-
-
-def _profiles(parts: dict[str, Part]) -> str:
-    sections = []
-    for name in ("profile_bf16", "profile_fp8"):
-        result = _get(parts, name)
-        if not result:
-            continue
-        rows = [
-            (
-                f"{row['ms']:.3f}",
-                _percent(row["share"]),
-                f"{row['calls']:g}",
-                f"`{row['name'][:90]}`",
-            )
-            for row in result["rows"]
-        ]
-        sections.append(
-            f"## {name}\n\n{result['step_ms']:.2f} ms a step under the profiler, "
-            f"{_percent(result['gap_share'])} of it with nothing running.\n\n"
-            + _table(("ms", "share", "calls", result["unit_of_work"]), rows)
-            + f"\n\n![one step]({name}.png)"
-        )
-    return "\n\n".join(sections)
+def _others(parts: dict[str, Part]) -> str:
+    """The beginning of what the parts without a section of their own printed."""
+    known = ("train_", "ablation_", "profile_", "against_", "scale", "sweep")
+    lines = []
+    for part in parts.values():
+        if part.result and not part.name.startswith(known):
+            kept = {name: value for name, value in part.result.items() if name not in LEFT_OUT}
+            words = re.sub(r'(\.\d{3})\d+|"', r"\1", json.dumps(kept))
+            lines.append(f"- {part.name}: `{words[:MOST_OF_A_RESULT]}`")
+    return "\n".join(lines)
 
 
 def _get(parts: dict[str, Part], name: str) -> dict[str, Any]:
-    part = parts.get(name)
-    return {} if part is None or part.result is None else part.result
+    return parts[name].result if name in parts else {}
 
 
-def _on_gpu(parts: dict[str, Part]) -> bool:
-    devices = [part.result.get("device") for part in parts.values() if part.result]
-    return "cuda" in devices
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -1,0 +1,28 @@
+"""Seconds that a test may take: TEST_LIMIT_S, which `tools/gpu_check.sh` sets.
+
+A test that hangs in a kernel cannot be interrupted, so its process ends, with a traceback.
+"""
+
+import faulthandler
+import os
+from collections.abc import Generator
+
+import pytest
+
+LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "0"))
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)  # pytest puts a file in its place while a test runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if not LIMIT_S:
+        return (yield)
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
