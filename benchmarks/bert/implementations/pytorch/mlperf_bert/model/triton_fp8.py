@@ -18,9 +18,10 @@ from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target, padded
 from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
 
-TILE = 64
-NUM_WARPS = 8  # of a tile: 16 elements a thread, one store of 16 bytes
-TRANSPOSED_TILE = 128
+# Of a program: 32 elements a thread, so that the sums over rows are hardly more than additions. In
+# the transpose it writes lines of 128 bytes.
+TILE_ROWS, TILE_COLUMNS, NUM_WARPS = 128, 64, 8
+TRANSPOSED_TILE = 128  # of a copy that is transposed alone
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
@@ -52,7 +53,7 @@ def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
     """See `fp8_cast.cast_with_sums`: one launch where the parts lie side by side already."""
     whole = side_by_side(tuple(parts))
-    partials = empty_sums(whole, triton.cdiv(len(whole), TILE), 1, whole.shape[1])
+    partials = empty_sums(whole, triton.cdiv(len(whole), TILE_ROWS), 1, whole.shape[1])
     place = empty_fp8(whole, whole.shape, target, transpose=True)
     cast_part(whole, place, target, partials)
     return place, sum_programs(partials, (whole.dtype,))[0]
@@ -66,7 +67,7 @@ def cast_part(x: Tensor, place: Fp8Matrix, target: Target, partials: Tensor | No
     if x.stride(1) != 1:
         x = x.contiguous()
     num_rows, num_columns = x.shape
-    _cast_to_fp8[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
+    _cast_to_fp8[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_columns, TILE_COLUMNS))](
         x,
         x if partials is None else partials,
         num_rows,
@@ -74,7 +75,8 @@ def cast_part(x: Tensor, place: Fp8Matrix, target: Target, partials: Tensor | No
         x.stride(0),
         partials is not None,
         *writing(place, target),
-        TILE,
+        TILE_ROWS,
+        TILE_COLUMNS,
         num_warps=NUM_WARPS,
     )
 
@@ -139,10 +141,11 @@ def _cast_to_fp8(
     limit: tl.constexpr,
     notes_maximum: tl.constexpr,
     transposes: tl.constexpr,
-    tile: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
-    column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     at = row[:, None] * x_stride + column[None, :]
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)

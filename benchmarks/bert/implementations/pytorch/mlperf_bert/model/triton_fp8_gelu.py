@@ -13,7 +13,8 @@ from torch import Tensor
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_fp8 import (
     NUM_WARPS,
-    TILE,
+    TILE_COLUMNS,
+    TILE_ROWS,
     empty_fp8,
     store_sums,
     write_fp8,
@@ -39,7 +40,7 @@ def bias_gelu_fp8_backward(
     """
     num_rows, num_columns = product.shape
     result = empty_fp8(product, product.shape, target, transpose=True)
-    partials = empty_sums(product, triton.cdiv(num_rows, TILE), 1, num_columns)
+    partials = empty_sums(product, triton.cdiv(num_rows, TILE_ROWS), 1, num_columns)
     _launch(gradient, product, bias, partials, result, target)
     return result, sum_programs(partials, (bias.dtype,))[0]
 
@@ -53,7 +54,7 @@ def _launch(
     target: Target,
 ) -> None:
     num_rows, num_columns = product.shape
-    _gelu_fp8[(triton.cdiv(num_rows, TILE), triton.cdiv(num_columns, TILE))](
+    _gelu_fp8[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_columns, TILE_COLUMNS))](
         product if gradient is None else gradient,
         product,
         bias,
@@ -62,7 +63,8 @@ def _launch(
         num_columns,
         gradient is not None,
         *writing(result, target),
-        TILE,
+        TILE_ROWS,
+        TILE_COLUMNS,
         num_warps=NUM_WARPS,
     )
 
@@ -86,10 +88,11 @@ def _gelu_fp8(
     limit: tl.constexpr,
     notes_maximum: tl.constexpr,
     transposes: tl.constexpr,
-    tile: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
-    column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     at = row[:, None] * num_columns + column[None, :]
     values = tl.load(product + at, mask=inside, other=0.0).to(tl.float32)

@@ -1,0 +1,110 @@
+"""A gate without a GPU: what `tools/kernel_table.py` finds in the compiled kernels of a step."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import REPOSITORY, run_process
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+MULTIPROCESSORS = {"H100": 132, "A100": 108}
+MATRIX = ("_attention_forward", "_attention_of_queries", "_attention_of_keys")
+# Instructions an element, so that a kernel waits for memory at 3.0 TB/s and not for instructions:
+# an H100 issues 9.6 for each byte that it moves then, of 32 elements (docs/performance.md).
+MOST_INSTRUCTIONS = {
+    ("norm", "_norm_forward"): 58,
+    ("norm", "_norm_backward"): 97,
+    ("GELU", "_gelu_forward"): 38,
+    ("GELU", "_gelu_backward"): 57,
+    ("masked-LM loss", "_cross_entropy_forward"): 19,
+    ("masked-LM loss", "_cross_entropy_backward"): 38,
+    ("FP8 cast", "_cast_to_fp8"): 38,
+    ("FP8 cast of QKV gradients", "_cast_to_fp8"): 38,
+    ("FP8 norm", "_norm_forward"): 68,
+    ("FP8 norm", "_norm_backward"): 106,
+    ("FP8 transpose", "_transpose"): 19,
+    ("FP8 GELU forward", "_gelu_fp8"): 38,
+    ("FP8 GELU backward", "_gelu_fp8"): 57,
+}
+TRANSPOSING = ("_cast_to_fp8", "_gelu_fp8", "_transpose")
+Rows = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rows, Path]]:
+    keep = tmp_path_factory.mktemp("kernels")
+    done = run_process(
+        sys.executable,
+        REPOSITORY / "tools" / "kernel_table.py",
+        *("--json", "--keep", keep),
+        TRITON_CACHE_DIR=str(keep / "cache"),
+    )
+    assert done.returncode == 0, done.stderr
+    yield {(row["case"], row["kernel"]): row for row in json.loads(done.stdout)}, keep
+
+
+def test_no_kernel_spills(compiled: tuple[Rows, Path]) -> None:
+    rows, _ = compiled
+    assert len(rows) >= 30
+    assert {name for name, row in rows.items() if row["spills"] or row["stack"]} == set()
+
+
+def test_fp8_leaves_in_wide_stores(compiled: tuple[Rows, Path]) -> None:
+    """Of 16 bytes; beside a norm's other results of a row, of the 8 that a thread has of it."""
+    rows, keep = compiled
+    assert {name for name, row in rows.items() if row["byte_stores"]} == set()
+    for (case, kernel), row in rows.items():
+        if kernel in TRANSPOSING:
+            assert row["wide_stores"] >= 2, case
+    for path in keep.glob("*.ptx"):
+        ptx = path.read_text(encoding="utf-8")
+        assert "cvt.rn" not in ptx or "8x2" not in ptx or ".satfinite." in ptx
+
+
+def test_attention_runs_on_the_matrix_units(compiled: tuple[Rows, Path]) -> None:
+    rows, _ = compiled
+    found = {kernel: row["matrix"] for (_, kernel), row in rows.items() if kernel in MATRIX}
+    assert len(found) == len(MATRIX)
+    assert all(count >= 8 for count in found.values())
+
+
+def test_memory_not_instructions_bound_the_elementwise_kernels(
+    compiled: tuple[Rows, Path],
+) -> None:
+    rows, _ = compiled
+    for name, most in MOST_INSTRUCTIONS.items():
+        assert rows[name]["per_element"] <= most, name
+
+
+def test_gelu_is_computed_once(compiled: tuple[Rows, Path]) -> None:
+    """Triton 3.6 computed it once more, in the layout of the transpose."""
+    _, keep = compiled
+    found = sorted(
+        path.read_text(encoding="utf-8").count("math.exp2") for path in keep.glob("_gelu*.ttgir")
+    )
+    assert found == [1, 1, 2, 2]  # backward has the density too
+    assert not any("math.erf" in path.read_text() for path in keep.glob("*.ttgir"))
+
+
+def test_programs_that_share_sums_run_at_once(compiled: tuple[Rows, Path]) -> None:
+    """As many as their launches assume, on an H100, and in bf16 on an A100 (the same registers)."""
+    from mlperf_bert.model import triton_cross_entropy, triton_gelu, triton_parts
+
+    rows, _ = compiled
+    assumed = {
+        ("norm", "_norm_backward"): triton_parts.MOST_PROGRAMS,
+        ("GELU", "_gelu_backward"): triton_gelu.MOST_PROGRAMS,
+        ("masked-LM loss", "_cross_entropy_backward"): triton_cross_entropy.MOST_PROGRAMS,
+    }
+    for name, programs in assumed.items():
+        for gpu, multiprocessors in MULTIPROCESSORS.items():
+            assert rows[name]["programs"] * multiprocessors >= programs, (name, gpu)
+    fp8 = rows["FP8 norm", "_norm_backward"]["programs"]
+    assert fp8 * MULTIPROCESSORS["H100"] >= triton_parts.MOST_PROGRAMS
