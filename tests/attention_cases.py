@@ -12,7 +12,7 @@ from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
 
 MAX_LENGTH = 136  # of a sequence that may come: rows of packed sequences are as long
 # Of one token; in blocks of kernels, on their edges and across; none at the end.
-LENGTHS = ((1,), (130, 1, 7, 64), (65, 128, 3, 0, 0))
+LENGTHS = ((1,), (130, 1, 33, 64), (65, 128, 3, 129, 0, 0))
 NUM_HEADS = 2
 
 

@@ -37,7 +37,8 @@ def compile_instead(kernel: Any, *arguments: Any, **options: Any) -> Any:
             is_aligned = value % 16 == 0 and not parameter.do_not_specialize
         if is_aligned:
             aligned[(number,)] = [["tt.divisibility", 16]]
-    chosen = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+    names = ("num_warps", "num_stages", "maxnreg")
+    chosen = {name: options[name] for name in names if name in options}
     source = ASTSource(kernel, signature, constants, aligned)
     done = triton.compile(source, target=HOPPER, options=chosen)
     assert done.asm["cubin"]

@@ -5,11 +5,16 @@ imported. The second compiles them for a GPU and runs nothing, because the inter
 that the compiler refuses.
 """
 
+import re
+import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
+import triton
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -17,12 +22,17 @@ from attention_cases import check_policy, make_case, results
 from mlperf_bert.model import triton_attention
 from triton_compile import compile_instead
 
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SHARED_BYTES = 227 * 1024  # that a program may have there
+REGISTERS = 65_536  # of a multiprocessor
+STACK_BYTES = (
+    96  # a thread's, for what its registers do not hold: zero for heads of 64 in Triton 3.6
+)
 
 
 def interpret() -> None:
     attend = triton_attention.attend
-    for head_size, probability in ((16, 0.0), (16, 0.3), (64, 0.3)):
+    for head_size, probability in ((16, 0.0), (16, 0.3), (64, 0.3), (128, 0.3)):
         options = {"head_size": head_size, "spare_rows": 3}
         check_policy(attend, probability, torch.float32, 1e-5, **options)
     check_policy(attend, 0.3, torch.float16, 3e-3)
@@ -49,16 +59,29 @@ def check_strides() -> None:
 
 
 def compile_all() -> None:
-    JITFunction.run = compile_within_limits
     for head_size, probability in (*((size, 0.1) for size in triton_attention.TILES), (64, 0.0)):
+        JITFunction.run = partialmethod(compile_within_limits, 1 if head_size == 128 else 2)
         case = make_case((130, 7), head_size=head_size, max_length=512)
         results(triton_attention.attend, case, probability, torch.bfloat16)
 
 
-def compile_within_limits(kernel: Any, *arguments: Any, **options: Any) -> None:
-    """Called where a kernel is launched."""
+def compile_within_limits(kernel: Any, programs: int, /, *arguments: Any, **options: Any) -> None:
+    """Called where a kernel is launched; so many programs must fit on a multiprocessor."""
     done = compile_instead(kernel, *arguments, **options)
-    assert done.metadata.shared <= SHARED_BYTES
+    assert done.metadata.shared <= SHARED_BYTES / programs
+    if done.metadata.name == "_attention_keep_bits":
+        return
+    assert "wgmma.mma_async" in done.asm["ptx"]  # the matrix products of compute capability 9.0
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(done.asm["cubin"])
+        file.flush()
+        command = (CUOBJDUMP, "--dump-resource-usage", file.name)
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    registers, stack_bytes = map(int, found.groups())
+    assert programs * registers * 32 * done.metadata.num_warps <= REGISTERS
+    assert stack_bytes <= STACK_BYTES
 
 
 if __name__ == "__main__":

@@ -23,22 +23,24 @@ from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.dropout import DropoutSite, attention_keep_bits, scale_of
 from mlperf_bert.model.triton_attention_backward import gradients
 from mlperf_bert.model.triton_tiles import (
+    KEYS,
     LOG2_E,
     Saved,
     Tile,
-    at_rows,
-    is_kept,
+    kept_in_rows,
+    load_keep,
     load_tile,
+    row_numbers,
     span,
     store_tile,
 )
 
 TILES = MappingProxyType(  # by head size
     {
-        16: Tile(128, 64, 4, 3),
-        32: Tile(128, 64, 4, 3),
-        64: Tile(128, 64, 8, 3),
-        128: Tile(128, 64, 8, 3),
+        16: Tile(128, 4, 3),
+        32: Tile(128, 4, 3),
+        64: Tile(128, 8, 3, 128),
+        128: Tile(128, 8, 3),
     }
 )
 
@@ -66,10 +68,12 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = (_in_rows(x) for x in (q, k, v))
         num_heads = q.shape[1]
-        keep = q.new_empty(0, dtype=torch.uint8)
+        keep = q.new_empty(0, dtype=torch.int32)
         if site is not None:
-            bounds = (layout.cu_seqlens, layout.max_length, layout.cu_queries)
-            keep = attention_keep_bits(site, num_heads, *bounds)
+            bounds = (layout.cu_seqlens, triton.cdiv(layout.max_length, KEYS) * KEYS)
+            keep = attention_keep_bits(site, num_heads, *bounds, layout.cu_queries).view(
+                torch.int32
+            )
         saved = Saved(
             *(q, k, v),
             context=q.new_empty(q.shape),
@@ -110,9 +114,10 @@ def _launch(saved: Saved, max_queries: int, keep_scale: float | None) -> None:
         keep_scale,
         head_size,
         tile.queries,
-        tile.keys,
+        KEYS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.most_registers,
     )
 
 
@@ -130,7 +135,7 @@ def _attention_forward(
     k_stride: tl.tensor,
     v_stride: tl.tensor,
     num_rows: tl.tensor,
-    keep_bytes: tl.tensor,
+    num_words: tl.tensor,
     scale: tl.constexpr,
     keep_scale: tl.constexpr,
     head_size: tl.constexpr,
@@ -138,32 +143,36 @@ def _attention_forward(
     block_k: tl.constexpr,
 ) -> None:
     queries, keys = span(cu_queries), span(cu_seqlens)
-    if tl.program_id(0) * block_q < queries[1]:
-        query = tl.program_id(0) * block_q + tl.arange(0, block_q)
-        own_q = load_tile(q, q_stride, queries, query, head_size)
+    first = tl.program_id(0) * block_q
+    if first < queries[1]:
+        own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
         highest = tl.full((block_q,), float("-inf"), tl.float32)
         total = tl.zeros((block_q,), tl.float32)
         sums = tl.zeros((block_q, head_size), tl.float32)
+        key = tl.arange(0, block_k)
+        # Zero, but not to the compiler, which would round first and then select 16 bits: slower.
+        nothing = tl.minimum(keys[1], 0).to(tl.float32)
         for start in range(0, keys[1], block_k):
-            key = start + tl.arange(0, block_k)
-            own_k = load_tile(k, k_stride, keys, key, head_size)
+            own_k = load_tile(k, k_stride, keys, start, block_k, head_size)
+            scores = tl.dot(own_q, tl.trans(own_k))
+            if start + block_k > keys[1]:  # the last block alone pays for the comparisons
+                scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
             # In powers of two, which the hardware has an instruction for.
-            scores = tl.dot(own_q, tl.trans(own_k)) * (scale * LOG2_E)
-            scores = tl.where((key < keys[1])[None, :], scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 1))
-            weights = tl.exp2(scores - higher[:, None])
+            higher = tl.maximum(highest, tl.max(scores, 1) * (scale * LOG2_E))
+            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -higher[:, None]))
             shrink = tl.exp2(highest - higher)
             total = total * shrink + tl.sum(weights, 1)
             if keep_scale is not None:
-                kept = is_kept(keep, keep_bytes, queries, query, start, block_q, block_k)
-                weights = tl.where(kept, weights, 0.0)
-            own_v = load_tile(v, v_stride, keys, key, head_size)
+                words = load_keep(keep, num_words, queries, first, block_q, start)
+                weights = tl.where(kept_in_rows(words, key), weights, nothing)
+            own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
             sums = tl.dot(weights.to(own_v.dtype), own_v, sums * shrink[:, None])
             highest = higher
         result = sums / total[:, None]
         if keep_scale is not None:
             result *= keep_scale
         stride = tl.num_programs(1) * head_size
-        store_tile(context, stride, queries, query, result, head_size)
-        at = at_rows(logsumexp, num_rows, queries, query)
-        tl.store(at, highest + tl.log2(total), mask=query < queries[1])
+        store_tile(context, stride, queries, first, result, block_q, head_size)
+        query = first + tl.arange(0, block_q)
+        at = row_numbers(num_rows, queries, query)
+        tl.store(logsumexp + at, highest + tl.log2(total), mask=query < queries[1])

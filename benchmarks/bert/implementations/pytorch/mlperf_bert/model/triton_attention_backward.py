@@ -16,25 +16,29 @@ import triton.language as tl
 from torch import Tensor
 
 from mlperf_bert.model.triton_tiles import (
+    KEYS,
     LOG2_E,
     Saved,
     Tile,
-    at_rows,
-    is_kept,
+    kept_in_columns,
+    kept_in_rows,
+    load_keep,
+    load_pairs,
     load_tile,
+    row_numbers,
     span,
     store_tile,
 )
 
 TILES_OF_QUERIES = MappingProxyType(  # by head size
     {
-        16: Tile(64, 64, 4, 3),
-        32: Tile(64, 64, 4, 3),
-        64: Tile(64, 64, 4, 3),
-        128: Tile(64, 64, 8, 2),
+        16: Tile(64, 4, 3),
+        32: Tile(64, 4, 3),
+        64: Tile(128, 8, 2, 128),
+        128: Tile(64, 8, 2),
     }
 )
-TILES_OF_KEYS = TILES_OF_QUERIES
+TILES_OF_KEYS = MappingProxyType({**TILES_OF_QUERIES, 64: Tile(64, 4, 3)})
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -60,7 +64,7 @@ def gradients(
     num_rows, num_heads, head_size = q.shape
     num_sequences = len(saved.cu_queries) - 1
     grad_q, grad_k, grad_v = _empty_gradients(q, k)
-    products = torch.empty_like(saved.logsumexp)
+    statistics = saved.logsumexp.new_empty((num_heads, num_rows, 2))
     sizes = (
         *(x.stride(0) for x in (q, k, v, grad, grad_q, grad_k)),
         num_rows,
@@ -72,22 +76,24 @@ def gradients(
     tile = TILES_OF_QUERIES[head_size]
     _attention_of_queries[(triton.cdiv(max_queries, tile.queries), num_heads, num_sequences)](
         *saved,
-        *(grad, products, grad_q),
+        *(grad, statistics, grad_q),
         *sizes,
         tile.queries,
-        tile.keys,
+        KEYS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.most_registers,
     )
     tile = TILES_OF_KEYS[head_size]
-    _attention_of_keys[(triton.cdiv(max_length, tile.keys), num_heads, num_sequences)](
-        *(q, k, v, saved.logsumexp, saved.keep, saved.cu_queries, saved.cu_seqlens),
-        *(grad, products, grad_k, grad_v),
+    _attention_of_keys[(triton.cdiv(max_length, KEYS), num_heads, num_sequences)](
+        *(q, k, v, saved.keep, saved.cu_queries, saved.cu_seqlens),
+        *(grad, statistics, grad_k, grad_v),
         *sizes,
         tile.queries,
-        tile.keys,
+        KEYS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.most_registers,
     )
     return grad_q, grad_k, grad_v
 
@@ -111,7 +117,7 @@ def _attention_of_queries(
     cu_queries: tl.tensor,
     cu_seqlens: tl.tensor,
     grad: tl.tensor,
-    products: tl.tensor,
+    statistics: tl.tensor,
     grad_q: tl.tensor,
     q_stride: tl.tensor,
     k_stride: tl.tensor,
@@ -120,7 +126,7 @@ def _attention_of_queries(
     grad_q_stride: tl.tensor,
     grad_kv_stride: tl.tensor,
     num_rows: tl.tensor,
-    keep_bytes: tl.tensor,
+    num_words: tl.tensor,
     scale: tl.constexpr,
     keep_scale: tl.constexpr,
     head_size: tl.constexpr,
@@ -129,33 +135,40 @@ def _attention_of_queries(
 ) -> None:
     """The gradient of a block of queries, and of each its context times the context's gradient."""
     queries, keys = span(cu_queries), span(cu_seqlens)
-    if tl.program_id(0) * block_q < queries[1]:
-        query = tl.program_id(0) * block_q + tl.arange(0, block_q)
-        own_q = load_tile(q, q_stride, queries, query, head_size)
-        own_grad = load_tile(grad, grad_stride, queries, query, head_size)
+    first = tl.program_id(0) * block_q
+    if first < queries[1]:
+        own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
+        own_grad = load_tile(grad, grad_stride, queries, first, block_q, head_size)
         stride = tl.num_programs(1) * head_size
-        own_context = load_tile(context, stride, queries, query, head_size)
+        own_context = load_tile(context, stride, queries, first, block_q, head_size)
         product = tl.sum(own_context.to(tl.float32) * own_grad.to(tl.float32), 1)
+        if keep_scale is not None:
+            product /= keep_scale
+        query = first + tl.arange(0, block_q)
         is_query = query < queries[1]
-        tl.store(at_rows(products, num_rows, queries, query), product, mask=is_query)
-        at = at_rows(logsumexp, num_rows, queries, query)
-        log_sum = tl.load(at, mask=is_query, other=0.0)
+        at = row_numbers(num_rows, queries, query)
+        log_sum = tl.load(logsumexp + at, mask=is_query, other=0.0)
+        tl.store(statistics + 2 * at, log_sum, mask=is_query)
+        tl.store(statistics + 2 * at + 1, product, mask=is_query)
         sums = tl.zeros((block_q, head_size), tl.float32)
+        key = tl.arange(0, block_k)
         for start in range(0, keys[1], block_k):
-            key = start + tl.arange(0, block_k)
-            own_k = load_tile(k, k_stride, keys, key, head_size)
-            own_v = load_tile(v, v_stride, keys, key, head_size)
-            scores = tl.dot(own_q, tl.trans(own_k)) * (scale * LOG2_E)
-            # A key behind the sequence's end would be exp2(-log_sum), perhaps infinite.
-            scores = tl.where((key < keys[1])[None, :], scores, float("-inf"))
-            weights = tl.exp2(scores - log_sum[:, None])
+            own_k = load_tile(k, k_stride, keys, start, block_k, head_size)
+            own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
+            scores = tl.dot(own_q, tl.trans(own_k))
             of_weights = tl.dot(own_grad, tl.trans(own_v))
+            # A key behind the sequence's end would be exp2(-log_sum), perhaps infinite.
+            if start + block_k > keys[1]:
+                scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
+            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[:, None]))
             if keep_scale is not None:
-                kept = is_kept(keep, keep_bytes, queries, query, start, block_q, block_k)
-                of_weights = tl.where(kept, of_weights * keep_scale, 0.0)
+                words = load_keep(keep, num_words, queries, first, block_q, start)
+                of_weights = tl.where(kept_in_rows(words, key), of_weights, 0.0)
             of_scores = weights * (of_weights - product[:, None])
             sums = tl.dot(of_scores.to(own_k.dtype), own_k, sums)
-        store_tile(grad_q, grad_q_stride, queries, query, sums * scale, head_size)
+        if keep_scale is not None:
+            sums *= keep_scale
+        store_tile(grad_q, grad_q_stride, queries, first, sums * scale, block_q, head_size)
 
 
 @_kernel
@@ -163,12 +176,11 @@ def _attention_of_keys(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
-    logsumexp: tl.tensor,
     keep: tl.tensor,
     cu_queries: tl.tensor,
     cu_seqlens: tl.tensor,
     grad: tl.tensor,
-    products: tl.tensor,
+    statistics: tl.tensor,
     grad_k: tl.tensor,
     grad_v: tl.tensor,
     q_stride: tl.tensor,
@@ -178,7 +190,7 @@ def _attention_of_keys(
     grad_q_stride: tl.tensor,
     grad_kv_stride: tl.tensor,
     num_rows: tl.tensor,
-    keep_bytes: tl.tensor,
+    num_words: tl.tensor,
     scale: tl.constexpr,
     keep_scale: tl.constexpr,
     head_size: tl.constexpr,
@@ -187,32 +199,31 @@ def _attention_of_keys(
 ) -> None:
     """The gradients of a block of keys and their values; tiles are [keys, queries]."""
     queries, keys = span(cu_queries), span(cu_seqlens)
-    first_key = tl.program_id(0) * block_k
-    if first_key < keys[1]:
-        key = first_key + tl.arange(0, block_k)
-        own_k = load_tile(k, k_stride, keys, key, head_size)
-        own_v = load_tile(v, v_stride, keys, key, head_size)
+    first = tl.program_id(0) * block_k
+    if first < keys[1]:
+        own_k = load_tile(k, k_stride, keys, first, block_k, head_size)
+        own_v = load_tile(v, v_stride, keys, first, block_k, head_size)
         sums_k = tl.zeros((block_k, head_size), tl.float32)
         sums_v = tl.zeros((block_k, head_size), tl.float32)
+        key = tl.arange(0, block_k)
+        of_head = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
         for start in range(0, queries[1], block_q):
-            query = start + tl.arange(0, block_q)
             # Behind the last query q and grad are zero, and so is what it adds.
-            own_q = load_tile(q, q_stride, queries, query, head_size)
-            own_grad = load_tile(grad, grad_stride, queries, query, head_size)
-            at, is_query = at_rows(logsumexp, num_rows, queries, query), query < queries[1]
-            log_sum = tl.load(at, mask=is_query, other=0.0)
-            at = at_rows(products, num_rows, queries, query)
-            product = tl.load(at, mask=is_query, other=0.0)
-            scores = tl.dot(own_k, tl.trans(own_q)) * (scale * LOG2_E)
-            weights = tl.exp2(scores - log_sum[None, :])
+            own_q = load_tile(q, q_stride, queries, start, block_q, head_size)
+            own_grad = load_tile(grad, grad_stride, queries, start, block_q, head_size)
+            log_sum, product = load_pairs(of_head, 2, queries, start, block_q)
+            scores = tl.dot(own_k, tl.trans(own_q))
+            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[None, :]))
             of_weights = tl.dot(own_v, tl.trans(own_grad))
             used = weights
             if keep_scale is not None:
-                kept = is_kept(keep, keep_bytes, queries, query, first_key, block_q, block_k)
-                used = tl.where(tl.trans(kept), weights * keep_scale, 0.0)
-                of_weights = tl.where(tl.trans(kept), of_weights * keep_scale, 0.0)
+                words = load_keep(keep, num_words, queries, start, block_q, first)
+                used = tl.where(kept_in_columns(words, key), weights, 0.0)
             sums_v = tl.dot(used.to(own_grad.dtype), own_grad, sums_v)
-            of_scores = weights * (of_weights - product[None, :])
+            of_scores = tl.fma(used, of_weights, -(weights * product[None, :]))
             sums_k = tl.dot(of_scores.to(own_q.dtype), own_q, sums_k)
-        store_tile(grad_k, grad_kv_stride, keys, key, sums_k * scale, head_size)
-        store_tile(grad_v, grad_kv_stride, keys, key, sums_v, head_size)
+        if keep_scale is not None:
+            sums_k *= keep_scale
+            sums_v *= keep_scale
+        store_tile(grad_k, grad_kv_stride, keys, first, sums_k * scale, block_k, head_size)
+        store_tile(grad_v, grad_kv_stride, keys, first, sums_v, block_k, head_size)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
+KEYS = 64  # of a tile: their keep bits are read at once, as two words
 
 
 class Saved(NamedTuple):
@@ -25,18 +26,22 @@ class Saved(NamedTuple):
     v: Tensor  # [T, N, H]
     context: Tensor  # [R, N, H]
     logsumexp: Tensor  # float32 [N, R]: log2 of the sum of 2 ** (scores / ln 2) of a query
-    keep: Tensor  # uint8 [R, N, bytes]: `attention_keep_bits`; empty without dropout
+    keep: Tensor  # int32 [R, N, words]: `attention_keep_bits`; empty without dropout
     cu_queries: Tensor  # int32 [B + 1]
     cu_seqlens: Tensor  # int32 [B + 1]
 
 
 class Tile(NamedTuple):
-    """How much of the queries and keys a program holds at once, and how it is run."""
+    """How many queries a program holds at once beside 64 keys, and how it is run.
+
+    Constants, not measured at the start: sums depend on them, and so a run repeats bit by bit on
+    any machine of its kind and after a restart.
+    """
 
     queries: int
-    keys: int
     num_warps: int
     num_stages: int  # of the loop over the others
+    most_registers: int | None = None  # of a thread; the compiler's own choice where None
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
@@ -52,12 +57,16 @@ def span(bounds: tl.tensor) -> Any:
 
 @_kernel
 def load_tile(
-    x: tl.tensor, stride: tl.tensor, rows: tl.tuple, place: tl.tensor, head_size: tl.constexpr
+    x: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tuple,
+    first: tl.tensor,
+    size: tl.constexpr,
+    head_size: tl.constexpr,
 ) -> Any:
-    """`x` [.., N, H] at the places of the span `rows`: [places, H]; zeros behind its end."""
-    channel = tl.program_id(1) * head_size + tl.arange(0, head_size)
-    at = place[:, None] * stride + channel[None, :]
-    return tl.load(x + rows[0] * stride + at, mask=(place < rows[1])[:, None], other=0.0)
+    """`x` [.., N, H] at places `first` .. of the span `rows`: [size, H]; zeros behind its end."""
+    at, is_real = _of_tile(x, stride, rows, first, size, head_size)
+    return tl.load(at, mask=is_real, other=0.0)
 
 
 @_kernel
@@ -65,40 +74,82 @@ def store_tile(
     x: tl.tensor,
     stride: tl.tensor,
     rows: tl.tuple,
-    place: tl.tensor,
+    first: tl.tensor,
     values: tl.tensor,
+    size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    """Write `x` [.., N, H] at the places of the span `rows`."""
-    channel = tl.program_id(1) * head_size + tl.arange(0, head_size)
-    at = x + rows[0] * stride + place[:, None] * stride + channel[None, :]
-    tl.store(at, values.to(x.dtype.element_ty), mask=(place < rows[1])[:, None])
+    """Write `x` [.., N, H] at places `first` .. of the span `rows`."""
+    at, is_real = _of_tile(x, stride, rows, first, size, head_size)
+    tl.store(at, values.to(x.dtype.element_ty), mask=is_real)
 
 
 @_kernel
-def at_rows(x: tl.tensor, num_rows: tl.tensor, rows: tl.tuple, place: tl.tensor) -> Any:
-    """Addresses in `x` [N, num_rows] of the places of the span `rows`."""
-    return x + tl.program_id(1).to(tl.int64) * num_rows + rows[0] + place
-
-
-@_kernel
-def is_kept(
-    keep: tl.tensor,
-    keep_bytes: tl.tensor,
-    queries: tl.tuple,
-    place: tl.tensor,
-    first_key: tl.tensor,
-    block_q: tl.constexpr,
-    block_k: tl.constexpr,
+def _of_tile(
+    x: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tuple,
+    first: tl.tensor,
+    size: tl.constexpr,
+    head_size: tl.constexpr,
 ) -> Any:
-    """Which probabilities are kept of places of the span `queries`, for keys from `first_key` on.
+    place = tl.arange(0, size)
+    start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
+    # The same in every pass of a loop over `first`, so it stays in registers.
+    within = place[:, None] * stride + tl.arange(0, head_size)[None, :]
+    return start + within, (place < rows[1] - first)[:, None]
 
-    Bool [block_q, block_k]; `first_key` and `block_k` are multiples of 8.
+
+@_kernel
+def row_numbers(num_rows: tl.tensor, rows: tl.tuple, place: tl.tensor) -> Any:
+    """Where in [N, num_rows] the places of the span `rows` are: int64, as many."""
+    return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + place
+
+
+@_kernel
+def load_pairs(
+    x: tl.tensor, stride: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr
+) -> Any:
+    """Two neighbours at `x` of each place `first` .. of the span `rows`: two of [size].
+
+    One load of both: Triton 3.6 has every thread copy what it needs of a vector that is shorter
+    than the threads of a program, which is sixteen times as much.
     """
-    stride = tl.num_programs(1) * keep_bytes
-    byte = first_key // 8 + tl.arange(0, block_k // 8)
-    at = place[:, None] * stride + tl.program_id(1) * keep_bytes + byte[None, :]
-    mask = (place < queries[1])[:, None] & (byte < keep_bytes)[None, :]
-    bits = tl.load(keep + queries[0] * stride + at, mask=mask, other=0)
-    each = (bits[:, :, None] >> tl.arange(0, 8)[None, None, :].to(tl.uint8)) & 1
-    return tl.reshape(each, (block_q, block_k)) != 0
+    place = tl.arange(0, size)
+    at = (place * stride)[:, None] + tl.arange(0, 2)[None, :]
+    is_real = (place < rows[1] - first)[:, None]
+    pairs = tl.load(x + (rows[0] + first) * stride + at, mask=is_real, other=0)
+    return tl.split(pairs)
+
+
+@_kernel
+def load_keep(
+    keep: tl.tensor,
+    num_words: tl.tensor,
+    queries: tl.tuple,
+    first: tl.tensor,
+    size: tl.constexpr,
+    first_key: tl.tensor,
+) -> Any:
+    """Keep bits of 64 keys of each place `first` .. of the span `queries`: two int32 [size]."""
+    stride = tl.num_programs(1) * num_words
+    of_head = keep + tl.program_id(1) * num_words + first_key // 32
+    return load_pairs(of_head, stride, queries, first, size)
+
+
+@_kernel
+def kept_in_rows(words: tl.tuple, key: tl.tensor) -> Any:
+    """Bool [size, 64] of `load_keep`; `key` is 0 .. 63.
+
+    Lanes of a warp differ in bits 1 and 2 of a column's number, where a tile is the result of a
+    product: these are shifted out once for all columns, and what is left are constants.
+    """
+    halves = tl.where((key < 32)[None, :], words[0][:, None], words[1][:, None])
+    return ((halves >> (key & 6)[None, :]) & (1 << (key & 25))[None, :]) != 0
+
+
+@_kernel
+def kept_in_columns(words: tl.tuple, key: tl.tensor) -> Any:
+    """Bool [64, size] of `load_keep`; a thread's two rows differ in bit 3 of their number."""
+    halves = tl.where((key < 32)[:, None], words[0][None, :], words[1][None, :])
+    return ((halves >> (key & 23)[:, None]) & (1 << (key & 8))[:, None]) != 0
