@@ -46,7 +46,7 @@ SEQUENCES, TOKENS, LONGEST, DUMMIES = 112, 28_496, 512, 56
 HIDDEN, WIDE, HEADS, VOCABULARY, MASKED = 1024, 4096, 16, 30_528, 4_288
 ELEMENTS = {  # of a program, or of one turn of its loop
     "_attention_forward": (128 * 64, True),
-    "_attention_of_queries": (64 * 64, True),
+    "_attention_of_queries": (128 * 64, True),
     "_attention_of_keys": (64 * 64, True),
     "_attention_keep_bits": (16 * 128, True),
     "_keep_bits": (16 * 128, False),
@@ -252,7 +252,10 @@ def cases() -> dict[str, Launch]:
 
     return {
         "attention": attention,
-        "hidden keep bits": lambda: triton_dropout.keep_bits(site, HIDDEN),
+        "keep bits": lambda: (
+            triton_dropout.keep_bits(site, HIDDEN),
+            triton_dropout.attention_keep_bits(site, HEADS, bounds, LONGEST),
+        ),
         "norm": lambda: (
             triton_norm.residual_norm(hidden, bias, residual, bias, bias, 1e-12, keep, 1.1),
             triton_norm.residual_norm_backward((hidden, residual), *norm),

@@ -147,7 +147,7 @@ def sums_in_float32(rows: int, columns: int) -> None:
 
 
 def check_matrix(found: Fp8Matrix, exact: Tensor, maximum: Tensor) -> None:
-    torch.testing.assert_close(found.rows.double() * UNIT, exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.rows.double() * UNIT, exact, rtol=1e-5, atol=4e-6)
     num_rows = len(exact)
     assert torch.equal(found.transposed[:, :num_rows], found.rows.t())
     assert not found.transposed[:, num_rows:].any()

@@ -194,13 +194,17 @@ def to_fp8(
     maximum: tl.tensor,
     limit: tl.constexpr,
     notes_maximum: tl.constexpr,
-    is_tile: tl.constexpr,
+    looks_first: tl.constexpr,
 ) -> Any:
-    """Float32 `values` in the type that `quantised` points to; their maximum is noted."""
-    if is_tile:
+    """Float32 `values` in the type that `quantised` points to; their maximum is noted.
+
+    With `looks_first` elements are looked at for what is not finite only where there is any, which
+    takes fewer instructions and more registers.
+    """
+    if looks_first:
         largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
-        # Rare, so that others need not look at each element. Not `if`: through a loop Triton 3.6
-        # does not compute the values a second time in the transpose's layout.
+        # Not `if`: through a loop Triton 3.6 does not compute the values a second time, in the
+        # layout of the transpose.
         while not largest < float("inf"):
             values, largest = _finite_or_nan(values)
     else:

@@ -95,14 +95,14 @@ def _gelu_fp8(
     column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     at = row[:, None] * num_columns + column[None, :]
-    values = tl.load(product + at, mask=inside, other=0.0).to(tl.float32)
+    # Behind the last row the GELU is zero, and so is the gradient that is given.
+    outside = 0.0 if is_backward else -32768.0
+    values = tl.load(product + at, mask=inside, other=outside).to(tl.float32)
     values += tl.load(bias + column, mask=column < num_columns, other=0.0).to(tl.float32)[None, :]
     if is_backward:
         values = gelu_slope(values) * tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        store_sums(partials, values, column, num_columns)
     else:
         values = gelu(values)
-    values = tl.where(inside, values, 0.0)
-    if is_backward:
-        store_sums(partials, values, column, num_columns)
     place = quantised, transposed, unit, maximum, rows_stride, transposed_stride, transposed_columns
     write_fp8(values, row, column, num_rows, num_columns, place, limit, notes_maximum, transposes)

@@ -179,7 +179,7 @@ def _norm_forward(
     store_channels(output + row * size, channels, normalised, size)
     if writes_fp8:  # of what was written
         rounded = normalised.to(output.dtype.element_ty).to(tl.float32)
-        written = to_fp8(rounded, output8, unit, maximum, limit, notes_maximum, False)
+        written = to_fp8(rounded, output8, unit, maximum, limit, notes_maximum, True)
         store_channels(output8 + row * size, channels, written, size)
 
 
