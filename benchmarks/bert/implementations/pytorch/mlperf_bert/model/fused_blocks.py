@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
 from mlperf_bert.model.triton_embedding import embedding_norm, embedding_norm_backward
 from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
@@ -99,18 +100,6 @@ def _project(hidden: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     widths = [layer.out_features for layer in layers]
     parts: tuple[Tensor, ...] = _Columns.apply(F.linear(hidden, weight, bias), widths)  # type: ignore[no-untyped-call]
     return parts
-
-
-def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """[R, sum of widths] of parts [R, width]; without a copy where they lie so already."""
-    first, width = parts[0], sum(part.shape[1] for part in parts)
-    place = first.storage_offset()
-    for part in parts:
-        is_next = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not is_next or part.storage_offset() != place or part.stride() != (width, 1):
-            return torch.cat(parts, dim=1)
-        place += part.shape[1]
-    return first.as_strided((first.shape[0], width), (width, 1))
 
 
 class _Columns(torch.autograd.Function):
