@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from model_cases import CPU, TINY
 from torch import Tensor
 
-from attention_cases import (
-    NUM_HEADS,
-    check_policy,
-    layout_of,
-    make_case,
-    queries_of,
-    results,
-)
+from attention_cases import NUM_HEADS, check_policy, layout_of, make_case, queries_of, results
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
 from mlperf_bert.model.attention_choice import TOLERANCE, choose_attention, choose_fastest
@@ -247,7 +240,8 @@ def test_the_fastest_candidate_that_is_right_is_chosen() -> None:
     choice = choose_fastest(candidates, trial, timer, {"old": "too old"})
     assert choice.policy is fast
     assert len(calls) == 2  # what is wrong is not timed
-    assert choice.note.startswith("attention: fast (forward and backward of ")
+    assert choice.note.startswith("attention: fast (a layer of ")
+    assert " tokens, its gradients put side by side: slow" in choice.note
     for part in (
         "slow 500 ms, fast 250 ms",
         "old left out (too old)",
@@ -257,6 +251,23 @@ def test_the_fastest_candidate_that_is_right_is_chosen() -> None:
     ):
         assert part in choice.note
     assert "\n" not in choice.note
+
+
+def test_what_is_timed_has_gradients_put_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
+    factors = torch.tensor((2.0, 3.0, 5.0)).view(3, 1, 1)
+
+    def in_columns(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        return (torch.stack((q, k, v), dim=1) * factors).sum(dim=1)
+
+    def apart(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        return 2 * q + 3 * k + 5 * v
+
+    copied, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda *given, **how: copied.append(1) or cat(*given, **how))
+    joined = trial.run(in_columns), copied.copy(), trial.run(apart)
+    assert (joined[1], copied) == ([], [1])
+    torch.testing.assert_close(joined[2], joined[0])
 
 
 def test_grouped_is_chosen_where_no_candidate_is_left() -> None:

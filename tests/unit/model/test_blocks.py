@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.blocks import MOST_CHANNELS, Blocks, ReferenceBlocks, choose_blocks
+from mlperf_bert.model.blocks import (
+    MOST_CHANNELS,
+    Blocks,
+    ReferenceBlocks,
+    choose_blocks,
+    side_by_side,
+)
 from support import run_process
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -130,10 +136,7 @@ def test_fused_blocks_that_cannot_run_are_a_config_error(device: torch.device, h
         choose_blocks("fused", device, hidden)
 
 
-@needs_triton
 def test_columns_of_one_tensor_are_put_together_without_a_copy() -> None:
-    from mlperf_bert.model.blocks import side_by_side
-
     whole = normal(5, 12).detach()
     parts = whole.split((3, 4, 5), dim=1)
     joined = side_by_side(parts)

@@ -32,7 +32,7 @@ STACK_BYTES = (
 
 def interpret() -> None:
     attend = triton_attention.attend
-    for head_size, probability in ((16, 0.0), (16, 0.3), (64, 0.3), (128, 0.3)):
+    for head_size, probability in ((16, 0.0), (32, 0.3), (64, 0.3)):
         options = {"head_size": head_size, "spare_rows": 3}
         check_policy(attend, probability, torch.float32, 1e-5, **options)
     check_policy(attend, 0.3, torch.float16, 3e-3)

@@ -108,7 +108,9 @@ def choose_fastest(
     chosen = min(seconds, key=seconds.__getitem__) if seconds else "grouped"
     found = [f"{name} {1e3 * each:.3g} ms" for name, each in seconds.items()]
     found += [f"{name} left out ({reason})" for name, reason in reasons.items()]
-    size = "" if trial is None else f"forward and backward of {trial.num_tokens:,} tokens: "
+    size = ""
+    if trial is not None:
+        size = f"a layer of {trial.num_tokens:,} tokens, its gradients put side by side: "
     note = f"attention: {chosen} ({size}{', '.join(found)})"
     return AttentionChoice(chosen, policies[chosen], note)
 

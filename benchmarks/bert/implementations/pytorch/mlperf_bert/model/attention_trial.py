@@ -3,7 +3,7 @@
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -14,6 +14,7 @@ from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.attention import AttentionPolicy, reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
+from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.dropout import DropoutKeys, make_site
 
 NUM_SEQUENCES = 32
@@ -48,9 +49,11 @@ class Trial:
         )
         self._last_layout = self._layout.for_queries(queries)
         generator = torch.Generator().manual_seed(0)
-        shape = (4, self.num_tokens, config.num_heads, config.head_size)
+        shape = (self.num_tokens, 4, config.num_heads, config.head_size)
         drawn_values = torch.randn(shape, generator=generator).to(device, dtype)
-        *self._inputs, self._gradient = drawn_values.unbind()
+        # Columns of one product's result, as the fused blocks hand them over.
+        self._inputs = drawn_values[:, :3].contiguous().unbind(1)
+        self._gradient = drawn_values[:, 3].contiguous()
         number = torch.arange(NUM_SEQUENCES).repeat_interleave(torch.from_numpy(drawn))
         keys = DropoutKeys(
             0,
@@ -76,13 +79,19 @@ class Trial:
         ]
         return float(torch.stack(shares).max())  # host sync: the model is being built
 
-    def run(self, policy: AttentionPolicy) -> None:
-        """Forward and backward of one layer, dropout as in training."""
+    def run(self, policy: AttentionPolicy) -> Tensor:
+        """Forward and backward of one layer, dropout as in training.
+
+        Returns:
+            The gradients of q, k and v side by side, [T, 3 N H], as the product's backward wants
+            them: copied where the policy does not leave them so.
+        """
         q, k, v = leaves = [x.detach().requires_grad_() for x in self._inputs]
         context = policy(q, k, v, self._layout, self._site)
-        torch.autograd.grad(context, leaves, self._gradient)
+        gradients = torch.autograd.grad(context, leaves, self._gradient)
+        return side_by_side(tuple(gradient.flatten(1) for gradient in gradients))
 
-    def _both(self, policy: AttentionPolicy, inputs: list[Tensor]) -> list[Tensor]:
+    def _both(self, policy: AttentionPolicy, inputs: Sequence[Tensor]) -> list[Tensor]:
         results = []
         for layout in (self._layout, self._last_layout):
             q, k, v = leaves = [x.detach().requires_grad_() for x in inputs]

@@ -127,18 +127,6 @@ class ReferenceBlocks:
         return cross_entropy_sum(F.linear(hidden, weight, bias), labels)
 
 
-def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """[R, sum of widths] of parts [R, width]; without a copy where they lie so already."""
-    first, width = parts[0], sum(part.shape[1] for part in parts)
-    place = first.storage_offset()
-    for part in parts:
-        is_next = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not is_next or part.storage_offset() != place or part.stride() != (width, 1):
-            return torch.cat(parts, dim=1)
-        place += part.shape[1]
-    return first.as_strided((first.shape[0], width), (width, 1))
-
-
 def choose_blocks(name: KernelsName, device: torch.device, hidden_size: int) -> Blocks:
     """The blocks of that name; "auto" is "fused" where that can run, else "reference".
 
@@ -165,3 +153,15 @@ def choose_blocks(name: KernelsName, device: torch.device, hidden_size: int) -> 
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     return FusedBlocks()
+
+
+def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
+    """[R, sum of widths] of parts [R, width]; without a copy where they lie so already."""
+    first, width = parts[0], sum(part.shape[1] for part in parts)
+    place = first.storage_offset()
+    for part in parts:
+        is_next = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_next or part.storage_offset() != place or part.stride() != (width, 1):
+            return torch.cat(parts, dim=1)
+        place += part.shape[1]
+    return first.as_strided((first.shape[0], width), (width, 1))

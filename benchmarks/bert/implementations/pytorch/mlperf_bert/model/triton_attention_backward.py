@@ -142,14 +142,13 @@ def _attention_of_queries(
         stride = tl.num_programs(1) * head_size
         own_context = load_tile(context, stride, queries, first, block_q, head_size)
         product = tl.sum(own_context.to(tl.float32) * own_grad.to(tl.float32), 1)
-        if keep_scale is not None:
-            product /= keep_scale
+        product = product if keep_scale is None else product / keep_scale
         query = first + tl.arange(0, block_q)
         is_query = query < queries[1]
         at = row_numbers(num_rows, queries, query)
         log_sum = tl.load(logsumexp + at, mask=is_query, other=0.0)
-        tl.store(statistics + 2 * at, log_sum, mask=is_query)
-        tl.store(statistics + 2 * at + 1, product, mask=is_query)
+        tl.store(statistics + 2 * at, -log_sum, mask=is_query)
+        tl.store(statistics + 2 * at + 1, -product, mask=is_query)
         sums = tl.zeros((block_q, head_size), tl.float32)
         key = tl.arange(0, block_k)
         for start in range(0, keys[1], block_k):
@@ -166,9 +165,8 @@ def _attention_of_queries(
                 of_weights = tl.where(kept_in_rows(words, key), of_weights, 0.0)
             of_scores = weights * (of_weights - product[:, None])
             sums = tl.dot(of_scores.to(own_k.dtype), own_k, sums)
-        if keep_scale is not None:
-            sums *= keep_scale
-        store_tile(grad_q, grad_q_stride, queries, first, sums * scale, block_q, head_size)
+        sums *= scale if keep_scale is None else scale * keep_scale
+        store_tile(grad_q, grad_q_stride, queries, first, sums, block_q, head_size)
 
 
 @_kernel
@@ -211,16 +209,16 @@ def _attention_of_keys(
             # Behind the last query q and grad are zero, and so is what it adds.
             own_q = load_tile(q, q_stride, queries, start, block_q, head_size)
             own_grad = load_tile(grad, grad_stride, queries, start, block_q, head_size)
-            log_sum, product = load_pairs(of_head, 2, queries, start, block_q)
+            minus_log_sum, minus_product = load_pairs(of_head, 2, queries, start, block_q)
             scores = tl.dot(own_k, tl.trans(own_q))
-            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[None, :]))
+            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, minus_log_sum[None, :]))
             of_weights = tl.dot(own_v, tl.trans(own_grad))
             used = weights
             if keep_scale is not None:
                 words = load_keep(keep, num_words, queries, start, block_q, first)
                 used = tl.where(kept_in_columns(words, key), weights, 0.0)
             sums_v = tl.dot(used.to(own_grad.dtype), own_grad, sums_v)
-            of_scores = tl.fma(used, of_weights, -(weights * product[None, :]))
+            of_scores = tl.fma(used, of_weights, weights * minus_product[None, :])
             sums_k = tl.dot(of_scores.to(own_q.dtype), own_q, sums_k)
         if keep_scale is not None:
             sums_k *= keep_scale

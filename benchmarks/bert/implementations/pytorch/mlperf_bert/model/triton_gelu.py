@@ -142,6 +142,6 @@ def _normal_tail(sizes: tl.tensor) -> Any:
     power = sizes * 4.9354258e-04 - 7.2472368e-03
     power = power * sizes + 5.2281787e-02
     power = power * sizes + 4.5945693e-01
-    power = power * sizes + 1.1510416e+00
-    power = power * sizes + 1.0000023e+00
+    power = power * sizes + 1.1510416e00
+    power = power * sizes + 1.0000023e00
     return tl.exp2(-power)
