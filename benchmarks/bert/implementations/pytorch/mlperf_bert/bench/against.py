@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlperf_bert.bench.batches import run_shapes
 from mlperf_bert.bench.contenders import (
     OPTIMIZER_IN_WORDS,
     Data,
@@ -21,6 +20,7 @@ from mlperf_bert.bench.peer import autocast_dtype, import_transformers, make_pee
 from mlperf_bert.bench.timing import InterleavedTimes
 from mlperf_bert.bench.training_run import own_stream, run_of_model
 from mlperf_bert.config_sections import ModelSection, StepMode
+from mlperf_bert.data.published_shapes import run_shapes
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss

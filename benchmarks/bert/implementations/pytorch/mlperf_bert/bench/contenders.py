@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlperf_bert.bench.batches import MAX_PREDICTIONS, Update, make_updates, real_lengths
+from mlperf_bert.bench.batches import MAX_PREDICTIONS, Update, make_updates
 from mlperf_bert.bench.peer import (
     PeerStep,
     autocast,
@@ -36,6 +36,7 @@ from mlperf_bert.config_sections import (
     StepMode,
 )
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.published_shapes import real_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.seeds import derive_seed
 

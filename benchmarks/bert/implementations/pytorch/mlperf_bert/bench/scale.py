@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from mlperf_bert.bench.batches import run_updates
-from mlperf_bert.bench.synthetic import SHORTEST
 from mlperf_bert.bench.train import HowLong, model_in_words, rates, surroundings, timed
 from mlperf_bert.bench.training_run import training_run
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.metrics import memory_bytes
 
