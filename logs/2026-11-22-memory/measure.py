@@ -1,4 +1,4 @@
-"""The memory plan beside torch: saved bytes and live peak of BERT-large without memory, a CPU's peak.
+"""The memory plan beside torch: saved bytes and live peak of BERT-large, and a CPU's peak.
 
 python measure.py large      # meta tensors, kernels not run: what is saved, and most at once
 python measure.py cpu OPTION ...      # real steps of `bench train`'s options, VmHWM
@@ -75,6 +75,7 @@ class Live(TorchDispatchMode):
 
 
 def large() -> None:
+    """BERT-large at four batches in two precisions."""
     from triton.runtime.jit import JITFunction
 
     from mlperf_bert.model import triton_attention
@@ -138,7 +139,7 @@ def cpu(options: list[str]) -> None:
     """After a small model of the same kind, which loads what is loaded once."""
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    small = "--layers 2 --hidden 64 --batch 2 --vocab 200".split()
+    small = ["--layers", "2", "--hidden", "64", "--batch", "2", "--vocab", "200"]
     small, config = (
         make_config(parser.parse_args(["train", *each, "--device", "cpu"]))
         for each in (small, options)
@@ -158,12 +159,14 @@ def cpu(options: list[str]) -> None:
 
 
 def train(config: Any, steps: int) -> None:
+    """Real steps."""
     with training_run(config, torch.device("cpu"), num_updates=2) as run:
         for number in range(steps):
             run(number)
 
 
 def status(name: str) -> int:
+    """Bytes that Linux counts for this process."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     assert found

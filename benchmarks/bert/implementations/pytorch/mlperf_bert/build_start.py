@@ -19,8 +19,8 @@ from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.environment import git_commit
+from mlperf_bert.memory.forward import Forward
 from mlperf_bert.memory.plan import refuse_what_cannot_fit
-from mlperf_bert.memory.saved import Forward
 from mlperf_bert.metrics_file import MetricsFile
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining

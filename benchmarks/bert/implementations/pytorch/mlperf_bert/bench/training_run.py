@@ -23,8 +23,8 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
 from mlperf_bert.data.published_shapes import run_shapes
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.memory.forward import Forward
 from mlperf_bert.memory.plan import forward_of_lengths, forward_of_shape
-from mlperf_bert.memory.saved import Forward
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.seeds import derive_seed

@@ -15,7 +15,8 @@ from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.published_shapes import masked_counts_of, real_lengths, run_shapes
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.memory.saved import AttentionKind, Forward, Kernels, PaddedAttention, SavedBytes
+from mlperf_bert.memory.forward import Forward, PaddedAttention
+from mlperf_bert.memory.saved import AttentionKind, Kernels, SavedBytes
 
 GIB = 2**30
 # Of the sum, for blocks that the allocator holds and cannot use. An estimate.
