@@ -15,5 +15,5 @@ def reason_of(error: torch.OutOfMemoryError) -> str:
 def free_memory() -> None:
     """Free what nothing holds any more; call it behind the `except`, as an error holds tensors."""
     gc.collect()  # a model's parts refer to each other
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
