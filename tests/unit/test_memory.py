@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.bench import training_run as bench_run
 from mlperf_bert.bench.batches import run_updates
 from mlperf_bert.build_start import check_memory
 from mlperf_bert.config import RunConfig
@@ -178,6 +179,18 @@ def test_a_gpu_that_is_too_small_is_found_before_anything_is_built(
     with pytest.raises(ConfigError, match=r"parallel\.local_batch_size"):
         check_memory(config, torch.device("cuda"), lambda: expected_forward(config))
     check_memory(config, CPU, lambda: pytest.fail("a CPU's memory is not looked at"))
+
+
+def test_a_benchmark_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def small_gpu(config: RunConfig, _: object, largest: Any, *, evaluates: bool) -> None:
+        refuse_what_cannot_fit(config, largest(), GIB, evaluates=evaluates)
+
+    monkeypatch.setattr(bench_run, "check_memory", small_gpu)
+    monkeypatch.setattr(bench_run, "make_model", lambda *_: pytest.fail("was built"))
+    config = of_large("parallel.local_batch_size=16", "run.seed=1")
+    with pytest.raises(ConfigError, match=r"parallel\.local_batch_size"):  # noqa: SIM117
+        with bench_run.training_run(config, CPU, num_updates=1):
+            pytest.fail("runs")
 
 
 def test_out_of_memory_is_one_line_that_names_the_part(
