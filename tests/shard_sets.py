@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
+from mlperf_bert.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, write_index
+from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.prepare.examples import ExampleArrays

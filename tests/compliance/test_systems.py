@@ -13,7 +13,7 @@ from support import CONFIGS, REPOSITORY
 
 SYSTEMS = sorted((REPOSITORY / "systems").glob("*.json"))
 FOR_ANY_MACHINE = {"cpu_tiny", "encoder_cpu_tiny", "own_text_cpu"}  # to try
-SIZED = re.compile(r"(?:\w+_)?([a-z0-9]+)_(\d+)x\d+x\d+x\d+")  # the rule of systems/README.md
+SIZED = re.compile(r"(?:\w+_)?([a-z0-9]+)_(\d+)x(\d+)x\d+x\d+")  # the rule of systems/README.md
 
 
 def described(path: Path) -> dict[str, str]:
@@ -48,5 +48,7 @@ def test_every_config_has_its_system(path: Path) -> None:
     if match is None:
         assert path.stem in FOR_ANY_MACHINE
         return
-    system = described(REPOSITORY / "systems" / f"{match[1]}_n{match[2]}_pytorch.json")
+    in_part = REPOSITORY / "systems" / f"{match[1]}_n{match[2]}x{match[3]}_pytorch.json"
+    whole = in_part.with_name(f"{match[1]}_n{match[2]}_pytorch.json")
+    system = described(in_part if in_part.exists() else whole)
     assert load_config(path).parallel.ranks_per_node == int(system["accelerators_per_node"])

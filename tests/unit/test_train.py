@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.config import RunConfig
 from mlperf_bert.exit_statuses import TARGET_MISSED
+from mlperf_bert.memory.forward import Forward
+from mlperf_bert.memory.plan import refuse_what_cannot_fit
 from report_pages import checked
 from support import NUM_WORDS, REPOSITORY, prepare_small, run_process
 
@@ -165,6 +168,23 @@ def test_contradictions_are_one_line(
     assert train("run", *overrides) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_what_cannot_fit_is_refused_before_it_is_built(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def small_gpu(config: RunConfig, _: object, largest_forward: Callable[[], Forward]) -> None:
+        refuse_what_cannot_fit(config, largest_forward(), 2**20)
+
+    monkeypatch.setattr("mlperf_bert.build.check_memory", small_gpu)
+    monkeypatch.setattr("mlperf_bert.build.make_model", lambda *_: pytest.fail("was built"))
+    assert train("run") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "parallel.local_batch_size: 16 sequences" in line and "grad_accum_steps 4" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_room_for_more_masks_than_any_example_has_is_not_needed(

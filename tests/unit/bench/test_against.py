@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlperf_bert.bench import cli
+from mlperf_bert.bench import against, cli
 from mlperf_bert.bench.against import (
     LARGEST_LOSS_DIFFERENCE,
     NUM_BATCHES,
@@ -128,6 +128,38 @@ def test_rounded_weights_captured_and_a_compiled_peer(
     assert result["padded_compiled_reason"] is None
     assert result["ours_padding_share"] > 0
     assert result["padded_autocast"] == "bfloat16"
+
+
+def test_a_padded_side_without_memory_is_null_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`padded` has none from the beginning, `padded_to_longest` none at its third call."""
+    left = {"padded": 0, "padded_to_longest": 2}
+
+    def short_of_memory(*arguments: Any) -> dict[str, Any]:
+        def limited(name: str, run: Any) -> Any:
+            def call(number: int) -> torch.Tensor:
+                left[name] -= 1
+                if left[name] < 0:
+                    raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
+                loss: torch.Tensor = run(number)
+                return loss
+
+            return call if name in left else run
+
+        made = make_contenders(*arguments)
+        return {name: limited(name, run) for name, run in made.items()}
+
+    monkeypatch.setattr(against, "make_contenders", short_of_memory)
+    assert bench(*ARGUMENTS, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    for name in left:
+        assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
+        assert result[f"{name}_reason"] == "out of memory (tried to allocate 9 GiB)"
+    assert result["ratio_encoder"] > 0 and result["padded_encoder_reason"] is None
+    left |= {"padded": 0, "padded_to_longest": 0}
+    assert bench(*ARGUMENTS) == 0
+    assert capsys.readouterr().out.count("not measured (out of memory") == 2
 
 
 def test_words_name_every_rate(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

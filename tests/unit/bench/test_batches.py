@@ -6,16 +6,14 @@ import pytest
 from mlperf_bert.bench.batches import (
     make_updates,
     padded,
-    real_lengths,
-    run_shapes,
     run_updates,
     shape_of,
     with_total,
 )
-from mlperf_bert.bench.synthetic import SHORTEST
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import load_config
 from mlperf_bert.data.length_histogram import wikipedia_lengths
+from mlperf_bert.data.published_shapes import SHORTEST, real_lengths, run_shapes
 from support import CONFIGS
 
 LONGEST = 64

@@ -1,5 +1,6 @@
 """`transformers` without padding equals itself with it; what cannot run, or is another model."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,31 @@ def test_what_fails_has_its_reason(
     found = others(make, data, with_compile=True)
     assert found.reasons["padded_compiled"] == "RuntimeError: no kernel"
     assert "unpadded_peer" in found.contenders
+
+
+def test_what_runs_out_of_memory_is_freed_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    peers: list[weakref.ref[Any]] = []
+
+    def make_noted() -> Any:
+        assert all(peer() is None for peer in peers[:1])
+        peer = make()
+        peers.append(weakref.ref(peer))
+        return peer
+
+    def fill(module: Any, **_: object) -> Any:
+        def call(**inputs: Any) -> Any:
+            assert module(**inputs).loss > 0
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+        return call
+
+    allow_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch, "compile", fill)
+    found = others(make_noted, data, with_compile=True)
+    assert found.reasons["padded_compiled"] == "out of memory (tried to allocate 9 GiB)"
+    assert len(peers) == 3 and "unpadded_peer" in found.contenders
 
 
 def test_another_model_is_no_reason_but_an_error(

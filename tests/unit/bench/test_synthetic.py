@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
+from mlperf_bert.bench.synthetic import synthetic_samples
+from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.data.shards import Samples
 
 LENGTHS = np.array([SHORTEST, 6, 10, 13, 30, 31, 200, 506, 512])

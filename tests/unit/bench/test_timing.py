@@ -1,5 +1,7 @@
 """Interleaved times: who runs when, and what is made of the seconds."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -41,6 +43,36 @@ def test_contenders_take_turns_on_the_same_batches(clock: Clock) -> None:
     times.measure(num_steps=5, seconds=100, report=lines.append)
     assert clock.calls == [(name, step % 2) for step in range(5) for name in ("a", "b")]
     assert times.num_steps == len(lines) == 5
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_what_runs_out_of_memory_is_freed_and_the_others_go_on(clock: Clock, call: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    is_there = weakref.ref(model)
+
+    def full(batch: int, model: torch.nn.Module = model, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
+        calls.append(batch)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
+        return LOSS
+
+    contenders = {"full": full, "a": clock.contender("a", [1.0] * 5)}
+    times = InterleavedTimes(contenders, 2, may_fail=("full",))
+    del model, full, contenders
+    times.run_once()
+    assert (is_there() is None) == (call == 1)
+    times.measure(num_steps=4, seconds=100, report=lambda line: None)
+    assert is_there() is None
+    assert times.names == ["a"] and times.num_steps == 4
+    assert times.reasons == {"full": "out of memory (tried to allocate 9 GiB)"}
+
+
+def test_what_may_not_fail_ends_the_measurement() -> None:
+    def full(_: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once()
 
 
 def test_a_batch_counts_with_its_median_and_all_batches_equally(clock: Clock) -> None:

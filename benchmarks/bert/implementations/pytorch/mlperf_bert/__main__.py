@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
@@ -20,7 +21,7 @@ from mlperf_bert.bench import cli as bench_cli
 from mlperf_bert.config_options import add_config
 from mlperf_bert.convert import convert_cli, export_cli
 from mlperf_bert.doctor import cli as doctor_cli
-from mlperf_bert.errors import UserError
+from mlperf_bert.errors import UserError, one_line
 from mlperf_bert.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS
 from mlperf_bert.messages import say, say_error
 from mlperf_bert.package import cli as package_cli
@@ -102,9 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         say_error(error)
         return error.exit_status
+    except Exception as error:
+        if DEBUG in words or not _is_out_of_memory(error):
+            raise
+        part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
+        problem, remedy = one_line(str(error).partition("\n")[0]), "see `mlperf_bert plan memory`"
+        say_error(f"{part}: out of memory on the GPU ({problem}); use a smaller batch, {remedy}")
+        return MISTAKE
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is torch's, which need not be imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from mlperf_bert.build_loader import build_loader, make_planner
 from mlperf_bert.build_start import (
     Origin,
     begin_training,
+    check_memory,
     make_identity,
     make_model,
     make_writer,
@@ -33,6 +34,7 @@ from mlperf_bert.eval_schedule import EvalSchedule
 from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.graphs import use_capturable_stream
 from mlperf_bert.health import Health
+from mlperf_bert.memory.plan import forward_of_run
 from mlperf_bert.metrics import Metrics
 from mlperf_bert.metrics_file import MetricsFile
 from mlperf_bert.mlperf_log import MlperfLog
@@ -106,6 +108,9 @@ def build(
     planner = make_planner(config, data.train, seed)
     loader, shapes = build_loader(
         config, planner, data.train_reader, seed, info, device, process, start.step + 1
+    )
+    on_every_rank(
+        info, lambda: check_memory(config, device, lambda: forward_of_run(config, shapes))
     )
     vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
     continues = start.continues

@@ -1,6 +1,7 @@
 """What a run begins with: its log, and the weights, state and random streams of its first step."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.environment import git_commit
+from mlperf_bert.memory.forward import Forward
+from mlperf_bert.memory.plan import refuse_what_cannot_fit
 from mlperf_bert.metrics_file import MetricsFile
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
@@ -89,6 +92,22 @@ def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPre
     model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
     model.dropout_seed = derive_seed(seed, "dropout")
     return model
+
+
+def check_memory(
+    config: RunConfig,
+    device: torch.device,
+    largest_forward: Callable[[], Forward],
+    *,
+    evaluates: bool = True,
+) -> None:
+    """Raise ConfigError where a GPU cannot hold what is planned, before anything is built.
+
+    A CPU's memory is not looked at: others use it too.
+    """
+    if device.type == "cuda":
+        num_bytes = torch.cuda.get_device_properties(device).total_memory
+        refuse_what_cannot_fit(config, largest_forward(), num_bytes, evaluates=evaluates)
 
 
 def start_metrics_file(directory: RunDirectory, info: RankInfo, start: Start) -> MetricsFile:

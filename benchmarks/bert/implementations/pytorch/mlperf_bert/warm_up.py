@@ -99,7 +99,8 @@ def _snapshot(
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    # On the host: beside a batch as large as memory allows, a GPU has no room for them.
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _restore(

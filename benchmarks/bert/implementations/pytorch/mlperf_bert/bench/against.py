@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlperf_bert.bench.batches import run_shapes
 from mlperf_bert.bench.contenders import (
     OPTIMIZER_IN_WORDS,
     Data,
@@ -21,6 +21,7 @@ from mlperf_bert.bench.peer import autocast_dtype, import_transformers, make_pee
 from mlperf_bert.bench.timing import InterleavedTimes
 from mlperf_bert.bench.training_run import own_stream, run_of_model
 from mlperf_bert.config_sections import ModelSection, StepMode
+from mlperf_bert.data.published_shapes import run_shapes
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
@@ -92,7 +93,7 @@ def _compare_on(
     # Before ours is trained: all get its weights.
     torch.manual_seed(derive_seed(settings.seed, "dropout"))
     others = make_other_peers(
-        lambda: make_peer(exact, model, device),
+        partial(make_peer, exact, model, device),
         data,
         model.precision,
         device=device,
@@ -100,6 +101,7 @@ def _compare_on(
         check=lambda loss: check_loss(loss, expected, model),
         report=report,
     )
+    del exact
     config = run_config(model, settings.batch_size, settings.seed, settings.step_mode)
     shapes = run_shapes(config) if settings.step_mode == "captured" else ()
     with run_of_model(ours, config, data.updates, shapes) as run:
@@ -108,9 +110,13 @@ def _compare_on(
         report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
         peer_attention = fastest_attention(peer, contenders["padded"], PEER_ATTENTIONS)
         report(f"fastest is {peer_attention}; measuring")
-        for contender in contenders.values():  # warm-up
-            contender(0)
-        times = InterleavedTimes(contenders | others.contenders, len(data.batches))
+        all_of_them = contenders | others.contenders
+        may_fail = all_of_them.keys() - {"ours"}
+        times = InterleavedTimes(all_of_them, len(data.batches), may_fail=may_fail)
+        # What runs out of memory is freed: here alone nothing else may hold it.
+        del peer, contenders, all_of_them
+        others.contenders.clear()
+        times.run_once()
         times.measure(num_steps=settings.steps, seconds=settings.seconds, report=report)
         return {
             **_measured(times, others, settings),
@@ -137,15 +143,17 @@ def _measured(times: InterleavedTimes, others: OtherPeers, settings: Settings) -
         f"{name}_samples_per_s": settings.batch_size / times.seconds_per_batch(name)
         for name in times.names
     }
-    missing = [name for name in BUILDERS if name not in times.names]
+    optional = {name for pair in RATIOS.values() for name in pair} - {"ours"}
+    reasons = others.reasons | times.reasons
+    ratios_found = ratios(rates)
     return {
         "schema_version": 1,
         **rates,
-        **ratios(rates),
+        **ratios_found,
         **ratio_ranges(times),
-        **{f"{name}_samples_per_s": None for name in missing},
-        **{f"ratio_{name}": None for name in missing},
-        **{f"{name}_reason": others.reasons.get(name) for name in BUILDERS},
+        **{f"{name}_samples_per_s": None for name in optional if name not in times.names},
+        **{name: None for name in RATIOS if name not in ratios_found},
+        **{f"{name}_reason": reasons.get(name) for name in optional},
     }
 
 
@@ -154,7 +162,7 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
     return {
         name: rates[f"{ours}_samples_per_s"] / rates[f"{theirs}_samples_per_s"]
         for name, (ours, theirs) in RATIOS.items()
-        if f"{theirs}_samples_per_s" in rates
+        if {f"{ours}_samples_per_s", f"{theirs}_samples_per_s"} <= rates.keys()
     }
 
 
@@ -163,7 +171,7 @@ def ratio_ranges(times: InterleavedTimes) -> dict[str, list[float]]:
     return {
         f"{name}_range": times.range_of_ratios(theirs, ours)
         for name, (ours, theirs) in RATIOS.items()
-        if theirs in times.names
+        if {ours, theirs} <= set(times.names)
     }
 
 

@@ -9,10 +9,15 @@ from typing import Any, get_args
 from mlperf_bert.bench.options import HEAD_SIZE, add_attention, add_numbers, model_of
 from mlperf_bert.config_sections import Precision, StepMode
 
-_OTHERS = (
-    ("padded_compiled", "transformers, padded and compiled"),
-    ("padded_flash", "transformers, padded, fused attention"),
-    ("unpadded_peer", "transformers without padding"),
+_ROWS = (  # name of what is timed, ours over that, in words
+    ("ours", None, "our step"),
+    ("padded", "ratio_padded", "transformers, padded to the maximum"),
+    ("padded_to_longest", "ratio_padded_to_longest", "transformers, padded to the longest"),
+    ("ours_encoder", None, "our encoder alone"),
+    ("padded_encoder", "ratio_encoder", "transformers' encoder alone, padded"),
+    ("padded_compiled", "ratio_padded_compiled", "transformers, padded and compiled"),
+    ("padded_flash", "ratio_padded_flash", "transformers, padded, fused attention"),
+    ("unpadded_peer", "ratio_unpadded_peer", "transformers without padding"),
 )
 
 
@@ -89,22 +94,6 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _in_words(result: dict[str, Any]) -> str:
-    rows = (
-        ("our step", result["ours_samples_per_s"], None),
-        ("transformers, padded to the maximum", result["padded_samples_per_s"], "ratio_padded"),
-        (
-            "transformers, padded to the longest",
-            result["padded_to_longest_samples_per_s"],
-            "ratio_padded_to_longest",
-        ),
-        ("our encoder alone", result["ours_encoder_samples_per_s"], None),
-        (
-            "transformers' encoder alone, padded",
-            result["padded_encoder_samples_per_s"],
-            "ratio_encoder",
-        ),
-        *((text, result[f"{name}_samples_per_s"], f"ratio_{name}") for name, text in _OTHERS),
-    )
     lines = [
         f"{result['layers']} layers, hidden {result['hidden']}, {result['heads']} heads, "
         f"{result['vocabulary']} words, batch {result['batch']}, {result['precision']} on "
@@ -117,18 +106,19 @@ def _in_words(result: dict[str, Any]) -> str:
         f"attention: ours {result['ours_attention']}, transformers' {result['padded_attention']}; "
         f"our step is {result['ours_step_mode']}",
     ]
-    for name, rate, ratio in rows:
+    for name, ratio, text in _ROWS:
+        rate = result[f"{name}_samples_per_s"]
         if rate is None:
             continue
         times = ""
-        if ratio:
+        if ratio and result[ratio] is not None:
             low, middle, high = result[f"{ratio}_range"]
             times = f"  ours is {result[ratio]:.2f} times that"
             times += f" (single steps {low:.1f} .. {middle:.1f} .. {high:.1f})"
-        lines.append(f"{name:36} {rate:9.2f} samples/s{times}")
+        lines.append(f"{text:36} {rate:9.2f} samples/s{times}")
     lines += [
         f"{text}: not measured ({result[f'{name}_reason']})"
-        for name, text in _OTHERS
+        for name, _, text in _ROWS
         if result[f"{name}_samples_per_s"] is None
     ]
     return "\n".join(lines)

@@ -1,33 +1,21 @@
-"""Batches of made-up words with real lengths, and the shapes that a run would pad them to."""
+"""Batches of made-up words with real lengths, padded as a run would."""
 
 import numpy as np
 import torch
 
-from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
+from mlperf_bert.bench.synthetic import synthetic_samples
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.choose_capacity import plan_shapes
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.padding import pad
+from mlperf_bert.data.published_shapes import SHORTEST, real_lengths
 from mlperf_bert.data.shards import IntArray
-from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.seeds import derive_seed
 
 MAX_PREDICTIONS = 76  # of a sample, as in MLPerf's data
-MASKED_SHARE = 0.15  # of a sequence's tokens
-PLANNED_SAMPLES = 2**16  # of which a run's shapes are planned
 
 Update = tuple[UnpaddedBatch, ...]
 """The micro-batches of one step."""
-
-
-def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
-    """Published lengths, int64 [count]; for another maximum than theirs, in proportion."""
-    published = wikipedia_lengths()
-    scaled = published.draw_evenly(count, seed) * max_length
-    return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
 def make_updates(
@@ -109,32 +97,6 @@ def shape_of(config: RunConfig, updates: list[Update]) -> StaticShape:
     )
     data = config.data
     return StaticShape.of(capacity, max_seqlen=data.max_seq_length, max_masked=data.max_predictions)
-
-
-def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """What a captured run of `config` pads its forwards to, planned as a run does."""
-    longest, most_masked = config.data.max_seq_length, config.data.max_predictions
-    parallel = config.parallel
-    seed = int(config.run.seed)
-    count = max(PLANNED_SAMPLES, parallel.global_batch_size)
-    lengths = real_lengths(count, longest, derive_seed(seed, "planned lengths"))
-    masked_counts = np.clip(np.rint(MASKED_SHARE * lengths), 1, most_masked)
-    sampler = make_sampler(
-        config.data.sampler,
-        order_by_length=np.argsort(lengths, kind="stable"),
-        length_histogram=np.bincount(lengths, minlength=longest + 1).tolist(),
-        global_batch_size=parallel.global_batch_size,
-        seed=derive_seed(seed, "sampler"),
-        quantiles=config.data.quantiles,
-    )
-    planner = StepPlanner(
-        sampler,
-        lengths.astype(np.uint16),
-        masked_counts.astype(np.uint8),
-        world_size=1,
-        grad_accum_steps=parallel.grad_accum_steps,
-    )
-    return plan_shapes(planner, config.max_steps, max_seqlen=longest, max_masked=most_masked)
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:

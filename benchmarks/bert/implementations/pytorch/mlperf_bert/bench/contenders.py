@@ -3,6 +3,7 @@
 Shape letters: B sequences, S padded length, T tokens, D hidden.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlperf_bert.bench.batches import MAX_PREDICTIONS, Update, make_updates, real_lengths
+from mlperf_bert.bench.batches import MAX_PREDICTIONS, Update, make_updates
+from mlperf_bert.bench.out_of_memory import free_memory
 from mlperf_bert.bench.peer import (
     PeerStep,
     autocast,
@@ -36,6 +38,7 @@ from mlperf_bert.config_sections import (
     StepMode,
 )
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.published_shapes import real_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.seeds import derive_seed
 
@@ -118,11 +121,16 @@ def peer_step(peer: Any, loss_of: Callable[[Any], Tensor], precision: Precision)
 
 
 def fastest_attention(peer: Any, step: Contender, names: tuple[str, ...]) -> str:
-    """Set `peer` to that of its attention implementations whose step is fastest, and name it."""
+    """Set `peer` to that of its attention implementations whose step is fastest, and name it.
+
+    One that runs out of memory is not.
+    """
     seconds = dict.fromkeys(names, float("inf"))
     for name in names * 2:  # the second time warmed up; the lower counts, as noise only adds
         peer.set_attn_implementation(name)
-        seconds[name] = min(seconds[name], seconds_of(step, 0))
+        with contextlib.suppress(torch.OutOfMemoryError):
+            seconds[name] = min(seconds[name], seconds_of(step, 0))
+        free_memory()
     fastest = min(seconds, key=seconds.__getitem__)
     peer.set_attn_implementation(fastest)
     return fastest
@@ -137,11 +145,13 @@ def _our_encoder(ours: BertForPretraining, data: Data) -> Contender:
     dtype = torch.bfloat16 if config.precision == "bf16_autocast" else None
 
     def run(number: int) -> Tensor:
-        ours.zero_grad()
         batch = data.batches[number]
-        with autocast(batch.input_ids.device, dtype):
-            hidden: Tensor = ours.bert(batch, ours.dropout_keys(batch))
-        torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
+        try:
+            with autocast(batch.input_ids.device, dtype):
+                hidden: Tensor = ours.bert(batch, ours.dropout_keys(batch))
+            torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
+        finally:
+            ours.zero_grad()
         return hidden.detach()[0, 0]
 
     return run
@@ -159,10 +169,12 @@ def _padded_encoder(peer: Any, data: Data, precision: Precision) -> Contender:
     ]
 
     def run(number: int) -> Tensor:
-        peer.zero_grad()
-        with autocast(gradients[number].device, autocast_dtype(precision)):
-            hidden: Tensor = peer.bert(**inputs[number]).last_hidden_state
-        torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
+        try:
+            with autocast(gradients[number].device, autocast_dtype(precision)):
+                hidden: Tensor = peer.bert(**inputs[number]).last_hidden_state
+            torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
+        finally:
+            peer.zero_grad()
         return hidden.detach()[0, 0, 0]
 
     return run

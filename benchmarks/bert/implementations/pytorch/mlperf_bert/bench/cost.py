@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.bench.against import attention_name
-from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
+from mlperf_bert.bench.synthetic import synthetic_samples
 from mlperf_bert.bench.timing import Contender, InterleavedTimes
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss

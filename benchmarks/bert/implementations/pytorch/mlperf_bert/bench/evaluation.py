@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.bench.batches import real_lengths
 from mlperf_bert.bench.loader_data import DIGEST, write_set
 from mlperf_bert.bench.synthetic import synthetic_samples
 from mlperf_bert.bench.train import HowLong, heading, rates, surroundings, timed
@@ -17,6 +16,7 @@ from mlperf_bert.bench.training_run import ALONE, TrainingRun, training_run
 from mlperf_bert.build_evaluation import make_evaluator
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.published_shapes import real_lengths
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.seeds import derive_seed

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.bench.synthetic import SHORTEST, synthetic_samples
+from mlperf_bert.bench.synthetic import synthetic_samples
 from mlperf_bert.data.atomic import make_directory, replaced_file, write_file
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardEntry, write_index
 from mlperf_bert.data.length_histogram import wikipedia_lengths
+from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
 from mlperf_bert.untrusted import file_sha256

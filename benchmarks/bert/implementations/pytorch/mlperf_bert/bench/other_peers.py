@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mlperf_bert.bench.contenders import Data, peer_step
+from mlperf_bert.bench.out_of_memory import free_memory, reason_of
 from mlperf_bert.bench.peer import autocast, autocast_dtype
 from mlperf_bert.bench.timing import Contender
 from mlperf_bert.bench.unpadded_peer import unpadded_inputs, unpadded_loss, use_nested_attention
@@ -56,23 +57,38 @@ def make_other_peers(
         reason = _reason_against(name, device, with_compile)
         if reason is None:
             report(f"preparing {name}")
+            # The plain module would be compiled again.
+            own_check = None if name == "padded_compiled" else check
             try:
-                peer = make_peer()
-                loss_of = build(peer, data)
-                if name != "padded_compiled":  # the plain module, which would be compiled again
-                    _check_loss(peer, loss_of, autocast_dtype(precision), check)
-                step = peer_step(peer, loss_of, precision)
-                step(0).item()
-                peers.contenders[name] = step
+                peers.contenders[name] = _prepared(make_peer(), build, data, precision, own_check)
             except ConfigError:
                 raise
+            except torch.OutOfMemoryError as error:
+                reason = reason_of(error)
             except Exception as error:  # of any kind, out of others' code: a finding, no failure
                 lines = str(error).splitlines() or [""]
                 reason = f"{type(error).__name__}: {lines[0]}"
+            free_memory()
         if reason is not None:
             peers.reasons[name] = reason
             report(f"{name}: {reason}")
     return peers
+
+
+def _prepared(
+    peer: Any,
+    build: Callable[[Any, Data], LossOf],
+    data: Data,
+    precision: Precision,
+    check: Callable[[Tensor], object] | None,
+) -> Contender:
+    """A step that has run once. In a function of its own: what fails leaves nothing behind."""
+    loss_of = build(peer, data)
+    if check is not None:
+        _check_loss(peer, loss_of, autocast_dtype(precision), check)
+    step = peer_step(peer, loss_of, precision)
+    step(0).item()
+    return step
 
 
 def _compiled(peer: Any, data: Data) -> LossOf:

@@ -129,11 +129,13 @@ class PeerStep:
         self._dtype = dtype
 
     def __call__(self, inputs: Any) -> Tensor:
-        """Update once; the loss before it."""
-        self._optimizer.zero_grad()
-        with autocast(self._peer.device, self._dtype):
-            loss = self._loss_of(inputs)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._peer.parameters(), self._max_norm)
-        self._optimizer.step()
+        """Update once; the loss before it. No gradient is left, whatever happens."""
+        try:
+            with autocast(self._peer.device, self._dtype):
+                loss = self._loss_of(inputs)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self._peer.parameters(), self._max_norm)
+            self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad()
         return loss.detach()

@@ -1,6 +1,5 @@
 """`bench scale`: rate by sequences of a forward, eager and captured, and by its tokens."""
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,10 +7,11 @@ from typing import Any
 import torch
 
 from mlperf_bert.bench.batches import run_updates
-from mlperf_bert.bench.synthetic import SHORTEST
+from mlperf_bert.bench.out_of_memory import OUT_OF_MEMORY, free_memory, reason_of
 from mlperf_bert.bench.train import HowLong, model_in_words, rates, surroundings, timed
 from mlperf_bert.bench.training_run import training_run
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.metrics import memory_bytes
 
@@ -20,7 +20,6 @@ CAPACITY_STEP = 128  # tokens: rows of a tile of a matrix product
 CAPACITIES_EACH_WAY = 4
 PUBLISHED_BATCH = 448  # a global batch of the published runs, on one GPU
 MODES = ("eager", "captured")
-OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +120,11 @@ def _measured(
     try:
         return _rates_of_run(config, device, how_long, tokens)
     except torch.OutOfMemoryError as error:
-        return {"reason": f"{OUT_OF_MEMORY} ({str(error).splitlines()[0]})"}
+        return {"reason": reason_of(error)}
     except ConfigError as error:
         return {"reason": str(error)}
     finally:
-        gc.collect()  # a model's parts refer to each other; the next row needs their memory
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()  # the next row needs it
 
 
 def _rates_of_run(

@@ -4,8 +4,6 @@ import numpy as np
 
 from mlperf_bert.data.shards import IntArray, Samples
 
-SHORTEST = 5  # [CLS] word [SEP] word [SEP]
-
 
 def synthetic_samples(
     lengths: IntArray, *, vocab_size: int, max_predictions: int, seed: int

@@ -2,9 +2,12 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+import torch
 from torch import Tensor
+
+from mlperf_bert.bench.out_of_memory import free_memory, reason_of
 
 Contender = Callable[[int], Tensor]
 """Does one step on the batch of this number and returns a scalar that depends on its work."""
@@ -13,8 +16,17 @@ Contender = Callable[[int], Tensor]
 class InterleavedTimes:
     """Wall seconds of every visit of every batch by every contender."""
 
-    def __init__(self, contenders: Mapping[str, Contender], num_batches: int) -> None:
-        self._contenders = contenders
+    def __init__(
+        self,
+        contenders: Mapping[str, Contender],
+        num_batches: int,
+        *,
+        may_fail: Collection[str] = (),
+    ) -> None:
+        """`may_fail`: which of them are left out when they run out of memory, and freed."""
+        self._contenders = dict(contenders)
+        self._may_fail = frozenset(may_fail)
+        self.reasons: dict[str, str] = {}  # why one was left out
         self._seconds: dict[str, list[list[float]]] = {
             name: [[] for _ in range(num_batches)] for name in contenders
         }
@@ -25,11 +37,29 @@ class InterleavedTimes:
         """Of the contenders."""
         return list(self._contenders)
 
+    def run_once(self) -> None:
+        """Let each do the first batch, unmeasured."""
+        for name in self.names:
+            self._seconds_of(name, 0)
+
+    def _seconds_of(self, name: str, batch: int) -> float | None:
+        """Seconds of a step; None where it ran out of memory, and then no part of it is left."""
+        try:
+            return seconds_of(self._contenders[name], batch)
+        except torch.OutOfMemoryError as error:
+            if name not in self._may_fail:
+                raise
+            self.reasons[name] = reason_of(error)
+        del self._contenders[name], self._seconds[name]
+        free_memory()
+        return None
+
     def measure(self, *, num_steps: int, seconds: float, report: Callable[[str], None]) -> None:
         """Let all contenders do each step in turn, the batches one after the other, over and over.
 
         Stops after `num_steps` steps, or at the first step that ends after `seconds` when every
         batch was visited; `report` gets a line of each step. Each contender must have run before.
+        One that may fail and runs out of memory has no times from then on.
         """
         num_batches = len(next(iter(self._seconds.values())))
         start = time.perf_counter()
@@ -38,8 +68,11 @@ class InterleavedTimes:
                 return
             batch = self.num_steps % num_batches
             parts = []
-            for name, run in self._contenders.items():
-                taken = seconds_of(run, batch)
+            for name in self.names:
+                taken = self._seconds_of(name, batch)
+                if taken is None:
+                    parts.append(f"{name} {self.reasons[name]}")
+                    continue
                 self._seconds[name][batch].append(taken)
                 parts.append(f"{name} {taken:.3f} s")
             self.num_steps += 1

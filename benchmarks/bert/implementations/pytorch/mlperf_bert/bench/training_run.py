@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,16 +12,19 @@ from mlperf_bert.bench.batches import (
     Update,
     on_device,
     padded,
-    run_shapes,
     run_updates,
     shape_of,
 )
-from mlperf_bert.build_start import make_model
+from mlperf_bert.build_start import check_memory, make_model
 from mlperf_bert.build_step import build_step
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad
+from mlperf_bert.data.published_shapes import run_shapes
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.memory.forward import Forward
+from mlperf_bert.memory.plan import forward_of_lengths, forward_of_shape
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.seeds import derive_seed
@@ -81,11 +85,29 @@ def training_run(
     shapes: tuple[StaticShape, ...] = ()
     if config.run.step_mode == "captured":
         shapes = run_shapes(config) if tokens is None else (shape_of(config, updates),)
+    check_memory(config, device, lambda: _largest_forward(config, updates, shapes), evaluates=False)
     with own_stream(device):
         model = make_model(config, seed, device)
         torch.manual_seed(derive_seed(seed, "dropout of others' kernels"))
         with run_of_model(model, config, updates, shapes) as run:
             yield run
+
+
+def _largest_forward(
+    config: RunConfig, updates: list[Update], shapes: tuple[StaticShape, ...]
+) -> Forward:
+    """Of these updates, padded to the smallest of `shapes` that has the room."""
+    largest = max((batch for update in updates for batch in update), key=_num_tokens)
+    tokens, masked = _num_tokens(largest), len(largest.labels)
+    fitting = (each for each in shapes if each.tokens >= tokens and each.masked >= masked)
+    shape = next(fitting, None)
+    if shape is not None:
+        return forward_of_shape(shape)
+    return forward_of_lengths(config, np.array(largest.lengths), np.array(largest.masked_counts))
+
+
+def _num_tokens(batch: UnpaddedBatch) -> int:
+    return len(batch.input_ids)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Sequences into rows of a capacity, as few as can be: best-fit decreasing. No torch.
+"""Sequences into rows of a capacity, as few as can be, or into groups of similar length. No torch.
 
 Source: Johnson, Near-optimal bin packing algorithms, 1973; for BERT's lengths, arXiv 2107.02027.
 """
@@ -8,6 +8,15 @@ from numpy.typing import NDArray
 
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.errors import DataError
+
+# A group holds sequences no shorter than this share of its longest one: fewer calls against less
+# padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two
+# layers (minima of 12, 12 and 5 rounds, interleaved):
+#   share                              one call each  1.0  0.95   0.9  0.85   0.8   0.7   0.5  0.01
+#   B 32, lengths 10-64, N 4, H 32               5.2  5.2   4.6   4.3   4.2   4.2   4.2   4.7   6.2
+#   B 32, lengths 10-64, N 2, H 64               4.8  5.1   4.5   4.3   4.1   4.0   4.2   4.4   5.6
+#   B 16, mean 214 of 512, N 4, H 64            55.2 57.1  57.4  58.2  57.3  59.2  67.9 102.0 191.8
+MIN_LENGTH_RATIO = 0.85
 
 
 def best_fit_decreasing(lengths: NDArray[np.integer], capacity: int) -> Int64Array:
@@ -36,6 +45,17 @@ def best_fit_decreasing(lengths: NDArray[np.integer], capacity: int) -> Int64Arr
     row = np.empty(len(lengths), dtype=np.int64)
     row[np.argsort(lengths, kind="stable")[::-1]] = placed
     return row
+
+
+def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
+    """Bounds of the groups in lengths sorted from long to short."""
+    cuts = [0]
+    shortest_allowed = descending[0] * MIN_LENGTH_RATIO
+    for i, length in enumerate(descending.tolist()):
+        if length < shortest_allowed:
+            cuts.append(i)
+            shortest_allowed = length * MIN_LENGTH_RATIO
+    return [*cuts, len(descending)]
 
 
 class _Rows:

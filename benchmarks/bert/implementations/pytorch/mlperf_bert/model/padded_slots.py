@@ -13,16 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.data.packing import best_fit_decreasing
-
-# A group holds sequences no shorter than this share of its longest one: fewer calls against less
-# padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two
-# layers (minima of 12, 12 and 5 rounds, interleaved):
-#   share                              one call each  1.0  0.95   0.9  0.85   0.8   0.7   0.5  0.01
-#   B 32, lengths 10-64, N 4, H 32               5.2  5.2   4.6   4.3   4.2   4.2   4.2   4.7   6.2
-#   B 32, lengths 10-64, N 2, H 64               4.8  5.1   4.5   4.3   4.1   4.0   4.2   4.4   5.6
-#   B 16, mean 214 of 512, N 4, H 64            55.2 57.1  57.4  58.2  57.3  59.2  67.9 102.0 191.8
-MIN_LENGTH_RATIO = 0.85
+from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +76,7 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
     """
     length = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-length, kind="stable")[: np.count_nonzero(length)]
-    sequences = tuple(order[start:end] for start, end in pairwise(_cut_by_ratio(length[order])))
+    sequences = tuple(order[start:end] for start, end in pairwise(cut_by_ratio(length[order])))
     keys, is_real = pad_groups(sequences, lengths, device)
     masks = (None if real.all() else _to_device(real[:, None, None, :], device) for real in is_real)
     return Groups(sequences=sequences, keys=keys, key_is_real=tuple(masks))
@@ -194,17 +185,6 @@ def _lay_in_rows(
 
 def _slots(slot_row: NDArray[np.int64], row_slot: NDArray[np.int64], device: torch.device) -> Slots:
     return Slots(slot_row=_to_device(slot_row, device), row_slot=_to_device(row_slot, device))
-
-
-def _cut_by_ratio(descending: NDArray[np.int64]) -> list[int]:
-    """Bounds of the groups in lengths sorted from long to short."""
-    cuts = [0]
-    shortest_allowed = descending[0] * MIN_LENGTH_RATIO
-    for i, length in enumerate(descending.tolist()):
-        if length < shortest_allowed:
-            cuts.append(i)
-            shortest_allowed = length * MIN_LENGTH_RATIO
-    return [*cuts, len(descending)]
 
 
 def _to_device(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from mlperf_bert.plan.buckets_cli import add_buckets
 from mlperf_bert.plan.cluster.calibrate_cli import add_calibrate
 from mlperf_bert.plan.cluster.cli import add_cluster
 from mlperf_bert.plan.law_cli import add_law
+from mlperf_bert.plan.memory_cli import add_memory
 from mlperf_bert.plan.suggest_cli import add_suggest
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_buckets(
         questions.add_parser("buckets", help="which gradients are sent together, and how early")
     )
+    add_memory(questions.add_parser("memory", help="what a rank's memory holds; the largest batch"))
     add_suggest(questions.add_parser("suggest", help="a config for a job of any size"))
     add_law(questions.add_parser("law", help="how time falls with accelerators, fitted to results"))
     add_cluster(questions.add_parser("cluster", help="simulate a step and a run on any machine"))

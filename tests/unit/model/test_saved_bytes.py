@@ -1,0 +1,162 @@
+"""What a forward saves beside what torch counts: a kernel that keeps something else fails here."""
+
+import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mlperf_bert.bench.batches import run_updates
+from mlperf_bert.config_io import load_config
+from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.capacity_staging import blank
+from mlperf_bert.memory.plan import (
+    expected_forward,
+    forward_of_lengths,
+    forward_of_shape,
+    kernels_of,
+)
+from mlperf_bert.memory.saved import Kernels, SavedBytes
+from mlperf_bert.model import bert, fp8_blocks
+from mlperf_bert.model.attention_choice import AttentionChoice
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.step import weights_dtype
+from support import CONFIGS
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+LARGE = ModelSection(precision="bf16")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+
+class Counted:
+    """Bytes of all storages that a forward saves, each once, without weights and inputs."""
+
+    def __init__(self, model: BertForPretraining, batch: UnpaddedBatch) -> None:
+        own = [*model.parameters(), *(each for each in batch_tensors(batch))]
+        self._own = {each.untyped_storage()._cdata for each in own}
+        self._storages: dict[int, Any] = {}
+
+    def hooks(self) -> AbstractContextManager[None]:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._own:
+            self._storages[storage._cdata] = storage
+        return tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._storages.values())
+
+
+def batch_tensors(batch: UnpaddedBatch) -> list[Tensor]:
+    names = ("input_ids", "position_ids", "token_type_ids", "labels", "masked_token_index")
+    return [getattr(batch, name) for name in names]
+
+
+def count(model: BertForPretraining, batch: UnpaddedBatch) -> int:
+    counted = Counted(model, batch)
+    with counted.hooks():
+        kept = model(batch, "loss_sums")
+    assert kept is not None
+    return counted.num_bytes
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSection], BertForPretraining]:
+    """Makes models without memory, whose kernels are not run."""
+    from triton.runtime.jit import JITFunction
+
+    from mlperf_bert.model import triton_attention
+    from mlperf_bert.model.fused_blocks import FusedBlocks
+
+    monkeypatch.setattr(JITFunction, "run", lambda *_, **__: None)
+    for module in (bert, fp8_blocks):
+        monkeypatch.setattr(module, "choose_blocks", lambda *_: FusedBlocks())
+    attention = AttentionChoice("triton", triton_attention.attend, "")
+
+    def make(config: ModelSection) -> BertForPretraining:
+        model = BertForPretraining(config, META, attention=attention)
+        model.step = torch.zeros(1, dtype=torch.int64, device=META)
+        return model.to(weights_dtype(config.precision))
+
+    return make
+
+
+@needs_triton
+@pytest.mark.parametrize("batch_size", [112, 256, 320, 448])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "fp8"},
+        {"precision": "fp32"},
+        {"objective": "mlm"},
+        {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+    ],
+    ids=str,
+)
+def test_fused_layers_of_bert_large_save_what_is_planned(
+    fused: Callable[[ModelSection], BertForPretraining], batch_size: int, changes: dict[str, Any]
+) -> None:
+    config = replace(LARGE, num_layers=3, **changes)
+    planned = expected_forward(
+        load_config(
+            CONFIGS / "h200_1x1x448x1.toml",
+            ["mlperf.enforce_rules=false", f"parallel.local_batch_size={batch_size}"],
+        )
+    )
+    shape = StaticShape(
+        tokens=planned.tokens,
+        sequences=batch_size,
+        masked=planned.masked // batch_size * batch_size,
+        max_seqlen=512,
+        max_masked=76,
+    )
+    batch = blank(shape, META)
+    empty = (0,) * shape.dummies
+    batch = replace(
+        batch,
+        lengths=(shape.tokens // batch_size,) * batch_size + empty,
+        masked_counts=(shape.masked // batch_size,) * batch_size + empty,
+    )
+    kernels = Kernels(fused=True, attention="keyed", on_cuda=True)
+    saved = SavedBytes(config, kernels, forward_of_shape(shape))
+    assert sum(saved.parts().values()) == pytest.approx(count(fused(config), batch), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("model.attention=packed",),
+        ("model.attention=reference",),
+        ("model.head=chunked",),
+        ("model.objective=mlm",),
+        ("model.precision=bf16",),
+        ("model.hidden_dropout=0.0", "model.attention_dropout=0.0"),
+    ],
+    ids=str,
+)
+def test_what_a_cpu_saves_is_planned(changes: tuple[str, ...]) -> None:
+    dropout = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    config = load_config(
+        CONFIGS / "cpu_tiny.toml",
+        ("run.device=cpu", "run.seed=1", "parallel.ranks_per_node=1", *dropout, *changes),
+    )
+    ((batch,),) = run_updates(config, 1)
+    model = BertForPretraining(config.model, CPU).to(weights_dtype(config.model.precision))
+    model.step.fill_(1)
+    forward = forward_of_lengths(config, np.array(batch.lengths), np.array(batch.masked_counts))
+    saved = SavedBytes(config.model, kernels_of(config), forward)
+    assert sum(saved.parts().values()) == pytest.approx(count(model, batch), rel=0.02)
