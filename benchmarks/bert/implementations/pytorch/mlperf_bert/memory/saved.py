@@ -58,7 +58,7 @@ class SavedBytes:
             f"{layers - 1} layers, {self.layer(tokens) / tokens / 1e3:.1f} KB a token": (layers - 1)
             * self.layer(tokens),
             "last layer, where it is read": self.last_layer(),
-            "heads and log-probabilities": self.heads(),
+            "heads and their logits": self.heads(),
         }
 
     @property
@@ -115,6 +115,8 @@ class SavedBytes:
         if self.model.head == "chunked":  # gradients of hidden states, matrix and bias
             hidden_size = self.model.hidden_size
             return product * (masked * hidden_size + vocabulary * (hidden_size + 1))
+        if self.kernels.fused:  # the logits, which become their gradient, and two sums a row
+            return masked * (vocabulary * product + 2 * 4)
         return 4 * masked * vocabulary  # log-probabilities in float32
 
     @property
@@ -124,6 +126,8 @@ class SavedBytes:
         rows, size = self.forward.masked, product
         if self.model.head == "chunked":
             rows, size = min(rows, CHUNK_ROWS), product + 4  # log-probabilities are not kept
+        elif self.kernels.fused:
+            return 0
         if product != 4:
             size += 4  # the logits in float32
         return rows * self.model.padded_vocab_size * size
@@ -135,7 +139,8 @@ class SavedBytes:
             return 0
         hidden, product = self.widths
         vocabulary, hidden_size = self.model.padded_vocab_size, self.model.hidden_size
-        of_logits = 0 if product == 4 else self.forward.masked * vocabulary * product
+        in_place = product == 4 or self.kernels.fused
+        of_logits = 0 if in_place else self.forward.masked * vocabulary * product
         return of_logits + vocabulary * hidden_size * hidden
 
     @property
