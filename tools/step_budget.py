@@ -56,7 +56,7 @@ P = int(np.minimum(np.rint(MASKED_SHARE * LENGTHS), 76).sum())
 LAST = B + P  # rows of the last layer behind its keys and values
 ROWS = (LAYERS - 1) * T + LAST  # of all layers behind attention
 ENCODER_WEIGHTS = LAYERS * (4 * D * D + 2 * D * F)
-FORWARD_TILE, QUERY_TILE, KEY_TILE = (128, 64), (128, 64), (64, 64)
+FORWARD_TILE, QUERY_TILE, KEY_TILE = (128, 64), (64, 64), (64, 64)
 Kernels = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -107,16 +107,19 @@ class Counted:
 
     def attention(self, name: str, kernel: str, passes: int, tile: tuple[int, int]) -> Operation:
         """`passes` products over all pairs of query and key; tiles are [queries, keys]."""
-        per_element = self._kernels["attention", kernel]["per_element"]
+        compiled = self._kernels["attention", kernel]
         queries, keys = (-(-LENGTHS // size) * size for size in tile)
         last = -(-np.rint(LAST / T * LENGTHS) // tile[0]) * tile[0]
         computed = HEADS * float(((LAYERS - 1) * queries * keys + last * keys).sum())
+        # A program has a tile of its own rows, around whose loop there is a beginning and an end.
+        own_rows = HEADS * float(((LAYERS - 1) * queries + last).sum())
+        around = (compiled["instructions"] - compiled["loop"]) * compiled["warps"]
         return Operation(
             name=name,
             calls=LAYERS,
             num_bytes=2 * D * 4 * LAYERS * T,
             flops=2 * passes * HEAD * computed,
-            instructions=per_element * computed / 32,
+            instructions=compiled["per_element"] * computed / 32 + around * own_rows / tile[0],
         )
 
 
@@ -136,7 +139,7 @@ def operations(kernels: Kernels, *, is_fp8: bool) -> Iterator[Operation]:
 
 
 def _attention(counted: Counted) -> Iterator[Operation]:
-    bits = float(HEADS * (-(-LENGTHS // 32) * 32.0 * LENGTHS).sum()) * (LAYERS - 1 + LAST / T)
+    bits = float(HEADS * (-(-LENGTHS // 128) * 128.0 * LENGTHS).sum()) * (LAYERS - 1 + LAST / T)
     yield counted.of(
         "attention, keep bits", "keep bits", "_attention_keep_bits", bits, 1 / 8, LAYERS
     )

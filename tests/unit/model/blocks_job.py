@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 from model_cases import TINY, gradients, our_loss, ragged_batch, scattered_model
 
 from block_cases import (
@@ -27,6 +28,7 @@ from block_cases import (
     make_case,
     results,
 )
+from kernel_table import compile_instead
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import bert
 from mlperf_bert.model.blocks import ReferenceBlocks
@@ -34,7 +36,6 @@ from mlperf_bert.model.fused_blocks import FusedBlocks
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
 from mlperf_bert.model.triton_parts import sum_programs
-from triton_compile import compile_instead
 
 SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
 

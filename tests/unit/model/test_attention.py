@@ -290,11 +290,10 @@ def test_flash_calls_operators_as_their_schemas_say() -> None:
     assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
 
 
-@pytest.mark.parametrize("how", ["interpret", "compile"])
-def test_triton_attention(how: str, tmp_path: Path) -> None:
+def test_triton_attention(tmp_path: Path) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: its kernels are not run here")
-    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
+    environ = {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)}
     job = Path(__file__).with_name("triton_attention_job.py")
-    done = run_process(sys.executable, job, how, **environ)
+    done = run_process(sys.executable, job, **environ)
     assert done.returncode == 0, done.stderr

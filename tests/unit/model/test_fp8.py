@@ -168,10 +168,9 @@ def test_evaluation_notes_nothing() -> None:
     assert torch.equal(torch.cat(results, dim=1), case.y)
 
 
-@pytest.mark.parametrize("how", ["interpret", "compile"])
-def test_triton_kernels(how: str, tmp_path: Path) -> None:
+def test_triton_kernels(tmp_path: Path) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: its kernels are not run here")
-    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = run_process(sys.executable, Path(__file__).with_name("fp8_job.py"), how, **environ)
+    environ = {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = run_process(sys.executable, Path(__file__).with_name("fp8_job.py"), **environ)
     assert done.returncode == 0, done.stderr

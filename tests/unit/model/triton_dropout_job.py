@@ -11,9 +11,10 @@ import torch
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 from dropout_cases import CHECKS, DTYPES, site_of
+from kernel_table import compile_instead
 from mlperf_bert.model import triton_dropout
-from triton_compile import compile_instead
 
 
 def interpret() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 from kernel_cases import CHECKS, DTYPES, RULES, check_updates, make_case, make_scalars, update
+from kernel_table import compile_instead
 from mlperf_bert.optim import triton_kernels
-from triton_compile import compile_instead
 
 
 def interpret() -> None:

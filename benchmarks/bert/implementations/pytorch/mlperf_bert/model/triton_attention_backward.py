@@ -34,7 +34,7 @@ TILES_OF_QUERIES = MappingProxyType(  # by head size
     {
         16: Tile(64, 4, 3),
         32: Tile(64, 4, 3),
-        64: Tile(128, 8, 2, 128),
+        64: Tile(64, 4, 2),
         128: Tile(64, 8, 2),
     }
 )

@@ -18,6 +18,7 @@ from mlperf_bert.model.dropout import DropoutSite, scale_of, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
 ROWS, BYTES = 16, 16  # that a program takes at once
+ATTENTION_WARPS = 1  # so that a thread has eight bytes of a row
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
@@ -67,6 +68,7 @@ def attention_keep_bits(
             num_sequences.bit_length(),
             ROWS,
             BYTES,
+            num_warps=ATTENTION_WARPS,
         )
     return bits
 
@@ -182,7 +184,9 @@ def _attention_keep_bits(
     while 8 * first < longest:  # not `range`: see optim/triton_kernels.py
         byte = first + tl.arange(0, bytes_)[None, :]
         kept = _kept_bytes(byte | (head << 16), token, sample, step, seed, threshold)
-        tl.store(of_row + byte, kept, mask=8 * byte < length[:, None])
+        # Whole words of eight bytes, which the compiler then stores at once.
+        is_needed = (byte < (length[:, None] + 63) // 64 * 8) & (byte < num_bytes)
+        tl.store(of_row + byte, kept, mask=is_needed)
         first += bytes_
 
 
