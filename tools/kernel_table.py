@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks/bert/implementations/pytorch"))
 
 TYPES = {
     torch.float64: "*fp64",
@@ -49,7 +52,7 @@ ELEMENTS = {  # of a program, or of one turn of its loop
     "_attention_forward": (128 * 64, True),
     "_attention_of_queries": (64 * 64, True),
     "_attention_of_keys": (64 * 64, True),
-    "_attention_keep_bits": (16 * 128, True),
+    "_attention_keep_bits": (32 * 64, True),
     "_keep_bits": (16 * 128, False),
     "_norm_forward": (HIDDEN, False),
     "_norm_backward": (HIDDEN, True),

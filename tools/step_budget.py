@@ -50,7 +50,9 @@ LAYERS, HEADS, D, F, V = 24, 16, 1024, 4096, 30_528
 HEAD = D // HEADS
 PARAMETERS = 336_226_108
 MASKED_SHARE = 0.15
-LENGTHS = wikipedia_lengths().draw_evenly(112, seed=0)
+# As published, but in the mean: that of the official set is 254.4, of these counts 255.8.
+LENGTHS = wikipedia_lengths().draw_evenly(112, seed=38)
+LENGTHS[np.argsort(LENGTHS)[: LENGTHS.sum() - round(254.4 * 112)]] -= 1
 B, T = len(LENGTHS), int(LENGTHS.sum())
 P = int(np.minimum(np.rint(MASKED_SHARE * LENGTHS), 76).sum())
 LAST = B + P  # rows of the last layer behind its keys and values
@@ -139,7 +141,7 @@ def operations(kernels: Kernels, *, is_fp8: bool) -> Iterator[Operation]:
 
 
 def _attention(counted: Counted) -> Iterator[Operation]:
-    bits = float(HEADS * (-(-LENGTHS // 128) * 128.0 * LENGTHS).sum()) * (LAYERS - 1 + LAST / T)
+    bits = float(HEADS * (-(-LENGTHS // 64) * 64.0 * LENGTHS).sum()) * (LAYERS - 1 + LAST / T)
     yield counted.of(
         "attention, keep bits", "keep bits", "_attention_keep_bits", bits, 1 / 8, LAYERS
     )

@@ -168,11 +168,9 @@ def _attention_forward(
             own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
             sums = tl.dot(weights.to(own_v.dtype), own_v, sums * shrink[:, None])
             highest = higher
-        result = sums / total[:, None]
-        if keep_scale is not None:
-            result *= keep_scale
+        inverse = (1.0 if keep_scale is None else keep_scale) / total
         stride = tl.num_programs(1) * head_size
-        store_tile(context, stride, queries, first, result, block_q, head_size)
+        store_tile(context, stride, queries, first, sums * inverse[:, None], block_q, head_size)
         query = first + tl.arange(0, block_q)
         at = row_numbers(num_rows, queries, query)
         tl.store(logsumexp + at, highest + tl.log2(total), mask=query < queries[1])

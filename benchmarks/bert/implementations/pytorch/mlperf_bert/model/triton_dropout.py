@@ -18,7 +18,8 @@ from mlperf_bert.model.dropout import DropoutSite, scale_of, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
 ROWS, BYTES = 16, 16  # that a program takes at once
-ATTENTION_WARPS = 1  # so that a thread has eight bytes of a row
+ATTENTION_ROWS, ATTENTION_BYTES = 32, 8  # the fewer bytes, the fewer behind a sequence's end
+WARPS = 1  # where bits alone are made, so that a thread has eight bytes of a row
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
@@ -37,7 +38,7 @@ def keep_bits(site: DropoutSite, channels: int) -> Tensor:
     bits = _empty_bits(site, num_rows, num_bytes)
     if bits.numel() > 0:
         _keep_bits[_grid(num_rows, num_bytes)](
-            bits, *_of_site(site), num_rows, num_bytes, ROWS, BYTES
+            bits, *_of_site(site), num_rows, num_bytes, ROWS, BYTES, num_warps=WARPS
         )
     return bits
 
@@ -57,7 +58,7 @@ def attention_keep_bits(
     bits = _empty_bits(site, num_rows, num_heads, num_bytes)
     num_sequences = len(cu_seqlens) - 1
     if bits.numel() > 0:
-        _attention_keep_bits[(triton.cdiv(num_rows, ROWS), num_heads)](
+        _attention_keep_bits[(triton.cdiv(num_rows, ATTENTION_ROWS), num_heads)](
             bits,
             *_of_site(site),
             cu_seqlens,
@@ -66,9 +67,9 @@ def attention_keep_bits(
             num_rows,
             num_bytes,
             num_sequences.bit_length(),
-            ROWS,
-            BYTES,
-            num_warps=ATTENTION_WARPS,
+            ATTENTION_ROWS,
+            ATTENTION_BYTES,
+            num_warps=WARPS,
         )
     return bits
 

@@ -123,8 +123,8 @@ def gelu(values: tl.tensor) -> Any:
 def gelu_slope(values: tl.tensor) -> Any:
     """Derivative of the GELU: Phi(z) + z phi(z)."""
     tail = _normal_tail(tl.abs(values))
-    # 1 / sqrt(2 pi), and e to the -z^2 / 2 as a power of two
-    density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * values * values)
+    # exp(-z^2 / 2) / sqrt(2 pi), all of it as a power of two
+    density = tl.exp2(values * values * -0.7213475204444817 - 1.3257480647361593)
     return tl.where(values < 0, tail, 1 - tail) + values * density
 
 
