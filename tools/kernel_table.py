@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,16 @@ ELEMENTS = {  # of a program, or of one turn of its loop
     "_sum_squares": (1024, True),
     "_apply": (1024, False),
     "_adamw": (1024, False),
+}
+SHOWN = {  # of a row, and what it is called
+    "registers": "registers",
+    "spills": "spills",
+    "programs": "programs a multiprocessor",
+    "occupancy": "occupancy",
+    "matrix": "matrix instructions",
+    "byte_stores": "byte stores",
+    "wide_stores": "16-byte stores",
+    "per_element": "instructions an element",
 }
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Launch = Callable[[], object]
@@ -342,8 +352,20 @@ def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
     return list(found.values())
 
 
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def as_rows(found: list[Compiled]) -> list[dict[str, Any]]:
+    """As `--json` prints them."""
+    return [{**asdict(each), "per_element": each.per_element} for each in found]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """What matters of them, in Markdown."""
+    head = ("part", "kernel", *SHOWN.values())
+    lines = [head, ("---",) * len(head)]
+    for row in rows:
+        shown = (row[name] for name in SHOWN)
+        cells = (f"{each:.3g}" if isinstance(each, float) else str(each) for each in shown)
+        lines.append((row["case"], f"`{row['kernel']}`", *cells))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
@@ -357,17 +379,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keep = args.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
-        found = compile_all(args.capability, keep, args.only)
+        rows = as_rows(compile_all(args.capability, keep, args.only))
     if args.json:
-        rows = [{**asdict(each), "per_element": each.per_element} for each in found]
-        print(json.dumps(rows))
-        return
-    print(f"Triton {triton.__version__}, compute capability {args.capability / 10}\n")
-    head = [*(field.name for field in fields(Compiled)), "per_element"]
-    rows = [[_short(value) for value in (*astuple(each), each.per_element)] for each in found]
-    for row in ([head], [["---"] * len(head)], rows):
-        for line in row:
-            print(f"| {' | '.join(line)} |")
+        print(json.dumps(rows, indent=0))
+    else:
+        print(f"Triton {triton.__version__}, capability {args.capability / 10}\n\n{table(rows)}")
 
 
 if __name__ == "__main__":

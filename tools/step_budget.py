@@ -2,10 +2,11 @@
 
     python tools/step_budget.py [--kernels FILE]
 
-Markdown: the efficiencies and where they come from, then a table for bf16 and one for FP8. Counted
-for each operation: bytes it moves, floating-point operations, and instructions as its kernel was
-compiled (`kernel_table.py --json`; FILE is what that printed, else it runs now). Its expected time
-is the longest of the three at the efficiencies above. Nothing here was measured on a GPU.
+Markdown: the kernels, the rates that are assumed and where they come from, then a table for bf16
+and one for FP8. Counted for each operation are the bytes it moves, its floating-point operations,
+and its instructions as its kernels were compiled (`kernel_table.py --json`; FILE is what that
+printed, else it runs now). The expected time is the longest of the three at those rates. Nothing
+here was measured on a GPU.
 """
 
 import argparse
@@ -13,11 +14,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import kernel_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks/bert/implementations/pytorch"))
 from mlperf_bert.data.length_histogram import wikipedia_lengths
@@ -214,7 +217,7 @@ def markdown(rows: list[Operation], title: str) -> str:
     """A table, its sum and the rate that follows."""
     head = (
         *("operation", "GB", "TFLOP", "10^9 instructions"),
-        *("memory", "products", "instructions", "expected ms", "measured ms"),
+        *("memory, ms", "products, ms", "instructions, ms", "expected, ms", "measured, ms"),
     )
     lines = [head, ("---",) * len(head)]
     for row in rows:
@@ -236,16 +239,15 @@ def main() -> None:
     if args.kernels:
         found = json.loads(args.kernels.read_text(encoding="utf-8"))
     else:
-        import kernel_table
-
         with tempfile.TemporaryDirectory() as folder:
-            compiled = kernel_table.compile_all(90, Path(folder))
-        found = [{**asdict(each), "per_element": each.per_element} for each in compiled]
+            found = kernel_table.as_rows(kernel_table.compile_all(90, Path(folder)))
     kernels = {(row["case"], row["kernel"]): row for row in found}
-    print(f"{B} sequences, {T:,} tokens, {P:,} masked positions.\n")
+    print(f"### Kernels, as compiled\n\n{kernel_table.table(found)}\n")
+    print("### Rates that are assumed\n")
     print("| what | rate | source |\n| --- | --- | --- |")
     for line in EFFICIENCIES:
         print(f"| {' | '.join(line)} |")
+    print(f"\n{B} sequences, {T:,} tokens, {P:,} masked positions.")
     for title, is_fp8 in (("bf16", False), ("FP8", True)):
         print("\n" + markdown(list(operations(kernels, is_fp8=is_fp8)), title))
 

@@ -3,9 +3,20 @@
 import pytest
 import torch
 
-from fp8_cases import E4M3, E5M2, Case, check_blocks, check_cast, make_keys, make_scales, step_of
+from fp8_cases import (
+    E4M3,
+    E5M2,
+    Case,
+    assert_same,
+    check_blocks,
+    check_cast,
+    make_keys,
+    make_scales,
+    step_of,
+)
 from mlperf_bert.model import fp8_cast
 from mlperf_bert.model.dropout import make_site
+from mlperf_bert.model.fp8_cast import Target
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
@@ -21,6 +32,19 @@ def needs_triton() -> None:
 
 def test_casts_are_those_of_the_reference() -> None:
     check_cast(fp8_cast.cast, fp8_cast.reference, (E4M3, E5M2), DEVICE)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_cast_adds_up_its_columns(joined: bool) -> None:
+    parts = torch.randn(300, 96, device=DEVICE, dtype=torch.bfloat16).split(32, dim=1)
+    parts = parts if joined else [part.contiguous() for part in parts]
+    unit, maxima = torch.tensor(2.0**-4, device=DEVICE), torch.zeros(2, device=DEVICE)
+    found, sums = fp8_cast.cast_with_sums(parts, Target(E5M2, unit, maxima[0]))
+    expected = fp8_cast.reference(parts, 1, Target(E5M2, unit, maxima[1]), transpose=True)
+    assert_same(found, expected)
+    assert maxima[0] == maxima[1]
+    exact = torch.cat(list(parts), dim=1).double().sum(0)
+    torch.testing.assert_close(sums.double(), exact, rtol=2**-8, atol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 48, 1000])
