@@ -108,7 +108,7 @@ def kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]
 
 def another(x: Tensor) -> Tensor:
     """The same memory as another tensor, for a function that returns it twice."""
-    return x.new_empty(0).set_(x.detach())
+    return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def take_again(x: Tensor) -> Tensor:
@@ -168,10 +168,10 @@ class _ResidualNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [each.contiguous() for each in gradients if each is not None]
+        product, bias, residual, weight, statistics, keep = ctx.saved_tensors
         of_product, of_residual, (of_bias, of_weight, of_norm_bias) = residual_norm_backward(
-            [each.contiguous() for each in gradients if each is not None],
-            *ctx.saved_tensors,
-            ctx.scale,
+            given, product, bias, residual, weight, statistics, keep, ctx.scale
         )
         return of_product, of_bias, of_residual, of_weight, of_norm_bias, None, None, None
 

@@ -164,12 +164,11 @@ class _ResidualOutput(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x8_transposed, w8_transposed, *saved = ctx.saved_tensors
+        projected, bias, residual, norm_weight, statistics, keep = saved
+        given = [each.contiguous() for each in gradients if each is not None]
         target = ctx.scales.target(GRADIENT)
         rows8, of_residual, (of_bias, of_norm_weight, of_norm_bias) = residual_norm_backward(
-            [each.contiguous() for each in gradients if each is not None],
-            *saved,
-            ctx.scale,
-            target,
+            given, projected, bias, residual, norm_weight, statistics, keep, ctx.scale, target
         )
         g8 = beside_transpose(rows8, target)
         of_x, of_weight = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
