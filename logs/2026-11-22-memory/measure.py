@@ -85,7 +85,7 @@ def large() -> None:
     for module in (bert, fp8_blocks):
         module.choose_blocks = lambda *_: FusedBlocks()
     # In the place of readable forms, which a GPU does not run, what their kernels allocate.
-    fp8.cast = triton_fp8.cast
+    fp8.cast, fp8.cast_with_sums = triton_fp8.cast, triton_fp8.cast_with_sums
     dropout.kept_bytes = lambda counter, *_: torch.empty(
         torch.broadcast_shapes(*(each.shape for each in counter)), dtype=torch.uint8, device="meta"
     )

@@ -1,6 +1,7 @@
-"""Size budgets: 300 lines a file, 60 lines a function (complexity 10 is ruff's C901)."""
+"""Budgets: 300 lines a file, 60 a function (complexity 10 is ruff's C901), 40 MB in all."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from support import PACKAGE, REPOSITORY
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
+MAX_TREE_BYTES = 40 * 10**6
 EXCEPTIONS: dict[str, str] = {}  # path -> reason; at most three
 
 FILES = sorted(path for folder in (PACKAGE, REPOSITORY / "tests") for path in folder.rglob("*.py"))
@@ -40,3 +42,13 @@ def test_first_line_says_the_job(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     if path.is_relative_to(PACKAGE):
         assert docstring and docstring.splitlines()[0].endswith((".", ":"))
+
+
+def test_the_tracked_tree_is_small() -> None:
+    """It travels whole to a machine with a GPU, and to everyone who clones it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    paths = [REPOSITORY / name for name in listed.stdout.decode().split("\0") if name]
+    assert len(paths) > 1000
+    assert sum(path.lstat().st_size for path in paths if path.exists()) < MAX_TREE_BYTES
