@@ -9,8 +9,9 @@
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
 # PYTHON: an interpreter with torch, numpy, h5py and numba [python3]. CACHE: compiled kernels, from one stage to the
-# next [a directory of the user's in TMPDIR]. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON without
-# it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a second run of some of them.
+# next [a directory of the user's in TMPDIR]; it goes with a machine that goes back when idle, so call stages at once.
+# WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON without it. COMMIT: for a tree without git. ONLY: a
+# regular expression of names of parts, for a second run of some of them.
 set -uo pipefail # a failing part must not keep the others from running
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 OUT=${OUT:-logs/gpu_check} CACHE=${CACHE:-${TMPDIR:-/tmp}/mlperf-bert-gpu-check-$UID} ONLY=${ONLY:-} MODE=run
@@ -175,9 +176,9 @@ fi
 {
     echo "stage: ${stages[*]}${ONLY:+ ($ONLY)}, $MODE, $(date -u '+%Y-%m-%d %H:%M UTC')"
     echo "commit: ${COMMIT:-$(git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)}"
-    timeout 20 nvidia-smi --query-gpu=name,memory.total,driver_version,power.limit --format=csv,noheader 2>&1
+    timeout 10 nvidia-smi --query-gpu=name,memory.total,driver_version,power.limit --format=csv,noheader 2>&1
     "$PYTHON" -VV
-    timeout 45 "$PYTHON" -c 'import torch; print("torch", torch.__version__)' 2>&1 # from now on in the machine's memory
+    timeout 30 "$PYTHON" -c 'import torch; print("torch", torch.__version__)' 2>&1 # from now on in the machine's memory
 } >"$RESULTS/machine.txt"
 for stage in "${stages[@]}"; do MODE=list run_stage; done >"$RESULTS/plan.tsv"
 summarise # says that nothing has ended yet

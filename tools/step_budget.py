@@ -60,6 +60,7 @@ B, T = len(LENGTHS), int(LENGTHS.sum())
 P = int(np.minimum(np.rint(MASKED_SHARE * LENGTHS), 76).sum())
 LAST = B + P  # rows of the last layer behind its keys and values
 ROWS = (LAYERS - 1) * T + LAST  # of all layers behind attention
+QKV = 3 * T * (LAYERS - 1) + 2 * T + LAST  # rows of queries, keys and values
 ENCODER_WEIGHTS = LAYERS * (4 * D * D + 2 * D * F)
 FORWARD_TILE, QUERY_TILE, KEY_TILE = (128, 64), (64, 64), (64, 64)
 Kernels = dict[tuple[str, str], dict[str, Any]]
@@ -70,7 +71,7 @@ class Operation:
     """One row: all of its kind in a step."""
 
     name: str
-    calls: float
+    calls: int
     num_bytes: float = 0.0
     flops: float = 0.0
     flops_per_s: float = BF16_FLOPS
@@ -99,7 +100,7 @@ class Counted:
         self._kernels = kernels
 
     def of(
-        self, name: str, case: str, kernel: str, elements: float, each: float, calls: float
+        self, name: str, case: str, kernel: str, elements: float, each: float, calls: int
     ) -> Operation:
         """`elements` in all, of which one takes `each` bytes of memory."""
         per_element = self._kernels[case, kernel]["per_element"]
@@ -110,8 +111,10 @@ class Counted:
             instructions=per_element * elements / 32,
         )
 
-    def attention(self, name: str, kernel: str, passes: int, tile: tuple[int, int]) -> Operation:
-        """`passes` products over all pairs of query and key; tiles are [queries, keys]."""
+    def attention(
+        self, name: str, kernel: str, *, products: int, tensors: int, tile: tuple[int, int]
+    ) -> Operation:
+        """`products` over all pairs of query and key; `tensors` [T, D]; tiles [queries, keys]."""
         compiled = self._kernels["attention", kernel]
         queries, keys = (-(-LENGTHS // size) * size for size in tile)
         last = -(-np.rint(LAST / T * LENGTHS) // tile[0]) * tile[0]
@@ -122,8 +125,8 @@ class Counted:
         return Operation(
             name=name,
             calls=LAYERS,
-            num_bytes=2 * D * 4 * LAYERS * T,
-            flops=2 * passes * HEAD * computed,
+            num_bytes=2 * D * tensors * LAYERS * T,
+            flops=2 * products * HEAD * computed,
             instructions=compiled["per_element"] * computed / 32 + around * own_rows / tile[0],
         )
 
@@ -148,9 +151,19 @@ def _attention(counted: Counted) -> Iterator[Operation]:
     yield counted.of(
         "attention, keep bits", "keep bits", "_attention_keep_bits", bits, 1 / 8, LAYERS
     )
-    yield counted.attention("attention, forward", "_attention_forward", 2, FORWARD_TILE)
-    yield counted.attention("attention, queries' gradient", "_attention_of_queries", 3, QUERY_TILE)
-    yield counted.attention("attention, others' gradients", "_attention_of_keys", 4, KEY_TILE)
+    yield counted.attention(
+        "attention, forward", "_attention_forward", products=2, tensors=4, tile=FORWARD_TILE
+    )
+    yield counted.attention(
+        "attention, queries' gradient",
+        "_attention_of_queries",
+        products=3,
+        tensors=6,
+        tile=QUERY_TILE,
+    )
+    yield counted.attention(
+        "attention, others' gradients", "_attention_of_keys", products=4, tensors=6, tile=KEY_TILE
+    )
 
 
 def _bf16_blocks(counted: Counted) -> Iterator[Operation]:
@@ -161,8 +174,12 @@ def _bf16_blocks(counted: Counted) -> Iterator[Operation]:
     yield counted.of("GELU, forward", "GELU", "_gelu_forward", wide, 4, LAYERS)
     yield counted.of("GELU, backward", "GELU", "_gelu_backward", wide, 6, 2 * LAYERS)
     yield Operation(
-        name="gradient of the QKV biases", calls=2 * LAYERS, num_bytes=3 * D * 2 * T * LAYERS
+        name="QKV weights put together, their gradients apart",
+        calls=2 * LAYERS,
+        num_bytes=2 * 2 * 3 * D * D * LAYERS,
     )
+    yield _partial_sums(2 * LAYERS * 648 * 3 * D + LAYERS * 40 * F)
+    yield Operation(name="gradient of the QKV biases", calls=2 * LAYERS, num_bytes=2 * D * QKV)
 
 
 def _fp8_blocks(counted: Counted) -> Iterator[Operation]:
@@ -178,10 +195,16 @@ def _fp8_blocks(counted: Counted) -> Iterator[Operation]:
     yield counted.of("GELU, backward", "FP8 GELU backward", "_gelu_fp8", wide, 6, 2 * LAYERS)
     yield counted.of("casts of contexts", *cast, ROWS * D, 4, LAYERS)
     yield counted.of("casts of weights", *cast, ENCODER_WEIGHTS, 4, 6 * LAYERS)
+    yield _partial_sums(2 * LAYERS * 648 * 3 * D + (ROWS * F + QKV * D) // 128)
     yield counted.of(
         "casts of QKV gradients and their biases'",
-        *("FP8 cast of QKV gradients", "_cast_to_fp8", 3 * T * D * LAYERS, 4, 2 * LAYERS),
+        *("FP8 cast of QKV gradients", "_cast_to_fp8", QKV * D, 4, 2 * LAYERS),
     )
+
+
+def _partial_sums(count: int) -> Operation:
+    """Of parameters' gradients: float32, written by programs that share rows, and read once."""
+    return Operation(name="partial sums of gradients", calls=0, num_bytes=2 * 4 * count)
 
 
 def _head(counted: Counted) -> Iterator[Operation]:
@@ -202,9 +225,9 @@ def _ends(counted: Counted) -> Iterator[Operation]:
     yield counted.of("embeddings, forward", case, "_embedding_forward", T * D, 4.125, 2)
     yield counted.of("embeddings, backward", case, "_embedding_backward", T * D, 6.125, 2)
     yield Operation(
-        name="embeddings, tables' gradients",
+        name="embeddings, sum of gradients and the tables'",
         calls=20,
-        num_bytes=2 * 2 * T * D + 2 * 2 * V * D + 6 * V * D,
+        num_bytes=6 * T * D + 2 * 2 * T * D + 2 * 2 * V * D + 6 * V * D,
         on_gpu_only=True,
     )
     yield Operation(name="gradients into the flat buffer", calls=10, num_bytes=4 * PARAMETERS)

@@ -1,16 +1,12 @@
 """The captured step on a GPU: a graph's updates are those of the eager step."""
 
-import gc
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_smallest
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.distributed.shard_group import ShardGroup
 from mlperf_bert.graphs import use_capturable_stream
 from mlperf_bert.warm_up import warm_up
 
@@ -99,50 +95,3 @@ def test_replays_and_eager_steps_may_take_turns(tiny_config: Path) -> None:
 
 def unchanged(batch: UnpaddedBatch) -> UnpaddedBatch:
     return batch
-
-
-POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
-
-
-@pytest.mark.parametrize(
-    ("data_parallel", "policy", "wire"),
-    [
-        *product(("ddp", "flat"), POLICIES, ("as_gradients",)),
-        # The hook's future copies on a stream of its pool, which the capture has to follow.
-        *product(("ddp", "flat", "shard_world"), ("after_allreduce",), ("fp32",)),
-        ("shard_world", "bucket_before_allreduce", "as_gradients"),
-    ],
-)
-def test_captured_is_eager_through_nccl(
-    tiny_config: Path, tmp_path: Path, data_parallel: str, policy: str, wire: str
-) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    options = (
-        *(f"parallel.data_parallel={data_parallel}", f"parallel.allreduce_dtype={wire}"),
-        f"clip.policy={policy}",
-    )
-    losses = {}
-    for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
-        dist.init_process_group(
-            "nccl", init_method=f"file://{tmp_path / name}", rank=0, world_size=1, device_id=device
-        )
-        try:
-            run = Run(tiny_config, *ON_GPU, *options, shapes=shapes, device=device)
-            reduce_alone(run)
-            warm_up(run.config, run.step, run.model, run.optimizer, device)
-            with run.step:
-                losses[name] = run.losses(STEPS, to_smallest)
-            del run
-            gc.collect()  # parts of a run refer to each other, and hold the group
-        finally:
-            dist.destroy_process_group()
-    assert losses["captured"] == pytest.approx(losses["eager"], abs=TOLERANCE)
-
-
-def reduce_alone(run: Run) -> None:
-    """Have our own reducer call NCCL on one rank too, where it would send to nobody."""
-    group = run.optimizer.others
-    if isinstance(group, ShardGroup):
-        group._replicas = dist.group.WORLD
-        if run.config.parallel.data_parallel == "shard_world":
-            group._shards = dist.group.WORLD

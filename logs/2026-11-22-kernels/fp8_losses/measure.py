@@ -87,26 +87,25 @@ def take_fused_blocks(bert: Any, calls: Counter[str]) -> None:
 
 
 def patch_once() -> None:
-    """Let the interpreter replace Triton's language for a kernel, not again for what it calls."""
+    """Let the interpreter replace Triton's language once a kernel, not for each function in it."""
     interpreter = import_module("triton.runtime.interpreter")
-    own = interpreter._patch_lang
-    is_patched = False
+    own, modules = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
+    patched: set[tuple[bool, ...]] = set()  # which modules functions see that had their turn
 
     class Scope:
         def __init__(self, scope: Any) -> None:
             self.scope = scope
 
         def restore(self) -> None:
-            nonlocal is_patched
-            if self.scope is not None:
-                self.scope.restore()
-                is_patched = False
+            self.scope.restore()
+            patched.clear()
 
-    def patch(function: Any) -> Scope:
-        nonlocal is_patched
-        if is_patched:
-            return Scope(None)
-        is_patched = True
+    def patch(function: Any) -> Scope | None:
+        seen = function.__globals__.values()
+        key = tuple(any(each is module for each in seen) for module in modules)
+        if key in patched:
+            return None  # nobody restores what a function called by a kernel replaced
+        patched.add(key)
         return Scope(own(function))
 
     interpreter._patch_lang = patch

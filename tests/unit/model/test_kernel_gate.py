@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +14,33 @@ from support import REPOSITORY, run_process
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
-MULTIPROCESSORS = {"H100": 132, "A100": 108}
+H100, A100 = 132, 108  # multiprocessors
 MATRIX = ("_attention_forward", "_attention_of_queries", "_attention_of_keys")
-# Instructions an element, so that a kernel waits for memory at 3.0 TB/s and not for instructions:
-# an H100 issues 9.6 for each byte that it moves then, of 32 elements (docs/performance.md).
-MOST_INSTRUCTIONS = {
-    ("norm", "_norm_forward"): 58,
-    ("norm", "_norm_backward"): 97,
-    ("GELU", "_gelu_forward"): 38,
-    ("GELU", "_gelu_backward"): 57,
-    ("masked-LM loss", "_cross_entropy_forward"): 19,
-    ("masked-LM loss", "_cross_entropy_backward"): 38,
-    ("FP8 cast", "_cast_to_fp8"): 38,
-    ("FP8 cast of QKV gradients", "_cast_to_fp8"): 38,
-    ("FP8 norm", "_norm_forward"): 68,
-    ("FP8 norm", "_norm_backward"): 106,
-    ("FP8 transpose", "_transpose"): 19,
-    ("FP8 GELU forward", "_gelu_fp8"): 38,
-    ("FP8 GELU backward", "_gelu_fp8"): 57,
-}
+LOG = REPOSITORY / "logs" / "2026-11-22-kernels"
+SLACK = 1.2  # of the instructions an element that Triton 3.6 made when the budget was summed
 TRANSPOSING = ("_cast_to_fp8", "_gelu_fp8", "_transpose")
 OTHER_HEADS = "attention, heads of 128"
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rows, Path]]:
-    keep = tmp_path_factory.mktemp("kernels")
+def compile_kernels(keep: Path, *arguments: str) -> Rows:
     done = run_process(
-        sys.executable,
-        REPOSITORY / "tools" / "kernel_table.py",
-        *("--json", "--keep", keep),
+        *(sys.executable, REPOSITORY / "tools" / "kernel_table.py"),
+        *("--json", "--keep", keep, *arguments),
         TRITON_CACHE_DIR=str(keep / "cache"),
     )
     assert done.returncode == 0, done.stderr
-    yield {(row["case"], row["kernel"]): row for row in json.loads(done.stdout)}, keep
+    return rows_of(done.stdout)
+
+
+def rows_of(text: str) -> Rows:
+    return {(row["case"], row["kernel"]): row for row in json.loads(text)}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Path]:
+    keep = tmp_path_factory.mktemp("kernels")
+    return compile_kernels(keep), keep
 
 
 def test_no_kernel_spills(compiled: tuple[Rows, Path]) -> None:
@@ -84,12 +75,20 @@ def test_attention_runs_on_the_matrix_units(compiled: tuple[Rows, Path]) -> None
     assert all(count >= 4 for count in found)
 
 
-def test_memory_not_instructions_bound_the_elementwise_kernels(
-    compiled: tuple[Rows, Path],
-) -> None:
+def test_instructions_an_element_stay_what_they_were(compiled: tuple[Rows, Path]) -> None:
     rows, _ = compiled
-    for name, most in MOST_INSTRUCTIONS.items():
-        assert rows[name]["per_element"] <= most, name
+    for name, logged in rows_of((LOG / "triton-3.6.json").read_text(encoding="utf-8")).items():
+        assert rows[name]["per_element"] <= SLACK * logged["per_element"], name
+
+
+def test_the_log_is_of_these_kernels(compiled: tuple[Rows, Path]) -> None:
+    """`docs/performance.md` is made of it; `python tools/kernel_table.py --json` makes it anew."""
+    import triton
+
+    path = LOG / f"triton-{'.'.join(triton.__version__.split('.')[:2])}.json"
+    if not path.exists():
+        pytest.skip(f"no log of Triton {triton.__version__}")
+    assert compiled[0] == rows_of(path.read_text(encoding="utf-8"))
 
 
 def test_gelu_is_computed_once(compiled: tuple[Rows, Path]) -> None:
@@ -102,21 +101,21 @@ def test_gelu_is_computed_once(compiled: tuple[Rows, Path]) -> None:
     assert not any("math.erf" in path.read_text() for path in keep.glob("*.ttgir"))
 
 
-def test_programs_that_share_sums_run_at_once(compiled: tuple[Rows, Path]) -> None:
-    """As many as their launches assume, on an H100, and in bf16 on an A100 (the same registers)."""
+def test_programs_that_share_sums_run_at_once(compiled: tuple[Rows, Path], tmp_path: Path) -> None:
+    """As many as their launches assume: on an H100, and in bf16 on an A100."""
     from mlperf_bert.model import triton_cross_entropy, triton_gelu, triton_parts
 
-    rows, _ = compiled
     assumed = {
         ("norm", "_norm_backward"): triton_parts.MOST_PROGRAMS,
         ("GELU", "_gelu_backward"): triton_gelu.MOST_PROGRAMS,
         ("masked-LM loss", "_cross_entropy_backward"): triton_cross_entropy.MOST_PROGRAMS,
     }
-    for name, programs in assumed.items():
-        for gpu, multiprocessors in MULTIPROCESSORS.items():
-            assert rows[name]["programs"] * multiprocessors >= programs, (name, gpu)
-    fp8 = rows["FP8 norm", "_norm_backward"]["programs"]
-    assert fp8 * MULTIPROCESSORS["H100"] >= triton_parts.MOST_PROGRAMS
+    older = compile_kernels(tmp_path, "--capability", "80", "--only", "norm|GELU|loss")
+    for rows, multiprocessors in ((compiled[0], H100), (older, A100)):
+        for name, programs in assumed.items():
+            assert rows[name]["programs"] * multiprocessors >= programs, name
+    fp8 = compiled[0]["FP8 norm", "_norm_backward"]["programs"]
+    assert fp8 * H100 >= triton_parts.MOST_PROGRAMS
 
 
 def test_the_budgets_page_is_what_the_tool_prints(monkeypatch: pytest.MonkeyPatch) -> None:

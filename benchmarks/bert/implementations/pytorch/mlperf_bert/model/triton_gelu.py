@@ -114,7 +114,7 @@ def _gelu_backward(
 
 @kernel
 def gelu(values: tl.tensor) -> Any:
-    """z Phi(z) as max(z, 0) - |z| Phi(-|z|), in which nothing cancels."""
+    """z Phi(z) as max(z, 0) - |z| Phi(-|z|), in which nothing cancels; of infinity NaN."""
     sizes = tl.abs(values)
     return tl.maximum(values, 0.0) - sizes * _normal_tail(sizes)
 
