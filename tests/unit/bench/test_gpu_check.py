@@ -27,7 +27,7 @@ SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"
 GPU_TESTS = REPOSITORY / "tests" / "gpu"
 LIMITS = {"1": 300, "2": 420, "3": 540}  # seconds of each stage
 RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.0}
-# Stands in for PYTHON: an interpreter without mlperf-logging and matplotlib whose measurements take no time.
+# Stands in for PYTHON: it has no mlperf-logging, no matplotlib, and measurements take no time.
 STUB = """#!/bin/bash
 case "$*" in
 *summarise_gpu.py* | *zipfile*) exec "$REAL" "$@" ;;
