@@ -8,13 +8,13 @@
 # After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
-# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]. CACHE: compiled kernels, from one stage to the
-# next [a directory of the user's in TMPDIR]; it goes with a machine that goes back when idle, so call stages at once.
-# WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON without it. COMMIT: for a tree without git. ONLY: a
-# regular expression of names of parts, for a second run of some of them.
+# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/performance.md says which parts need more.
+# CACHE: compiled kernels, from one stage to the next [a directory of the user's in TMPDIR]; it goes with a machine
+# that goes back when idle, so call stages at once. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON
+# without it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a second run of some.
 set -uo pipefail # a failing part must not keep the others from running
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-OUT=${OUT:-logs/gpu_check} CACHE=${CACHE:-${TMPDIR:-/tmp}/mlperf-bert-gpu-check-$UID} ONLY=${ONLY:-} MODE=run
+OUT=${OUT:-logs/gpu_check} CACHE=${CACHE:-${TMPDIR:-/tmp}/mlperf-bert-gpu-check-$UID} ONLY=${ONLY:-} MODE=run PLOT=yes
 export PYTHON=${PYTHON:-python3}
 case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
 case $MODE:$*: in
@@ -102,7 +102,7 @@ run_stage() { # the most precious parts first
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
             bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
-                --plot "$RESULTS/profile_$each.png"
+                ${PLOT:+--plot "$RESULTS/profile_$each.png"}
         done
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train train_batch_4_captured 18 parallel.local_batch_size=4
@@ -128,9 +128,9 @@ run_stage() { # the most precious parts first
         ;;
     3) # 540 s
         bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
-            --plot "$RESULTS/scale.png"
+            ${PLOT:+--plot "$RESULTS/scale.png"}
         bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
-            --plot "$RESULTS/sweep.png"
+            ${PLOT:+--plot "$RESULTS/sweep.png"}
         bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
         bench cost 40 cost "${COST[@]}" --device "$DEVICE"
         bench loader 45 loader "${LOADER[@]}"
@@ -173,6 +173,7 @@ export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME
 if [[ -n ${WHEELS:-} ]] && ! "$PYTHON" -c 'import mlperf_logging' 2>/dev/null; then
     for wheel in "$WHEELS"/mlperf_logging-*.whl; do "$PYTHON" -m zipfile -e "$wheel" "$WORK/wheels"; done
 fi
+"$PYTHON" -c 'import matplotlib' 2>/dev/null || PLOT= # tables without pictures
 {
     echo "stage: ${stages[*]}${ONLY:+ ($ONLY)}, $MODE, $(date -u '+%Y-%m-%d %H:%M UTC')"
     echo "commit: ${COMMIT:-$(git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)}"

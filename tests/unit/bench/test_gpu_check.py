@@ -27,11 +27,11 @@ SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"
 GPU_TESTS = REPOSITORY / "tests" / "gpu"
 LIMITS = {"1": 300, "2": 420, "3": 540}  # seconds of each stage
 RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.0}
-# Stands in for PYTHON: an interpreter with no mlperf-logging whose measurements take no time.
+# Stands in for PYTHON: it has no mlperf-logging, no matplotlib, and measurements take no time.
 STUB = """#!/bin/bash
 case "$*" in
 *summarise_gpu.py* | *zipfile*) exec "$REAL" "$@" ;;
-*"-c import mlperf_logging"*) exit 1 ;;
+*"-c import mlperf_logging"* | *"-c import matplotlib"* | *--plot*) exit 1 ;;
 *"bench train"*fp8*) echo "torch.OutOfMemoryError: CUDA out of memory." >&2; exit 1 ;;
 *"bench profile"*bf16*) echo half; kill -9 $$ ;;
 *"bench profile"*fp8*) exec sleep "${HANG:-0}" ;;

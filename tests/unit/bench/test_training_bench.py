@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from mlperf_bert.bench.stopwatch import FEWEST_STEPS, time_steps
 from mlperf_bert.bench.training_run import training_run
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
-from support import CONFIGS
+from support import CONFIGS, run_process
 
 CPU = torch.device("cpu")
 MODEL = (
@@ -22,6 +24,14 @@ MODEL = (
     *("--batch", "4", "--threads", "1", "--device", "cpu"),
 )
 BRIEF = ("--steps", "4", "--seconds", "0.01", "--peak-seconds", "0.01")
+# Stands for an interpreter that has nothing beyond what `tools/gpu_check.sh` asks for.
+WITHOUT = """
+import sys
+
+sys.modules |= dict.fromkeys(
+    ("matplotlib", "safetensors", "rich", "mlperf_logging", "optuna", "transformers", "tokenizers")
+)
+"""
 CPU_TINY = str(CONFIGS / "cpu_tiny.toml")
 
 
@@ -144,3 +154,25 @@ def test_config_of_another_machine_size_needs_no_renaming() -> None:
     path = str(CONFIGS / "h100_1x8x96x1.toml")
     config = make_config(parse("train", "--config", path, "--set", "parallel.local_batch_size=4"))
     assert config.parallel.global_batch_size == 4
+
+
+def test_train_profile_and_eval_need_few_packages(tmp_path: Path) -> None:
+    """All in one process, as importing torch takes most of the time."""
+    forms = [
+        ["train", *MODEL, *BRIEF],
+        ["profile", *MODEL, "--steps", "1"],
+        ["eval", *MODEL, *BRIEF[:4], "--samples", "8", "--rounds", "1"],
+    ]
+    script = tmp_path / "forms.py"
+    script.write_text(
+        f"""{WITHOUT}
+from mlperf_bert.__main__ import main
+
+for form in {forms}:
+    assert main(["bench", *form, "--json"]) == 0
+""",
+        encoding="utf-8",
+    )
+    done = run_process(sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) == len(forms)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,12 +27,14 @@ from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.open_data import RunData
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.progress import Reporter
 from mlperf_bert.resume import Start
 from mlperf_bert.run_directory import RunDirectory
 from mlperf_bert.saving import Identity
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step import Step
+
+if TYPE_CHECKING:
+    from mlperf_bert.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,12 @@ def start_reporter(
     data: RunData,
     planner: StepPlanner,
     start: Start,
-) -> Reporter:
+) -> "Reporter":
     """What a person sees of the run, with the lines that come first."""
+    from mlperf_bert.progress import (
+        Reporter,
+    )  # its rich is not for `bench`, which shows no progress
+
     path = directory.run / "stdout.log" if info.rank == 0 else None
     reporter = on_every_rank(
         info, lambda: Reporter(path, config.max_steps, continued=start.continues)

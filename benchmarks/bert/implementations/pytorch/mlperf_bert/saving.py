@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
@@ -15,8 +15,10 @@ from mlperf_bert.eval_schedule import Evaluated
 from mlperf_bert.health import Health
 from mlperf_bert.metrics import Metrics
 from mlperf_bert.outcome import RunOutcome
-from mlperf_bert.progress import Reporter
 from mlperf_bert.resume import Start
+
+if TYPE_CHECKING:
+    from mlperf_bert.progress import Reporter
 
 AUTO_INTERVAL_S = 600.0
 BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
@@ -50,7 +52,7 @@ class Saving:
         writer: CheckpointWriter,
         metrics: Metrics,
         health: Health,
-        reporter: Reporter,
+        reporter: "Reporter",
         write_outcome: Callable[[RunOutcome], None],
     ) -> None:
         """`write_outcome` is called by every rank at the run's end."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.bench.profile_plot import kind_of, timeline
+from mlperf_bert.bench.profile_plot import kind_of
 from mlperf_bert.bench.spans import Span, gaps, largest, record_spans
 from mlperf_bert.bench.train import heading, surroundings
 from mlperf_bert.bench.training_run import TrainingRun, training_run
@@ -18,8 +18,8 @@ MOST_ROWS = 10
 
 def profile_training(
     config: RunConfig, device: torch.device, num_steps: int, report: Callable[[str], None]
-) -> tuple[dict[str, Any], bytes]:
-    """The JSON object of `bench profile`, of `num_steps` steps, and a PNG of one more.
+) -> tuple[dict[str, Any], list[Span]]:
+    """The JSON object of `bench profile`, of `num_steps` steps, and the spans of one more.
 
     `report` gets lines of progress.
     """
@@ -27,7 +27,7 @@ def profile_training(
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         for number in range(WARM_UP):
             run(number).item()
-        report(f"profiling {num_steps} steps, then one for the picture")
+        report(f"profiling {num_steps} steps, then one for a picture")
         spans = record_spans(lambda: _steps(run, num_steps), device)
         one_step = record_spans(lambda: _steps(run, 1), device)
     result = {
@@ -36,7 +36,7 @@ def profile_training(
         "unit_of_work": "kernel" if device.type == "cuda" else "operator",
         **surroundings(config, device),
     }
-    return result, timeline(one_step, heading(result))
+    return result, one_step
 
 
 def tables(spans: list[Span], num_steps: int) -> dict[str, Any]:

@@ -5,13 +5,10 @@ import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-
 from mlperf_bert.bench.spans import Span
 
 OTHER = "other"
-# The first pattern that a name contains says its kind.
+# The first pattern that a name contains says its kind; our own kernels' names begin with "_".
 _KINDS = (
     ("attention", "#d9722e", r"attention|flash|fmha|sdpa|attend"),
     (
@@ -19,11 +16,23 @@ _KINDS = (
         "#2f7d4f",
         r"gemm|matmul|addmm|::mm|::bmm|baddbmm|linear|cutlass|nvjet|xmma",
     ),
-    ("update", "#8a63b0", r"adam|lamb|optim|multi_tensor|clip|norm_squared"),
+    (
+        "update",
+        "#8a63b0",
+        r"adam|lamb|optim|multi_tensor|clip|norm_squared|^_(moments_and_squares|sum_squares|apply)",
+    ),
     ("normalisation", "#c9a227", r"layer_?norm|norm"),
     ("loss", "#b03a5b", r"softmax|nll|cross_entropy"),
-    ("copy", "#9a9a9a", r"memcpy|memset|copy|fill|zero|index|gather|scatter|cat|embedding"),
-    ("elementwise", "#7fb3d8", r"elementwise|gelu|dropout|add|mul|sum|reduce|vectorized"),
+    (
+        "copy",
+        "#9a9a9a",
+        r"memcpy|memset|copy|fill|zero|index|gather|scatter|cat|embedding|^_transpose",
+    ),
+    (
+        "elementwise",
+        "#7fb3d8",
+        r"elementwise|gelu|dropout|^_keep_bits|^_cast_to_fp8|add|mul|sum|reduce|vectorized",
+    ),
 )
 _COLOURS = MappingProxyType({kind: colour for kind, colour, _ in _KINDS} | {OTHER: "#dddddd"})
 
@@ -36,6 +45,9 @@ def kind_of(name: str) -> str:
 
 def timeline(spans: Sequence[Span], title: str) -> bytes:
     """A PNG of spans in the order of their start: what an operator called is drawn over it."""
+    from matplotlib.figure import Figure  # a profile without a picture needs no matplotlib
+    from matplotlib.patches import Patch
+
     lanes = sorted({span.lane for span in spans})
     figure = Figure(figsize=(14, 1.8 + 0.6 * len(lanes)), layout="constrained")
     axes = figure.subplots()

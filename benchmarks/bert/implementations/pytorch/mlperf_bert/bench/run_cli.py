@@ -109,10 +109,11 @@ def _train(args: argparse.Namespace) -> int:
 
 def _profile(args: argparse.Namespace) -> int:
     config = make_config(args)
-    from mlperf_bert.bench import profile
+    from mlperf_bert.bench import profile, profile_plot, train
 
-    result, picture = profile.profile_training(config, _device(args), args.steps, _report)
-    _write(args.plot, picture)
+    result, one_step = profile.profile_training(config, _device(args), args.steps, _report)
+    if args.plot:
+        _write(args.plot, profile_plot.timeline(one_step, train.heading(result)))
     return _print(args, result, profile.in_words)
 
 
@@ -125,7 +126,6 @@ def _scale(args: argparse.Namespace) -> int:
         args.set += [f"parallel.local_batch_size={args.sweep}"] if args.config else []
     config = make_config(args)
     from mlperf_bert.bench import scale
-    from mlperf_bert.bench.scale_plot import scale_picture
 
     device = _device(args)
     limits = scale.Limits(
@@ -136,7 +136,10 @@ def _scale(args: argparse.Namespace) -> int:
         result = scale.measure_batches(config, sizes, device, limits, _report)
     else:
         result = scale.measure_capacities(config, device, limits, _report)
-    _write(args.plot, scale_picture(result, scale.title(result)))
+    if args.plot:
+        from mlperf_bert.bench.scale_plot import scale_picture  # its matplotlib, for a picture only
+
+        _write(args.plot, scale_picture(result, scale.title(result)))
     return _print(args, result, scale.in_words)
 
 
@@ -176,9 +179,7 @@ def _check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ConfigError(option, f"is {value:g}", "set it above zero")
 
 
-def _write(path: Path | None, picture: bytes) -> None:
-    if path is None:
-        return
+def _write(path: Path, picture: bytes) -> None:
     from mlperf_bert.data.atomic import write_file
 
     write_file(path, picture)

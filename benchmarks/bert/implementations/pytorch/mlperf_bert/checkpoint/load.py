@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import (
@@ -153,6 +151,9 @@ def _check_settings(directory: Path, model: BertForPretraining) -> None:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError  # `bench` imports this file and reads no weights
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

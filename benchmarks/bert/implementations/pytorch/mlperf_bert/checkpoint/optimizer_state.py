@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import ELSE
@@ -21,7 +20,6 @@ from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 # What reading a file raises that is damaged, or is not of this format.
 _UNREADABLE = (
     OSError,
-    SafetensorError,
     AttributeError,
     KeyError,
     RuntimeError,
@@ -51,6 +49,8 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
     Where they have no loss scale, this optimizer's stays. Raises CheckpointError where a file is
     damaged or the parts do not make up this state.
     """
+    from safetensors import SafetensorError, safe_open  # `bench` imports this file, reads no state
+
     wanted = {segment.tensor.name: segment for segment in optimizer.segments()}
     missing = {name: segment.last - segment.first for name, segment in wanted.items()}
     for path in paths:
@@ -62,7 +62,7 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
                 scalars = optimizer.scalar_state()
                 for name in scalars.keys() & {"updates", *file.keys()}:
                     scalars[name].copy_(file.get_tensor(name))
-        except _UNREADABLE as error:
+        except (SafetensorError, *_UNREADABLE) as error:
             raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
     for name, elements in missing.items():
         if elements:

@@ -6,16 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 LINE_INTERVAL_S = 10.0
 
 
@@ -39,18 +29,22 @@ def progress_of(
 
     Plain lines say `words[0] 3 of 7 words[1]` on `stream` (default: stdout).
     """
-    console = Console(stderr=True)
     if quiet:
         yield lambda name, num_bytes: None
-    elif console.is_terminal:
+        return
+    from rich import progress  # who shows none, as tests on a GPU, needs no rich
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console) as bar:
+        with progress.Progress(*columns, console=console) as bar:
             task = bar.add_task(words[0], total=total_bytes)
             yield lambda name, num_bytes: bar.update(task, advance=num_bytes, description=name)
     else:
