@@ -3,8 +3,8 @@
 Shape letters: R rows, C columns.
 
 The mathematics is that of `fp8_cast.reference`. Maxima of programs meet in one place by atomic
-maxima, so nothing depends on the order in which programs run. Kernels that write FP8 end with
-`write_fp8`; they all take what it needs as nine arguments in a row, `writing(...)`.
+maxima, so nothing depends on the order in which programs run. Kernels of tiles end with `write_fp8`
+and take what it needs as arguments in a row, `writing(...)`; those of rows call `to_fp8`.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: bool) -> Fp8Matrix:
-    """A matrix [R, C] not filled in, on the device of `like`."""
+    """A matrix [R, C] and, if asked for, its transpose; not filled in, on the device of `like`."""
     num_rows, num_columns = shape
     rows = like.new_empty((num_rows, num_columns), dtype=target.dtype)
     if not transpose:
