@@ -18,6 +18,7 @@ H100, A100 = 132, 108  # multiprocessors
 MATRIX = ("_attention_forward", "_attention_of_queries", "_attention_of_keys")
 LOG = REPOSITORY / "logs" / "2026-11-22-kernels"
 SLACK = 1.2  # of the instructions an element that Triton 3.6 made when the budget was summed
+WAYS = ("forward", "backward")
 TRANSPOSING = ("_cast_to_fp8", "_gelu_fp8", "_transpose")
 OTHER_HEADS = "attention, heads of 128"
 Rows = dict[tuple[str, str], dict[str, Any]]
@@ -116,6 +117,7 @@ def test_programs_that_share_sums_run_at_once(compiled: tuple[Rows, Path], tmp_p
             assert rows[name]["programs"] * multiprocessors >= programs, name
     fp8 = compiled[0]["FP8 norm", "_norm_backward"]["programs"]
     assert fp8 * H100 >= triton_parts.MOST_PROGRAMS
+    assert all(compiled[0][f"FP8 GELU {way}", "_gelu_fp8"]["programs"] >= 4 for way in WAYS)
 
 
 def test_the_budgets_page_is_what_the_tool_prints(monkeypatch: pytest.MonkeyPatch) -> None:
