@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,14 +138,14 @@ class Compiled:
 
 
 @contextmanager
-def compiling(capability: int, keep: Path) -> Iterator[list[Compiled]]:
+def compiling(case: str, capability: int, keep: Path) -> Iterator[list[Compiled]]:
     """Within it a launch compiles and is noted, and nothing runs."""
     found: list[Compiled] = []
     usual = JITFunction.run
 
     def note(kernel: Any, *arguments: Any, **options: Any) -> None:
         done = compile_instead(kernel, *arguments, capability=capability, **options)
-        found.append(inspect(done, capability, keep))
+        found.append(inspect(done, case, capability, keep))
 
     JITFunction.run = note
     try:
@@ -154,9 +154,9 @@ def compiling(capability: int, keep: Path) -> Iterator[list[Compiled]]:
         JITFunction.run = usual
 
 
-def inspect(done: Any, capability: int, keep: Path, case: str = "") -> Compiled:
+def inspect(done: Any, case: str, capability: int, keep: Path) -> Compiled:
     """Read it off the machine code, which is left in `keep` with what it was made from."""
-    path = keep / f"{case}{done.metadata.name}-{done.hash[:8]}"
+    path = keep / f"{done.metadata.name}-{done.hash[:8]}"
     for kind in ("ttgir", "ptx"):
         path.with_suffix(f".{kind}").write_text(done.asm[kind], encoding="utf-8")
     cubin = path.with_suffix(".cubin")
@@ -344,9 +344,9 @@ def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
     found: dict[tuple[str, str], Compiled] = {}
     for case, launch in cases().items():
         if re.search(only, case) and (capability >= 89 or "FP8" not in case):
-            with compiling(capability, keep) as compiled:
+            with compiling(case, capability, keep) as compiled:
                 launch()
-            found |= {(case, each.kernel): replace(each, case=case) for each in compiled}
+            found |= {(case, each.kernel): each for each in compiled}
     return list(found.values())
 
 
