@@ -1,6 +1,7 @@
 """A training job as a tree of processes: started, watched, frozen, and killed in parts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,13 +130,17 @@ def kill(process: int) -> None:
     _send(process, signal.SIGKILL)
 
 
-def resident_bytes(process: int) -> int | None:
-    """Memory of a process in RAM; None where it has ended."""
+def anonymous_bytes(process: int) -> int | None:
+    """Memory of its own that a process has in RAM (RssAnon); None where it has ended.
+
+    Without pages of files: how many of a library are there depends on what else the machine does.
+    """
     try:
-        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
-    except (OSError, IndexError):
+        text = Path(f"/proc/{process}/status").read_text()
+    except OSError:
         return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    kilobytes = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(kilobytes[1]) * 1024 if kilobytes else None  # a zombie has no such line
 
 
 def _send(process: int, number: int) -> None:

@@ -3,10 +3,11 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.data.atomic import write_file
+from mlperf_bert.data.atomic import replaced_file
 from mlperf_bert.line_file import LineFile
 
 
@@ -23,7 +24,9 @@ class MetricsFile:
         self._file: LineFile | None = None
         if path is not None:
             if after_step is not None:
-                write_file(path, _until(path, after_step))
+                # Line by line: the memory that a whole file took would stay with the process.
+                with replaced_file(path) as temporary, temporary.open("wb") as kept:
+                    kept.writelines(_until(path, after_step))
             self._file = LineFile(path, _warn, continued=after_step is not None)
 
     def write(self, record: dict[str, Any]) -> None:
@@ -42,19 +45,19 @@ class MetricsFile:
             self._file.close()
 
 
-def _until(path: Path, last_step: int) -> bytes:
+def _until(path: Path, last_step: int) -> Iterator[bytes]:
     """The lines up to a step, without one that a killed run did not end."""
-    kept = []
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in lines:
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            break
-        if not isinstance(step, int) or step > last_step:
-            break
-        kept.append(line + b"\n")
-    return b"".join(kept)
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                step = json.loads(line)["step"]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                return
+            if not isinstance(step, int) or step > last_step or not line.endswith(b"\n"):
+                return
+            yield line
 
 
 def _warn(text: str) -> None:
