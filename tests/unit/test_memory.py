@@ -25,7 +25,6 @@ from mlperf_bert.memory.plan import (
     expected_forward,
     forward_of_lengths,
     largest_batch,
-    num_parameters,
     plan_memory,
     refuse_what_cannot_fit,
 )
@@ -93,7 +92,7 @@ def test_the_peak_of_a_process_is_as_planned() -> None:
 def test_parameters_are_counted(objective: Any) -> None:
     model = replace(LARGE, objective=objective)
     shapes = parameter_shapes(model).values()
-    assert num_parameters(model) == sum(torch.Size(shape).numel() for shape in shapes)
+    assert model.num_parameters == sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def test_448_sequences_are_refused_on_80_gb_and_not_on_141() -> None:
