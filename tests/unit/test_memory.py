@@ -177,7 +177,7 @@ def test_a_gpu_that_is_too_small_is_found_before_anything_is_built(
     config = of_large()
     with pytest.raises(ConfigError, match=r"parallel\.local_batch_size"):
         check_memory(config, torch.device("cuda"), lambda: expected_forward(config))
-    check_memory(config, CPU, lambda: pytest.fail("a CPU's memory is not looked at"))
+    check_memory(config, CPU, lambda: pytest.fail("a CPU has room for this model"))
 
 
 def test_a_benchmark_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,12 @@ def bounds_of(kind: type) -> dict[str, Bounds]:
     }
 
 
-def check_bounds(values: Any, name_of: Callable[[str], str]) -> None:
+def option_name(field: str) -> str:
+    """The option of the command line that sets a field."""
+    return f"--{field.replace('_', '-')}"
+
+
+def check_bounds(values: Any, name_of: Callable[[str], str] = option_name) -> None:
     """Check the numbers of a dataclass; `name_of` a field is what messages call it.
 
     Raises ConfigError. A word or None in the place of a number is left alone.
