@@ -50,6 +50,7 @@ def remove_temporary() -> None:
         path, maker = _made_by()
         if maker == os.getpid():  # not in a child that was forked
             shutil.rmtree(path, ignore_errors=True)
+            _made_by.cache_clear()
 
 
 def _usual() -> Path | None:
