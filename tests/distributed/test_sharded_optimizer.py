@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,12 +219,13 @@ def test_every_rank_goes_on_from_its_own_random_stream(
     monkeypatch.setattr(load, "on_every_rank", lambda info, restore: restore())
     streams = [rank["shard_world lamb saved"]["stream"] for rank in both[4]]
     (step,) = (output / "lamb").glob("step_*")
+    state = replace(read_state(step), world_size=len(streams))
     without_fp8: Any = SimpleNamespace(fp8_state=dict)
     for number, stream in enumerate(streams):
         assert sum(torch.equal(stream, other) for other in streams) == 1
         torch.manual_seed(99)
         info = RankInfo(number, 4, number, 4, 0, "torchrun")
-        load.restore_rank_states(step, read_state(step), without_fp8, info, CPU)
+        load.restore_rank_states(step, state, without_fp8, info, CPU)
         assert torch.equal(torch.get_rng_state(), stream)
 
 
