@@ -10,12 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from mlperf_bert import build_start
 from mlperf_bert.__main__ import main
 from mlperf_bert.bounds import Bounds, bounds_of
+from mlperf_bert.build_start import check_memory
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import checked_setting, load_config
 from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.squad.options import DataOptions
 from mlperf_bert.squad.settings import SquadSettings, parse_engine
@@ -135,6 +139,20 @@ def test_numbers_of_fine_tuning_are_options(field: str) -> None:
             SquadSettings(engine=parse_engine("single"), **{field: value})
         assert caught.value.args[0] == f"--{field.replace('_', '-')}"
         assert str(bounds) in caught.value.args[2]
+
+
+def test_a_machine_is_asked_whether_it_can_hold_them(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"^1,000,000 ranks: take 244,141 GiB at least, this"):
+        run_on_ranks([], 10**6)
+    config = load_config(tiny)
+    needed = 8 * config.model.num_parameters
+    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed)
+    check_memory(config, torch.device("cpu"), pytest.fail)
+    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=r"^model.hidden_size: makes a model whose weights"):
+        check_memory(config, torch.device("cpu"), pytest.fail)
 
 
 LIMITED = (
