@@ -144,7 +144,7 @@ def test_numbers_of_fine_tuning_are_options(field: str) -> None:
 def test_a_machine_is_asked_whether_it_can_hold_them(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^1,000,000 ranks: take 244,141 GiB at least, this"):
+    with pytest.raises(ConfigError, match=r"^1,000,000 ranks: take 250,000 GiB at least, this"):
         run_on_ranks([], 10**6)
     config = load_config(tiny)
     needed = 8 * config.model.num_parameters
