@@ -19,6 +19,7 @@ ENV PYTHON=/opt/venv/bin/python PATH=/opt/venv/bin:$PATH
 WORKDIR /workspace
 RUN useradd --uid 10001 --create-home bert \
     && mkdir -p runs .cache \
+    && chown root: /home/bert \
     && chmod 1777 runs .cache /home/bert
 ENV HOME=/home/bert USER=bert LOGNAME=bert
 

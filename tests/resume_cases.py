@@ -18,4 +18,13 @@ def run_train(
 
 
 def weights(directory: Path) -> bytes:
-    return (directory / "run_0/checkpoints/step_00000020/model.safetensors").read_bytes()
+    return _saved(directory, "model")
+
+
+def random_streams(directory: Path) -> bytes:
+    """Torch's, which only kernels of others draw from: losses and weights need not show them."""
+    return _saved(directory, "rank_states")
+
+
+def _saved(directory: Path, what: str) -> bytes:
+    return (directory / f"run_0/checkpoints/step_00000020/{what}.safetensors").read_bytes()

@@ -9,12 +9,13 @@
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
 # PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/performance.md says which parts need more.
-# CACHE: compiled kernels, from one stage to the next [a directory of the user's in TMPDIR]; it goes with a machine
+# CACHE: compiled kernels, from one stage to the next [a directory of the user's cache]; it goes with a machine
 # that goes back when idle, so call stages at once. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON
 # without it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a second run of some.
 set -uo pipefail # a failing part must not keep the others from running
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-OUT=${OUT:-logs/gpu_check} CACHE=${CACHE:-${TMPDIR:-/tmp}/mlperf-bert-gpu-check-$UID} ONLY=${ONLY:-} MODE=run PLOT=yes
+OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run PLOT=yes
+CACHE=${CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlperf_bert-gpu-check}
 export PYTHON=${PYTHON:-python3}
 case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
 case $MODE:$*: in
@@ -157,11 +158,11 @@ if [[ $MODE == list ]]; then
     for stage in "${stages[@]}"; do run_stage; done
     exit
 fi
-# shellcheck disable=SC2174 # the parents are the user's affair
-WORK=$(mktemp -d) && mkdir -p "$OUT" "$WORK/tmp" "$WORK/results" && mkdir -p -m 700 "$CACHE" || exit
+WORK=$(mktemp -d) && mkdir -p "$OUT" "$WORK/tmp" "$WORK/results" || exit
+(umask 077 && mkdir -p "$CACHE") 2>/dev/null || { CACHE=$WORK/cache && mkdir -m 700 "$CACHE"; } || exit # no home
 OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
-[[ -O $CACHE ]] || { # what it holds will be run
-    echo "tools/gpu_check.sh: CACHE $CACHE belongs to somebody else; name another directory" >&2 && exit 2
+[[ -O $CACHE && -z $(find "$CACHE" -maxdepth 0 -perm /022) ]] || { # what it holds will be run
+    echo "tools/gpu_check.sh: CACHE $CACHE is not yours alone; name another directory" >&2 && exit 2
 }
 child=
 trap 'rm -rf "$WORK"' EXIT

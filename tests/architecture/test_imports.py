@@ -11,9 +11,11 @@ from support import PACKAGE, run_process
 # A module may import from lower levels and from its own package; `prepare` stands aside.
 LEVELS = (
     {"console", "end_with_parent", "exit_statuses", "messages"},
-    {"errors", "compiled", "machine", "config_options", "untrusted"}
+    {"errors", "machine", "untrusted"}
     | {"heartbeat", "status_file", "stop_request", "whereabouts"}
     | {"nvml", "student_t"},
+    {"bounds", "code_caches", "config_options"},
+    {"compiled"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
     | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
     {"config_io"},
@@ -58,6 +60,8 @@ SAME_LEVEL = {
 }
 OFFLINE = {"prepare", "plan", "package", "report", "tune", "watch"}
 OFFLINE_MAY_IMPORT = {"errors", "compiled", "config", "config_checks", "config_io", "data"} | {
+    "bounds",
+    "code_caches",
     "console",
     "config_sections",
     "config_options",
@@ -253,8 +257,8 @@ def test_hdf5_belongs_to_prepare(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_environment_is_read_in_two_files_only(path: Path) -> None:
-    if relative(path) in {"distributed/launch.py", "config_io.py"}:
+def test_environment_is_read_in_three_files_only(path: Path) -> None:
+    if relative(path) in {"distributed/launch.py", "config_io.py", "code_caches.py"}:
         return
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "os":

@@ -158,10 +158,11 @@ def save(run: Run, directory: Path) -> dict[str, Any]:
     if run.info.rank == 0:
         directory.mkdir()
     dist.barrier()
+    torch.manual_seed(run.info.rank)
     writer = CheckpointWriter(directory, run.optimizer, run.config, run.info, CPU)
     writer.begin(state)
     writer.finish()
-    return go_on(run)
+    return go_on(run) | {"stream": torch.get_rng_state()}
 
 
 def load_and_go_on(run: Run, directory: Path) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from shard_job import (
     BUCKET_STEPS,
+    CPU,
     DTYPES,
     LAST,
     POLICIES,
@@ -27,7 +30,9 @@ from small_runs import MICRO_BATCHES, start
 from torch import Tensor
 
 from forked_ranks import run_ranks
+from mlperf_bert.checkpoint import load
 from mlperf_bert.checkpoint.load import load_checkpoint
+from mlperf_bert.checkpoint.state import read_state
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import BLOCK
@@ -206,6 +211,22 @@ def test_a_checkpoint_of_16_bit_weights_has_exact_masters(
         assert_equal(found["saved"], expected)
         assert_equal(found["model"], {name: each.bfloat16() for name, each in expected.items()})
         assert bool(found["losses"].isfinite().all())
+
+
+def test_every_rank_goes_on_from_its_own_random_stream(
+    both: dict[int, Seen], output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "on_every_rank", lambda info, restore: restore())
+    streams = [rank["shard_world lamb saved"]["stream"] for rank in both[4]]
+    (step,) = (output / "lamb").glob("step_*")
+    state = replace(read_state(step), world_size=len(streams))
+    without_fp8: Any = SimpleNamespace(fp8_state=dict)
+    for number, stream in enumerate(streams):
+        assert sum(torch.equal(stream, other) for other in streams) == 1
+        torch.manual_seed(99)
+        info = RankInfo(number, 4, number, 4, 0, "torchrun")
+        load.restore_rank_states(step, state, without_fp8, info, CPU)
+        assert torch.equal(torch.get_rng_state(), stream)
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "unlist", "mix"])

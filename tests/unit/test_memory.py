@@ -25,7 +25,6 @@ from mlperf_bert.memory.plan import (
     expected_forward,
     forward_of_lengths,
     largest_batch,
-    num_parameters,
     plan_memory,
     refuse_what_cannot_fit,
 )
@@ -93,7 +92,7 @@ def test_the_peak_of_a_process_is_as_planned() -> None:
 def test_parameters_are_counted(objective: Any) -> None:
     model = replace(LARGE, objective=objective)
     shapes = parameter_shapes(model).values()
-    assert num_parameters(model) == sum(torch.Size(shape).numel() for shape in shapes)
+    assert model.num_parameters == sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def test_448_sequences_are_refused_on_80_gb_and_not_on_141() -> None:
@@ -178,7 +177,7 @@ def test_a_gpu_that_is_too_small_is_found_before_anything_is_built(
     config = of_large()
     with pytest.raises(ConfigError, match=r"parallel\.local_batch_size"):
         check_memory(config, torch.device("cuda"), lambda: expected_forward(config))
-    check_memory(config, CPU, lambda: pytest.fail("a CPU's memory is not looked at"))
+    check_memory(config, CPU, lambda: pytest.fail("a CPU has room for this model"))
 
 
 def test_a_benchmark_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,12 @@ config and the checker are not asked. Real ranks, a real SLURM: tests/slurm, tes
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from mlperf_bert.exit_statuses import FAULT
 from support import CONFIGS, REPOSITORY
 
 CONFIG = CONFIGS / "dgxa100_1x8x56x1.toml"
@@ -29,6 +31,8 @@ case "$*" in
 *"--get parallel.nodes") echo 1 ;;
 *"--get processes_per_node") echo 8 ;;
 *"--get run.seed") echo 5 ;;
+*compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
+*" train "*) exit "${TRAINED:-0}" ;;
 esac
 """
 LOG = (
@@ -179,6 +183,23 @@ def test_a_launcher_that_ends_with_its_ranks_cannot_restart_them(job: dict[str, 
     assert done.returncode == 2
     assert "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun" in done.stderr
     assert asked == []
+
+
+@pytest.mark.parametrize("trained", ["0", "3"])
+def test_a_log_that_the_checker_refuses_is_a_failure(job: dict[str, str], trained: str) -> None:
+    """Without SLURM; training is not asked, MLCommons' own checker is."""
+    logs = Path(job["LOGDIR"])
+    (logs / "run_0").mkdir(parents=True)
+    (logs / "result_0.txt").write_text(
+        ':::MLLOG {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", '
+        '"key": "seed", "value": 5, "metadata": {"file": "a.py", "lineno": 1}}\n'
+    )
+    del job["SLURM_JOB_ID"]
+    job["TRAINED"] = trained
+    assert run(job)[0].returncode == int(trained)
+    done, _ = run({**job, "CHECKER": sys.executable})
+    assert done.returncode == FAULT
+    assert "Required EXACTLY_ONE" in done.stderr and "accepted" not in done.stdout
 
 
 def test_a_signal_before_the_first_step_is_told_by_the_file(job: dict[str, str]) -> None:

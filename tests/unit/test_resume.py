@@ -10,7 +10,7 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint import writer
-from resume_cases import DROPOUT, MISSED, run_train, weights
+from resume_cases import DROPOUT, MISSED, random_streams, run_train, weights
 from support import metrics_losses, mlperf_records, prepare_small
 
 Train = Callable[..., int]
@@ -57,6 +57,7 @@ def test_it_goes_on_bit_for_bit(resumed: Train, killed: Path, whole: Path) -> No
     assert resumed() == MISSED
     assert metrics_losses(killed) == metrics_losses(whole)
     assert weights(killed) == weights(whole)
+    assert random_streams(killed) == random_streams(whole)
     (record,) = mlperf_records(killed / "result_0.txt", "resumed")
     assert record["value"] is True
     assert record["metadata"]["step"] == 16 and record["metadata"]["samples"] == 256

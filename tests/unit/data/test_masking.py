@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chi_square import chi_square, critical_value
-from mlperf_bert.config_checks import LEAST_MASKING_RATE, MOST_MASKING_RATE
+from mlperf_bert.config_sections import MASKING_RATES
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.gather import Gatherer
@@ -232,7 +232,7 @@ def test_positions_and_outcomes_have_their_chances() -> None:
 
 @pytest.mark.parametrize("special_per_sequence", [2, 3])
 def test_every_length_has_as_many_words_as_are_masked(special_per_sequence: int) -> None:
-    for rate in (LEAST_MASKING_RATE, 0.15, 0.3, MOST_MASKING_RATE):
+    for rate in (MASKING_RATES.low, 0.15, 0.3, MASKING_RATES.high):
         table = masked_count_table(4096, 255, rate)
         lengths = np.arange(special_per_sequence + 1 + (special_per_sequence == 3), 4097)
         assert (table[lengths] <= lengths - special_per_sequence).all()

@@ -3,10 +3,11 @@
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from mlperf_bert.config_sections import ScheduleSection
-from mlperf_bert.optim.schedule import learning_rate
+from mlperf_bert.optim.schedule import learning_rate, learning_rates
 
 BASE = 3.9299421615882676e-4
 END = 4.94549100544884e-5
@@ -67,6 +68,32 @@ def test_every_step_is_the_formula_to_twelve_digits(form: str, power: float) -> 
     for step in range(1, 300):
         expected = float(_exact(step, schedule))
         assert learning_rate(step, schedule, BASE) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def _scalar(step: int, schedule: ScheduleSection, base: float) -> float:
+    """The formula in Python's own floats, as it was written before the table was."""
+    if step > schedule.decay_steps:
+        return schedule.end_learning_rate
+    position = step - schedule.start_warmup_step
+    if position < schedule.warmup_steps or position < 0:
+        return base * max(position, 0) / max(schedule.warmup_steps, 1)
+    first = schedule.warmup_steps
+    if schedule.form == "continuous":
+        first += schedule.start_warmup_step
+    remaining = (schedule.decay_steps - step) / (schedule.decay_steps - first)
+    end = schedule.end_learning_rate
+    return end + (base - end) * remaining**schedule.power
+
+
+@pytest.mark.parametrize("form", ["published", "continuous"])
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.3, 2.0, 3.7])
+@pytest.mark.parametrize(("warm_up", "start"), [(82, -16), (0, 0), (0, 30), (50, 40), (1, -300)])
+def test_the_table_is_the_scalar_formula_bit_for_bit(
+    form: str, power: float, warm_up: int, start: int
+) -> None:
+    schedule = _schedule(form=form, power=power, warmup_steps=warm_up, start_warmup_step=start)
+    table = learning_rates(np.arange(400), schedule, BASE)
+    assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
 
 
 def test_published_form_jumps_by_a_seventh_where_the_warm_up_ends() -> None:

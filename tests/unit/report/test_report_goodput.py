@@ -128,12 +128,6 @@ def test_runs_that_do_not_measure_it_have_no_such_part(tmp_path: Path) -> None:
     assert not set(CHARTS) & set(page.texts)
 
 
-def test_sizes_beyond_reason_are_left_out(tmp_path: Path) -> None:
-    huge = "parallel.local_batch_size=1000000000000"
-    page = checked(page_of(write(tmp_path / "run", 1000.0, huge, "mlperf.enforce_rules=false")))
-    assert TITLE not in page.words
-
-
 def test_models_that_cost_otherwise_are_not_fitted_together(tmp_path: Path) -> None:
     large = write(tmp_path / "large", 1000.0, "mlperf.enforce_rules=false")
     overrides = ("parallel.local_batch_size=28", "model.num_layers=2", "mlperf.enforce_rules=false")

@@ -88,6 +88,6 @@ def test_updates_of_epochs_are_rounded_up() -> None:
 
 
 def test_a_plan_that_fills_the_memory_is_refused() -> None:
-    settings = SquadSettings(engine=parse_engine("single"), updates=10**9)
-    with pytest.raises(ConfigError, match="--updates, --epochs: are 1,000,000,000 of 16"):
+    settings = SquadSettings(engine=parse_engine("single"), updates=10**7)
+    with pytest.raises(ConfigError, match="--updates, --epochs: are 10,000,000 of 16"):
         settings.num_updates(100)

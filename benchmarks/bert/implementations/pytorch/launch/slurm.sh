@@ -46,8 +46,6 @@ if [ -n "${CONT:-}${SIF:-}" ]; then
 else
     own_python
 fi
-# Compiled kernels, not by all ranks into one directory of a shared file system.
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/triton-$(id -u)}
 read -r -a srun_options <<<"${SRUN_OPTIONS:-}"
 step=(srun --kill-on-bad-exit=1 --cpu-bind=none ${srun_options[@]+"${srun_options[@]}"})
 inside=(${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"} "$PYTHON")

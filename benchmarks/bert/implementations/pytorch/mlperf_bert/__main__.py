@@ -18,7 +18,8 @@ from typing import Any, NoReturn, TextIO
 
 from mlperf_bert import evaluate_cli, fill_cli, system_cli, train_cli
 from mlperf_bert.bench import cli as bench_cli
-from mlperf_bert.config_options import add_config
+from mlperf_bert.code_caches import remove_temporary, set_code_caches
+from mlperf_bert.config_options import add_config, check_paths
 from mlperf_bert.convert import convert_cli, export_cli
 from mlperf_bert.doctor import cli as doctor_cli
 from mlperf_bert.errors import UserError, one_line
@@ -57,6 +58,7 @@ def entry() -> NoReturn:
         # and after an error NCCL's are still up. How it trained counts, not who reads of it.
         with suppress(OSError):
             sys.stderr.flush()
+        remove_temporary()
         os._exit(status)
     sys.exit(flushed or status)
 
@@ -97,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args([word for word in words if word != DEBUG])
     args.command_line = words
     try:
+        check_paths(args)
+        set_code_caches()
         return int(args.run(args))
     except UserError as error:
         if DEBUG in words:
@@ -108,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
         problem, remedy = one_line(str(error).partition("\n")[0]), "see `mlperf_bert plan memory`"
-        say_error(f"{part}: out of memory on the GPU ({problem}); use a smaller batch, {remedy}")
+        say_error(f"{part}: out of memory ({problem}); use a smaller batch or model, {remedy}")
         return MISTAKE
     except KeyboardInterrupt:
         say("interrupted")
@@ -116,9 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether it is torch's, which need not be imported."""
+    """Whether it is Python's, or torch's, which need not be imported; on a CPU that has no kind."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,6 +20,8 @@ from mlperf_bert.data.strata import PublishedStrataSampler
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.environment import git_commit
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import memory_bytes
 from mlperf_bert.memory.forward import Forward
 from mlperf_bert.memory.plan import refuse_what_cannot_fit
 from mlperf_bert.metrics_file import MetricsFile
@@ -108,13 +110,21 @@ def check_memory(
     *,
     evaluates: bool = True,
 ) -> None:
-    """Raise ConfigError where a GPU cannot hold what is planned, before anything is built.
+    """Raise ConfigError where a device cannot hold what is planned, before anything is built.
 
-    A CPU's memory is not looked at: others use it too.
+    A CPU's memory must hold weights and gradients; what else it has, others use too.
     """
     if device.type == "cuda":
         num_bytes = torch.cuda.get_device_properties(device).total_memory
         refuse_what_cannot_fit(config, largest_forward(), num_bytes, evaluates=evaluates)
+        return
+    needed = 8 * config.model.num_parameters * config.parallel.ranks_per_node
+    if needed > memory_bytes():
+        problem = f"makes a model whose weights and gradients take {needed / 2**30:,.0f} GiB"
+        remedy = (
+            f"this machine has {memory_bytes() / 2**30:,.0f}: use a smaller one, or fewer ranks"
+        )
+        raise ConfigError("model.hidden_size", problem, remedy)
 
 
 def start_metrics_file(directory: RunDirectory, info: RankInfo, start: Start) -> MetricsFile:

@@ -1,5 +1,6 @@
 """A config's model becomes flat buffers, an optimizer and a step, on one rank or many."""
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
 from mlperf_bert.optim.loss_scale import LossScale, no_loss_scale
 from mlperf_bert.optim.registry import make_optimizer
-from mlperf_bert.optim.schedule import learning_rate
+from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.step import EagerStep, Step, weights_dtype
 
 WARM_UP_CALLS = 3  # of an update before it is captured
@@ -151,10 +152,8 @@ def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
 
 
 def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
-    """Of every step from 1 that the run may take, warm-up included."""
+    """Of every step from 1 that the run may take, warm-up included; element 0 is not read."""
     last = max(config.max_steps, config.run.warm_up_steps)
-    rates = [
-        learning_rate(step, config.schedule, config.optim.learning_rate)
-        for step in range(1, last + 1)
-    ]
-    return torch.tensor([0.0, *rates], dtype=torch.float64, device=device)
+    rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
+    rates[0] = 0.0
+    return torch.from_numpy(rates).to(device)

@@ -1,9 +1,14 @@
 """Compilation of Python functions to machine code, kept on disk wherever that is possible."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numba
 from numba import njit
+
+from mlperf_bert.code_caches import set_code_caches
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -11,9 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """`function`, compiled by numba when it is first called with arguments of new types.
 
-    The machine code goes beside the source file or, where that directory cannot be written, into
-    the user's cache directory. Where neither can, every process compiles for itself. Other threads
-    go on while it runs.
+    The machine code goes into a directory of the user's own (`code_caches`); where that cannot be
+    written, every process compiles for itself. Other threads go on while it runs.
 
     numba looks for changes in the function's own source file only. So a compiled function must
     not call one of another file: after a change there the old machine code would go on being used.
@@ -32,10 +36,14 @@ def compiled_arithmetic(function: Function) -> Function:
 
 
 def _compile(function: Function, **options: Any) -> Function:
-    try:
-        return cast(Function, njit(cache=True, nogil=True, **options)(function))
-    except RuntimeError:  # numba's "no locator available": no place for the cache
-        return cast(Function, njit(nogil=True, **options)(function))
+    directory = set_code_caches()["NUMBA_CACHE_DIR"]
+    # numba may have been imported before.
+    numba.config.CACHE_DIR = str(directory)  # type: ignore[attr-defined]
+    with suppress(RuntimeError):  # numba's "no locator available": no place for the cache
+        made = njit(cache=True, nogil=True, **options)(function)
+        if Path(made.stats.cache_path).is_relative_to(directory):  # else beside the source
+            return cast(Function, made)
+    return cast(Function, njit(nogil=True, **options)(function))
 
 
 def cache_directory(function: Any) -> str | None:

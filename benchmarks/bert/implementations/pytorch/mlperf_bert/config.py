@@ -7,7 +7,7 @@ The sections are in `config_sections`; `config_io` reads and writes TOML. Cross-
 import sys
 from dataclasses import dataclass
 
-from mlperf_bert.config_checks import check_closed_rules, check_ranges, check_shapes
+from mlperf_bert.config_checks import check_closed_rules, check_shapes
 from mlperf_bert.config_sections import (
     CheckpointSection,
     ClipSection,
@@ -84,7 +84,6 @@ class RunConfig:
         )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         check_shapes(self)
         if self.mlperf.division == "closed" and self.mlperf.enforce_rules:
             check_closed_rules(self)

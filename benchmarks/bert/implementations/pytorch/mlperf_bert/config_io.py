@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mlperf_bert.bounds import bounds_of
 from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.untrusted import in_brief, read_regular_file
@@ -91,11 +92,16 @@ def checked_setting(dotted: str, value: Any, origin: str) -> Any:
     """The value as the setting `section.field` takes it. Raises ConfigError where it does not."""
     sections = {field.name: field for field in dataclasses.fields(RunConfig)}
     section, _, field = dotted.partition(".")
-    hints = _hints(typing.cast(type, sections[section].type)) if section in sections else {}
+    kind = typing.cast(type, sections[section].type) if section in sections else None
+    hints = _hints(kind) if kind else {}
     if field not in hints:
         remedy = "see `mlperf_bert config FILE` for all"
         raise ConfigError(f"{origin}: {in_brief(dotted)}", "no such setting", remedy)
-    return _checked(value, hints[field], f"{origin}: {dotted}")
+    checked = _checked(value, hints[field], f"{origin}: {dotted}")
+    bounds = bounds_of(typing.cast(type, kind)).get(field)
+    if bounds is not None and not isinstance(checked, str):
+        bounds.check(f"{origin}: {dotted}", checked)
+    return checked
 
 
 def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:

@@ -124,6 +124,11 @@ def usable_cpus() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+def memory_bytes() -> int:
+    """Of this machine, whatever part of it is free."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+
+
 def _with_platform(machine: Machine) -> Machine:
     """This machine, with what Python knows where there is no /proc: not on Linux."""
     cpus = tuple(range(os.cpu_count() or 1))

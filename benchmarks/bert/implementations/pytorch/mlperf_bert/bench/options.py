@@ -4,17 +4,21 @@ import argparse
 from collections.abc import Collection, Iterable
 from typing import get_args
 
+from mlperf_bert.bounds import Bounds, option_name
 from mlperf_bert.config_sections import AttentionName, ModelSection
 from mlperf_bert.errors import ConfigError
 
 HEAD_SIZE = 64  # of every published BERT
 
-# Lowest value of each; a measurement has some of them.
-_LOWEST = {
-    **dict.fromkeys(("layers", "hidden", "heads", "batch", "threads", "steps", "tokens"), 1),
-    "vocab": 2,
-    "max_length": 8,
-    "seed": 0,
+# A measurement has some of these; sizes of a model and of a batch have the config's bounds too.
+_BOUNDS = {
+    **dict.fromkeys(("layers", "hidden", "heads", "batch", "tokens"), Bounds(1, 2**24)),
+    "threads": Bounds(1, 4096),
+    "steps": Bounds(1, 10**7),
+    "vocab": Bounds(2, 2**22),
+    "max_length": Bounds(8, 65_535),
+    "seed": Bounds(0, 2**63 - 1),
+    "seconds": Bounds(1e-3, 1e6),
 }
 
 
@@ -44,13 +48,10 @@ def add_attention(parser: argparse.ArgumentParser, default: str | None) -> None:
 
 def check_numbers(args: argparse.Namespace) -> None:
     """Every shared option within its range. Raises ConfigError."""
-    for name, limit in _LOWEST.items():
+    for name, bounds in _BOUNDS.items():
         value = getattr(args, name, None)
-        if value is not None and value < limit:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(option, f"is {value}", f"set it to {limit} at least")
-    if not args.seconds > 0:
-        raise ConfigError("--seconds", f"is {args.seconds:g}", "set it above zero")
+        if value is not None:
+            bounds.check(option_name(name), value)
 
 
 def model_of(args: argparse.Namespace) -> ModelSection:

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.exit_statuses import INTERRUPTED, LOST, MISTAKE
+from mlperf_bert.machine import memory_bytes
 from mlperf_bert.messages import say
 from mlperf_bert.signal_watch import CtrlC
 from mlperf_bert.stop_request import SIGNALS
@@ -23,6 +25,7 @@ from mlperf_bert.stop_request import SIGNALS
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+_RANK_BYTES = 256 * 2**20  # of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
 
 
@@ -43,7 +46,10 @@ def run_on_ranks(
     (30 s before torch could be told), and `stopped_status` is returned. Where that is None, the
     ranks do not end in order: they get SIGTERM, and 128 + n is returned. A second Ctrl-C ends this
     process, and with it the ranks, at once.
+
+    Raises ConfigError for more ranks than the machine can hold.
     """
+    _check_number(num_ranks)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -75,6 +81,15 @@ def run_on_ranks(
         number = came[0] if came else int(error.sigval)
         return stopped_status if stopped_status and number in SIGNALS else 128 + number
     return 0
+
+
+def _check_number(num_ranks: int) -> None:
+    """Raise ConfigError for ranks that the machine cannot hold, whatever they do."""
+    needed = num_ranks * _RANK_BYTES
+    if needed > memory_bytes():
+        has = f"this machine has {memory_bytes() / 2**30:,.0f}"
+        problem = f"take {needed / 2**30:,.0f} GiB at least, {has}"
+        raise ConfigError(f"{num_ranks:,} ranks", problem, "start fewer (parallel.ranks_per_node)")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlperf_bert.config import RunConfig
-from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.published_shapes import masked_counts_of, real_lengths, run_shapes
@@ -189,22 +188,10 @@ def _remedy(config: RunConfig, largest: int) -> str:
     return f"the largest that fits is {largest} (mlperf_bert plan memory)"
 
 
-def num_parameters(model: ModelSection) -> int:
-    """Of `BertForPretraining`."""
-    hidden, wide, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
-    dense = hidden * (hidden + 1)
-    tables = (vocabulary + model.max_position_embeddings + model.type_vocab_size) * hidden
-    layer = 4 * dense + 2 * hidden * wide + wide + hidden + 4 * hidden
-    heads = dense + 2 * hidden + vocabulary
-    if model.objective == "mlm_nsp":
-        heads += dense + 2 * hidden + 2
-    return tables + 2 * hidden + model.num_layers * layer + heads
-
-
 def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int]:
     """Bytes that are there all the time, by part."""
     model, parallel = config.model, config.parallel
-    numel, width = num_parameters(model), _weight_width(config)
+    numel, width = model.num_parameters, _weight_width(config)
     shards = {"shard_node": parallel.ranks_per_node, "shard_world": parallel.world_size}
     own = -(-numel // shards.get(parallel.data_parallel, 1))
     is_cut = own < numel
@@ -234,7 +221,7 @@ def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
     """Most bytes beside what is held and saved, by what the step is doing then."""
     model, forward = config.model, saved.forward
     hidden, product = saved.widths
-    numel = num_parameters(model)
+    numel = model.num_parameters
     # Without a reducer a backward leaves its gradients where autograd made them until the update.
     left = numel * hidden if config.parallel.world_size == 1 else 0
     before = left if config.parallel.grad_accum_steps > 1 else 0

@@ -4,11 +4,19 @@ A step is counted from 1 and is the one about to be taken. A negative `start_war
 warm-up start part-way up; it counts m = step - start_warmup_step.
 """
 
+import math
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mlperf_bert.config_sections import ScheduleSection
 
 
-def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
-    """The learning rate to use for `step` (MLPerf Training, BERT: LAMB schedule).
+def learning_rates(
+    steps: NDArray[np.int64], schedule: ScheduleSection, base: float
+) -> NDArray[np.float64]:
+    """The learning rate to use for each of `steps` (MLPerf Training, BERT: LAMB schedule).
 
     Both forms rise linearly to `base` while m < warmup_steps, and hold `end_learning_rate` after
     `decay_steps`; they differ in where the decay is taken to begin:
@@ -19,24 +27,26 @@ def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
       published 1,024-GPU runs were tuned with this jump, so a faithful preset must keep it.
 
     Args:
-        step: optimizer step about to be taken, from 1.
+        steps: int64, the optimizer steps about to be taken, from 1; in any order.
         schedule: the constants; `decay_steps` lies after the end of the warm-up (config checks it).
         base: rate at the end of the warm-up.
     """
-    if step > schedule.decay_steps:
-        return schedule.end_learning_rate
-    warm_up_position = step - schedule.start_warmup_step
-    if warm_up_position < schedule.warmup_steps or warm_up_position < 0:
-        # A positive start_warmup_step delays the warm-up: the rate is zero before it, not negative.
-        return base * max(warm_up_position, 0) / max(schedule.warmup_steps, 1)
-    return _decayed(step, schedule, base)
+    end, last, warm_up = schedule.end_learning_rate, schedule.decay_steps, schedule.warmup_steps
+    first = warm_up + (schedule.start_warmup_step if schedule.form == "continuous" else 0)
+    positions = steps - schedule.start_warmup_step
+    # A positive start_warmup_step delays the warm-up: the rate is zero before it, not negative.
+    rates = base * np.maximum(positions, 0) / max(warm_up, 1)
+    decays = (positions >= warm_up) & (steps <= last)
+    remaining = (last - steps[decays]) / (last - first)
+    if schedule.power != 1:
+        # The C library's, as Python's own: numpy's may differ from it in the last bit.
+        powers = map(math.pow, remaining.data, repeat(schedule.power))
+        remaining = np.fromiter(powers, np.float64, len(remaining))
+    rates[decays] = end + (base - end) * remaining
+    rates[steps > last] = end
+    return rates
 
 
-def _decayed(step: int, schedule: ScheduleSection, base: float) -> float:
-    first = schedule.warmup_steps
-    if schedule.form == "continuous":
-        first += schedule.start_warmup_step
-    remaining = (schedule.decay_steps - step) / (schedule.decay_steps - first)
-    end = schedule.end_learning_rate
-    # float(): mypy sees `**` of two floats as possibly complex; `remaining` is never negative here.
-    return end + (base - end) * float(remaining**schedule.power)
+def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
+    """The learning rate of one step, as `learning_rates`."""
+    return float(learning_rates(np.array([step]), schedule, base)[0])

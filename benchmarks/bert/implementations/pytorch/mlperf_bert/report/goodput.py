@@ -19,7 +19,7 @@ from mlperf_bert.report.facts import RunFacts
 from mlperf_bert.report.series import Point
 
 BATCH = "sequences a batch"
-_MOST_NOISE, _MOST_BATCH, _MOST_SECONDS = 1e12, 10**9, 1e9  # beyond: not what a run of ours wrote
+_MOST_NOISE, _MOST_SECONDS = 1e12, 1e9  # beyond: not what a run of ours wrote
 _POINTS = 60  # of a curve
 _LARGER_FORWARDS = 4  # than any that was measured: beyond, memory and speed are guesses
 _MOST_FORWARDS = 64
@@ -202,7 +202,7 @@ def _measured(facts: RunFacts) -> Measured | None:
     known = [
         value / 1e3 for value in times if value is not None and 0 < value < 1e3 * _MOST_SECONDS
     ]
-    if config is None or not known or config.parallel.global_batch_size > _MOST_BATCH:
+    if config is None or not known:
         return None
     parallel = config.parallel
     setup = Setup(

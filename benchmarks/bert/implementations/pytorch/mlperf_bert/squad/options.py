@@ -7,8 +7,9 @@ import argparse
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
+from mlperf_bert.bounds import Bounds, check_bounds, option_name
 from mlperf_bert.config_sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.squad.settings import SCHEDULES, EngineName, SquadPrecision, SquadSettings
@@ -20,7 +21,6 @@ QUICK_PIECES = 1024  # of the vocabulary that is made of the questions where non
 DEVICES = ("auto", "cpu", "cuda")
 
 _QUICK_MODEL = {"layers": 4, "hidden": 64, "heads": 2}
-_MOST = {"layers": 1000, "hidden": 2**16, "heads": 1024}
 _INTERMEDIATE = 4  # times the hidden size
 _SETTINGS: tuple[tuple[str, type, str], ...] = (
     ("global_batch", int, "windows of an update, over all ranks"),
@@ -49,10 +49,17 @@ class DataOptions:
     dev: Path
     vocabulary: Path | None
     init_checkpoint: Path | None
-    layers: int
-    hidden: int
-    heads: int
+    layers: Annotated[int, Bounds(1, 1000)]
+    hidden: Annotated[int, Bounds(1, 2**16)]
+    heads: Annotated[int, Bounds(1, 1024)]
     device: str
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that are impossible."""
+        check_bounds(self)
+        if self.hidden % self.heads:
+            problem = f"is {self.hidden}, which {self.heads} heads cannot share"
+            raise ConfigError("--hidden", problem, "give a multiple of --heads")
 
     def as_words(self) -> list[str]:
         """The options of a rank's command line; paths whole, as the directory may be another."""
@@ -100,8 +107,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     for name, kind, text in _SETTINGS:
         default = defaults[name]
         shown = text if default is None else f"{text} (default {default:g})"
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=kind, metavar="N", help=shown)
+        parser.add_argument(option_name(name), type=kind, metavar="N", help=shown)
     parser.add_argument("--precision", choices=get_args(SquadPrecision), default="fp32")
     parser.add_argument(
         "--schedule",
@@ -118,13 +124,7 @@ def data_options(args: argparse.Namespace) -> DataOptions:
     if given and args.init_checkpoint is not None:
         problem = "is given, and the checkpoint has its own"
         raise ConfigError(f"--{given[0]}", problem, "leave one of them out")
-    for name in given:
-        if not 1 <= sizes[name] <= _MOST[name]:
-            raise ConfigError(f"--{name}", f"is {sizes[name]}", f"give 1 .. {_MOST[name]:,}")
-    sizes = {name: size or _QUICK_MODEL[name] for name, size in sizes.items()}
-    if sizes["hidden"] % sizes["heads"]:
-        problem = f"is {sizes['hidden']}, which {sizes['heads']} heads cannot share"
-        raise ConfigError("--hidden", problem, "give a multiple of --heads")
+    sizes = {name: _QUICK_MODEL[name] if size is None else size for name, size in sizes.items()}
     return DataOptions(
         train=args.train,
         dev=args.dev,
@@ -152,7 +152,7 @@ def settings_as_words(settings: SquadSettings) -> list[str]:
     for name, _, _ in _SETTINGS:
         value = getattr(settings, name)
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", repr(value)]
+            words += [option_name(name), repr(value)]
     return words
 
 

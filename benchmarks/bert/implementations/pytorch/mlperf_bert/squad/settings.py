@@ -3,11 +3,11 @@
 No torch: the command line reads settings before it starts ranks.
 """
 
-import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+from mlperf_bert.bounds import Bounds, check_bounds
 from mlperf_bert.errors import ConfigError
 
 EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]
@@ -19,6 +19,8 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 # 2401.10241: two).
 VIRTUAL_STAGES = 2
 MOST_SAMPLES = 10**8  # of a run; all are planned before the first update, in 16 bytes each
+_COUNT = Bounds(1, MOST_SAMPLES)
+_TOKENS = Bounds(1, 65_535)
 _NAME = re.compile(r"([a-z]+)(?::(\d{1,4}))?(?:\s*x\s*ddp:(\d{1,4}))?(?:@([a-z0-9_]+))?")
 _FORMS = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule"
 
@@ -107,40 +109,27 @@ class SquadSettings:
     """
 
     engine: EngineName
-    seed: int = 1
+    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 1
     precision: SquadPrecision = "fp32"
-    global_batch: int = 16
-    microbatches: int = 4
-    learning_rate: float = 5e-5
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    epsilon: float = 1e-6
-    max_grad_norm: float = 1.0
-    max_length: int = 384
-    stride: int = 128
-    max_question_length: int = 64
-    max_answer_length: int = 30
-    epochs: float = 2.0
-    updates: int | None = None
-    dropout: float | None = None
-    noise_every: int = 0
+    global_batch: Annotated[int, _COUNT] = 16
+    microbatches: Annotated[int, _COUNT] = 4
+    learning_rate: Annotated[float, Bounds(0.0, 1e38)] = 5e-5
+    warmup: Annotated[float, Bounds(0.0, 0.999)] = 0.1
+    weight_decay: Annotated[float, Bounds(0.0, 1e38)] = 0.01
+    epsilon: Annotated[float, Bounds(0.0, 1e38)] = 1e-6
+    max_grad_norm: Annotated[float, Bounds(0.0, 1e38)] = 1.0
+    max_length: Annotated[int, _TOKENS] = 384
+    stride: Annotated[int, _TOKENS] = 128
+    max_question_length: Annotated[int, _TOKENS] = 64
+    max_answer_length: Annotated[int, _TOKENS] = 30
+    epochs: Annotated[float, Bounds(1e-6, 1e6)] = 2.0
+    updates: Annotated[int, _COUNT] | None = None
+    dropout: Annotated[float, Bounds(0.0, 0.999)] | None = None
+    noise_every: Annotated[int, Bounds(0, MOST_SAMPLES)] = 0
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        for name, low in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= low:  # NaN too
-                raise ConfigError(f"--{name.replace('_', '-')}", f"is {value}", f"give {low:g} up")
-        for name in ("warmup", "dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"--{name}", f"is {value}", "give at least 0 and less than 1")
-        for name, value in asdict(self).items():
-            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                where = f"--{name.replace('_', '-')}"
-                raise ConfigError(where, f"is {value}", "give a finite number, not below 0")
-        if self.epochs == 0:
-            raise ConfigError("--epochs", "is 0", "give more")
+        check_bounds(self)
         self._check_microbatches()
 
     def _check_microbatches(self) -> None:
@@ -187,16 +176,3 @@ class SquadSettings:
         """What `squad_result.json` says of them: all but the engine and what stands beside it."""
         aside = ("engine", "seed", "precision")
         return {name: value for name, value in asdict(self).items() if name not in aside}
-
-
-_AT_LEAST: dict[str, float] = {
-    "seed": 0,
-    "global_batch": 1,
-    "microbatches": 1,
-    "learning_rate": 0,
-    "weight_decay": 0,
-    "epsilon": 0,
-    "max_grad_norm": 0,
-    "updates": 1,
-    "noise_every": 0,
-}
