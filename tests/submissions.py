@@ -108,7 +108,9 @@ def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
     chance = Random(f"{division} {seed}")  # no two runs have the same results
     train_ms = round(minutes * 60_000) - EVALUATION_MS * len(EVALUATED)
     weights = [chance.uniform(1, 1.2) for _ in EVALUATED]
-    passed_ms = [round(train_ms * sum(weights[:n]) / sum(weights)) for n in range(len(EVALUATED) + 1)]
+    passed_ms = [
+        round(train_ms * sum(weights[:n]) / sum(weights)) for n in range(len(EVALUATED) + 1)
+    ]
     steps_ms = [after - before for before, after in pairwise(passed_ms)]
     before = 0
     for samples, step_ms in zip(EVALUATED, steps_ms, strict=True):

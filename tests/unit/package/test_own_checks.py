@@ -141,8 +141,14 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
     ),
     "other benchmark": (change_log("submission_benchmark", value="gnmt"), "benchmark is 'gnmt'"),
     "more nodes": (change_log("number_of_nodes", value=2), "ran on 2 nodes, systems/.* has 1; put"),
-    "backwards": (change_log("run_stop", time_ms=5), r"result_3\.txt, line \d+: time runs backwards, by"),
-    "accuracy in words": (change_log("eval_accuracy", value="high"), "eval_accuracy is 'high', not a number within 0"),
+    "backwards": (
+        change_log("run_stop", time_ms=5),
+        r"result_3\.txt, line \d+: time runs backwards, by",
+    ),
+    "accuracy in words": (
+        change_log("eval_accuracy", value="high"),
+        "eval_accuracy is 'high', not a number within 0",
+    ),
     "older version": (
         lambda root: drop(log_of(root, 3), "resumed"),
         r"result_3\.txt: holds no resumed; the run did not end, or an older version",

@@ -71,9 +71,10 @@ def check_target(run: RunFacts, configs: Sequence[PublishedConfig]) -> Iterator[
 def check_course(run: RunFacts) -> Iterator[DataError]:
     """What in one log contradicts itself.
 
-    Nothing is asked of a run that was resumed: it began in another log, and is refused for that.
+    Nothing is asked of a run that was resumed or did not succeed: it is refused for that, and its
+    log may begin or end anywhere.
     """
-    if not run.resumed:
+    if run.status == "success" and not run.resumed:
         yield from _check_samples(run)
         yield from _check_clock(run.name, run.course)
         yield from _check_stop(run)
@@ -185,8 +186,7 @@ def check_copies(runs: Sequence[RunFacts]) -> Iterator[DataError]:
         rates = _shared(_rates(one), _rates(other))
         if len(set(accuracies)) >= COPIED_ACCURACIES or rates:
             problem = (
-                f"{len(accuracies)} accuracies and {len(rates)} throughputs are those of "
-                f"{one.name}"
+                f"{len(accuracies)} accuracies and {len(rates)} throughputs are those of {one.name}"
             )
             yield DataError(other.name, problem, "put the log of a run of its own there")
 

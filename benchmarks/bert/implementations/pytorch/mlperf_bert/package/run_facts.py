@@ -26,7 +26,7 @@ _SINGLE: Mapping[str, type] = {
     "run_stop": type(None),
 }
 _MAY_LACK = ("initial_weights",)  # older logs do; the closed division asks for it (own_checks.py)
-# Of what stands before `init_stop`: what ten runs need not have in common, or what is asked of each.
+# Before `init_stop`: what ten runs need not have in common, or what is asked of each alone.
 _OF_ONE_RUN = (
     "cache_clear",
     "init_start",
