@@ -125,16 +125,16 @@ def _read_results(
         raise DataError(
             log.name, "does not end with an evaluation and its tracked_stats", AS_WRITTEN
         )
-    _check_rising(log, evaluations)
-    _check_rising(log, throughputs)
+    _check_rising(log, [(each.samples, each.line) for each in evaluations])
+    _check_rising(log, [(each.samples, each.line) for each in throughputs])
     return tuple(evaluations), tuple(throughputs)
 
 
-def _check_rising(log: RunLog, found: Sequence[Evaluation] | Sequence[Throughput]) -> None:
-    for before, after in pairwise(found):
-        if after.samples <= before.samples:
-            problem = f"{after.samples} samples come after {before.samples}"
-            raise DataError(f"{log.name}, line {after.line}", problem, AS_WRITTEN)
+def _check_rising(log: RunLog, samples_and_lines: Sequence[tuple[int, int]]) -> None:
+    for (before, _), (after, line) in pairwise(samples_and_lines):
+        if after <= before:
+            problem = f"{after} samples come after {before}"
+            raise DataError(f"{log.name}, line {line}", problem, AS_WRITTEN)
 
 
 def _samples(log: RunLog, record: Record) -> int:

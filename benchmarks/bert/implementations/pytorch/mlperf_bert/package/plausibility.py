@@ -91,10 +91,12 @@ def _check_samples(run: RunFacts) -> Iterator[DataError]:
         )
         yield DataError(run.name, problem, AS_WRITTEN)
         return
-    for each in (*course.evaluations, *course.throughputs):
-        if each.samples % batch:
-            problem = f"{each.samples} samples are no multiple of global_batch_size {batch}"
-            yield DataError(f"{run.name}, line {each.line}", problem, AS_WRITTEN)
+    samples_and_lines = [(each.samples, each.line) for each in course.evaluations]
+    samples_and_lines += [(each.samples, each.line) for each in course.throughputs]
+    for samples, line in samples_and_lines:
+        if samples % batch:
+            problem = f"{samples} samples are no multiple of global_batch_size {batch}"
+            yield DataError(f"{run.name}, line {line}", problem, AS_WRITTEN)
             return
     last = course.evaluations[-1]
     if course.train_samples != last.samples:
