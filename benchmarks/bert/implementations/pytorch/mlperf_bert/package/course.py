@@ -74,7 +74,7 @@ def read_course(log: RunLog) -> Course:
     _check_order(log, timed)
     evaluations, throughputs = _read_results(log, timed[len(_FIRST) : -len(_LAST)])
     train_samples = timed[_LAST.index("train_samples") - len(_LAST)]
-    if type(train_samples.value) is not int:
+    if type(train_samples.value) is not int or not is_number(train_samples.value):
         raise _problem(log, train_samples, f"train_samples is {in_brief(train_samples.value)}")
     return Course(
         begin_ms=log.records[0].time_ms,
@@ -139,7 +139,8 @@ def _check_rising(log: RunLog, samples_and_lines: Sequence[tuple[int, int]]) -> 
 
 def _samples(log: RunLog, record: Record) -> int:
     samples = record.metadata.get("samples_count")
-    if type(samples) is not int or samples < 1 or record.metadata.get("epoch_num") != samples:
+    is_same = record.metadata.get("epoch_num") == samples
+    if type(samples) is not int or not is_number(samples) or samples < 1 or not is_same:
         problem = f"{record.key} does not give one number as samples_count and epoch_num"
         raise _problem(log, record, problem)
     return samples
