@@ -11,10 +11,12 @@ from forged_logs import (
     Records,
     all_new_but_accuracies,
     all_new_but_throughputs,
+    beside_training,
     cut,
     drop_evaluation,
     early_last_evaluation,
     evaluate_twice,
+    free_evaluations,
     insert_again,
     late_start,
     later,
@@ -74,6 +76,10 @@ ALONE: dict[str, tuple[Forge, str]] = {
     "evaluation too early": (
         early_last_evaluation,
         AT_LINE + r"87\.5 s since run_start contradict",
+    ),
+    "evaluations for free": (
+        free_evaluations,
+        AT_LINE + r"2.\.. s since run_start contradict .* 16000 samples took",
     ),
     "clock starts late": (late_start, AT_LINE + "2.. s since run_start contradict"),
     "stop much later": (
@@ -266,6 +272,13 @@ def test_a_target_needs_a_config_that_has_it(tree: Path) -> None:
     for other in config.parent.iterdir():
         other.write_text(lower.replace("learning_rate = 2e-3", "learning_rate = 1e-3"))
     assert "log's hyper-parameters (there is none); put" in problems_of(tree)[9]
+
+
+def test_evaluations_beside_training_may_take_no_time(tree: Path) -> None:
+    rewrite(log_of(tree, 3), beside_training)
+    assert problems_of(tree) == []
+    rewrite(log_of(tree, 3), lambda contents: scale_times(contents, 10))
+    assert "1.4 s since run_start contradict" in problems_of(tree)[0]
 
 
 def test_numbers_that_agree_are_believed(tree: Path) -> None:
