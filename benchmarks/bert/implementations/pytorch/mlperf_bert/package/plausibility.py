@@ -187,9 +187,8 @@ def check_copies(runs: Sequence[RunFacts]) -> Iterator[DataError]:
         accuracies = _shared(_accuracies(one), _accuracies(other))
         rates = _shared(_rates(one), _rates(other))
         if len(set(accuracies)) >= COPIED_ACCURACIES or rates:
-            problem = (
-                f"{len(accuracies)} accuracies and {len(rates)} throughputs are those of {one.name}"
-            )
+            equal = f"{len(accuracies)} accuracies and {len(rates)} throughputs"
+            problem = f"{equal} are those of {one.name}: one of the two is a copy"
             yield DataError(other.name, problem, "put the log of a run of its own there")
 
 
