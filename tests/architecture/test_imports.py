@@ -97,6 +97,7 @@ SQUAD_MAY_IMPORT = (
     "prepare.wordpiece",
 )
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
+    "package": "mlperf_log",
     "report": ("plan.convergence", "optim.noise_scale", "optim.throughput_model"),
     "squad": SQUAD_MAY_IMPORT,
     "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),

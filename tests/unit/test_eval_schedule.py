@@ -1,6 +1,7 @@
 """Evaluation in turn and beside training: the same accuracies of the same weights, and when."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.eval_schedule import Beside, InTurn
 from mlperf_bert.evaluate import Evaluator
 from mlperf_bert.exit_statuses import TARGET_MISSED
+from mlperf_bert.log_reader import read_log
 from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.package.plausibility import check_course
+from mlperf_bert.package.run_facts import read_facts
 from support import mlperf_records
 
 CPU = torch.device("cpu")
@@ -31,6 +35,12 @@ def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
     """Samples and value of every record of the MLPerf log with this key."""
     found = mlperf_records(run_dir / "result_0.txt", key)
     return [(record["metadata"].get("epoch_num"), record["value"]) for record in found]
+
+
+def doubts(run_dir: Path) -> list[str]:
+    """What `package` would not believe of a run's log, had the run reached its target."""
+    facts = replace(read_facts(read_log(run_dir / "result_0.txt", "log")), status="success")
+    return [str(problem) for problem in check_course(facts)]
 
 
 def model(seed: int, precision: Precision = "fp32") -> BertForPretraining:
@@ -77,6 +87,7 @@ def test_beside_training_is_as_accurate_as_in_turn(
     for overlap in ("none", "side_stream"):
         done = train(tiny_config, synthetic_data, tmp_path / overlap, f"eval.overlap={overlap}")
         assert done == TARGET_MISSED
+        assert doubts(tmp_path / overlap) == []
     in_turn, beside = tmp_path / "none", tmp_path / "side_stream"
     for key in ("eval_start", "eval_accuracy", "eval_stop", "train_samples"):
         assert records(in_turn, key) == records(beside, key), key
@@ -98,6 +109,7 @@ def test_the_run_stops_when_the_result_is_asked_for(
     run = tmp_path / "run"
     assert [samples for samples, _ in records(run, "eval_accuracy")] == [INTERVAL]
     assert [value for _, value in records(run, "train_samples")] == [INTERVAL]
+    assert doubts(run) == []
 
 
 def test_in_turn_the_result_is_there_at_once_and_once(evaluator: Evaluator, log: MlperfLog) -> None:

@@ -58,6 +58,7 @@ from mlperf_bert.data.stage_record import StagedPart, StageRecord, check_stage, 
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.log_reader import TOKEN, read_log
 from mlperf_bert.outcome import read_outcome
+from mlperf_bert.package.plausibility import check_course
 from mlperf_bert.package.run_facts import read_facts
 from mlperf_bert.prepare.vocabulary import load_vocabulary
 from mlperf_bert.report.metrics_reader import read_metrics
@@ -219,7 +220,7 @@ PARSERS: Mapping[str, Parser] = {
     "mlperf_log": Parser(
         make=make_log,
         targets={LOG: mutate_lines(TOKEN)},
-        parse=lambda directory: read_facts(read_log(directory / LOG, LOG)),
+        parse=lambda directory: list(check_course(read_facts(read_log(directory / LOG, LOG)))),
     ),
     "foreign_log": Parser(
         make=make_log, targets={LOG: mutate_lines(TOKEN)}, parse=parse_foreign_log

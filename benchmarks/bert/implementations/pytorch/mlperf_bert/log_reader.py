@@ -14,17 +14,18 @@ from mlperf_bert.untrusted import parse_json_object, read_regular_file
 
 TOKEN = ":::MLLOG "
 MAX_LOG_BYTES = 8 * 2**20  # a log of ours has 150 kB, that of a run on 1,024 ranks as well
-_RUN_AGAIN = "use the log as the run wrote it"
+AS_WRITTEN = "use the log as the run wrote it"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; `time_ms` since the epoch."""
+    """One record, of that line of the file; `time_ms` since the epoch."""
 
     key: str
     value: Any
     metadata: Mapping[str, Any]
     time_ms: int
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def read_log(path: Path, name: str) -> RunLog:
         _read_record(text, name, line) for line, text in enumerate(lines, 1) if text.strip()
     )
     if not records:
-        raise DataError(name, "is empty", _RUN_AGAIN)
+        raise DataError(name, "is empty", AS_WRITTEN)
     return RunLog(name, records)
 
 
@@ -88,26 +89,26 @@ def _read_text(path: Path, name: str) -> str:
     try:
         return _read_bytes(path, name).decode("ascii")
     except UnicodeDecodeError:
-        raise DataError(name, "is not ASCII text", _RUN_AGAIN) from None
+        raise DataError(name, "is not ASCII text", AS_WRITTEN) from None
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
     try:
         return read_regular_file(path, MAX_LOG_BYTES)
     except OSError as error:
-        raise DataError(name, error.strerror or "cannot be read", _RUN_AGAIN) from None
+        raise DataError(name, error.strerror or "cannot be read", AS_WRITTEN) from None
 
 
 def _read_record(text: str, name: str, line: int) -> Record:
     where = f"{name}, line {line}"
     if not text.startswith(TOKEN):
-        raise DataError(where, f"does not begin with {TOKEN.strip()!r}", _RUN_AGAIN)
+        raise DataError(where, f"does not begin with {TOKEN.strip()!r}", AS_WRITTEN)
     try:
         found = parse_json_object(text.removeprefix(TOKEN))
     except ValueError as error:
-        raise DataError(where, f"is no record ({error})", _RUN_AGAIN) from None
+        raise DataError(where, f"is no record ({error})", AS_WRITTEN) from None
     key, metadata, time_ms = found.get("key"), found.get("metadata"), found.get("time_ms")
     is_named = isinstance(key, str) and isinstance(metadata, dict)
     if not is_named or "value" not in found or type(time_ms) is not int or not is_number(time_ms):
-        raise DataError(where, "is no complete record", _RUN_AGAIN)
-    return Record(str(key), found["value"], metadata or {}, time_ms)
+        raise DataError(where, "is no complete record", AS_WRITTEN)
+    return Record(str(key), found["value"], metadata or {}, time_ms, line)

@@ -5,7 +5,7 @@ one log that does not comply.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,14 @@ from typing import Any
 from mlperf_bert.config_checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.errors import DataError
 from mlperf_bert.log_reader import read_log
+from mlperf_bert.package.plausibility import (
+    PublishedConfig,
+    check_copies,
+    check_course,
+    check_overlap,
+    check_target,
+    published_configs,
+)
 from mlperf_bert.package.run_facts import RunFacts, read_facts
 from mlperf_bert.system_description import check_description
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
@@ -33,11 +41,24 @@ class SystemResults:
     runs: tuple[RunFacts, ...]
 
 
-def check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
+def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResults], Problems]:
     """Check systems/<system>.json and results/<system>/bert/ of an exported tree.
 
     Every problem is found, not the first alone.
     """
+    configs = published_configs(tree)
+    checked, problems = [], []
+    for system in systems:
+        results, found = _check_system(tree, system, configs)
+        checked.append(results)
+        problems += found
+    problems += check_copies([run for results in checked for run in results.runs])
+    return checked, problems
+
+
+def _check_system(
+    tree: Path, system: str, configs: Sequence[PublishedConfig]
+) -> tuple[SystemResults, Problems]:
     description, problems = _check_description(tree, system)
     directory = tree / "results" / system / "bert"
     logs = sorted(directory.glob("*"))
@@ -50,8 +71,11 @@ def check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
             problems.append(error)
     for run in runs:
         problems += _check_run(run)
+        problems += check_target(run, configs)
+        problems += check_course(run)
         problems += _check_against(run, description, f"systems/{system}.json")
     problems += _check_together(runs, f"results/{system}/bert")
+    problems += check_overlap(runs, f"results/{system}/bert")
     division = str(description.get("division", ""))
     return SystemResults(system, division, tuple(runs)), problems
 
@@ -141,13 +165,12 @@ def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]
     for seed in (seed for seed, count in seeds.items() if count > 1):
         names = ", ".join(Path(run.name).name for run in runs if run.seed == seed)
         yield DataError(where, f"seed {seed} in {names}", "run again with seeds of their own")
-    same: Mapping[str, Callable[[RunFacts], object]] = {
-        "global batch sizes": lambda run: run.global_batch_size,
-        "quality targets": lambda run: run.quality_target,
-        "numbers of ranks": lambda run: run.ranks,
-    }
-    for what, fact in same.items():
-        values = sorted({fact(run) for run in runs}, key=str)
+    facts = [
+        {**run.settings, "samples before the first evaluation": run.course.evaluations[0].samples}
+        for run in runs
+    ]
+    for what in dict.fromkeys(key for each in facts for key in each):
+        values = sorted({in_brief(each.get(what)) for each in facts})
         if len(values) > 1:
-            problem = f"runs with different {what}: {', '.join(map(str, values))}"
+            problem = f"runs with different {in_brief(what)}: {', '.join(values)}"
             yield DataError(where, problem, "make all ten runs with one config")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlperf_bert.package.checkers import run_checkers
 from mlperf_bert.package.export import export
-from mlperf_bert.package.own_checks import Problems, check_system
+from mlperf_bert.package.own_checks import Problems, check_systems
 from mlperf_bert.package.score import Score, in_words, score_of
 
 
@@ -59,11 +59,8 @@ def make_package(root: Path, results: Path, tree: Path, rulesets: tuple[str, ...
     systems, problems = export(root, results, tree)
     # The checkers would stumble over what was left out, with a traceback or silently.
     ask_checkers = not problems
-    checked = []
-    for system in systems:
-        system_results, found = check_system(tree, system)
-        checked.append(system_results)
-        problems += found
+    checked, found = check_systems(tree, systems)
+    problems += found
     scaling: dict[str, float] = {}
     if ask_checkers:
         divisions = {one.name: one.division for one in checked}
