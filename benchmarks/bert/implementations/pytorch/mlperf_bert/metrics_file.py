@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.atomic import write_file
+from mlperf_bert.data.present import reading_error
 from mlperf_bert.line_file import LineFile
+from mlperf_bert.untrusted import open_regular_file
 
 
 class MetricsFile:
@@ -17,6 +19,8 @@ class MetricsFile:
         path: the file; None keeps nothing.
         after_step: the step after which a resumed run goes on: later records, which it makes anew,
             are taken out. None begins a new file.
+
+    Raises ConfigError or DataError where the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
@@ -45,8 +49,7 @@ class MetricsFile:
 def _until(path: Path, last_step: int) -> bytes:
     """The lines up to a step, without one that a killed run did not end."""
     kept = []
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in lines:
+    for line in _read(path).split(b"\n")[:-1]:
         try:
             step = json.loads(line)["step"]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -55,6 +58,16 @@ def _until(path: Path, last_step: int) -> bytes:
             break
         kept.append(line + b"\n")
     return b"".join(kept)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_regular_file(path) as file:
+            return file.readall()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise reading_error(path, error, missing="", remedy="move it away") from None
 
 
 def _warn(text: str) -> None:

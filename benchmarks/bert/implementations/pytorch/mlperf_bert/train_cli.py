@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlperf_bert.distributed.reader_roles import MpiProcess
     from mlperf_bert.resume import Start
     from mlperf_bert.run_directory import RunDirectory
+    from mlperf_bert.run_lock import RunLock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,11 +86,29 @@ def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
 def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
+    """Train, rank 0 as the one owner of the run's directory."""
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.run_directory import default_root
+    from mlperf_bert.run_lock import RunLock
+
+    info = process.role.info if process else read_rank_info()
+    root = args.run_dir or default_root(args.config)  # holds the time: rank 0's counts
+    with RunLock(root if info.rank == 0 else None, f"run_{args.run_index}") as lock:
+        return _train_in(root, lock, args, config, process)
+
+
+def _train_in(
+    root: Path,
+    lock: "RunLock",
+    args: argparse.Namespace,
+    config: RunConfig,
+    process: "MpiProcess | None",
+) -> int:
     from mlperf_bert.build import build, in_words
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.reader_process import dismiss_reader
-    from mlperf_bert.run_directory import RunDirectory, default_root
+    from mlperf_bert.run_directory import RunDirectory
     from mlperf_bert.signal_watch import SignalWatch
     from mlperf_bert.train import train
     from mlperf_bert.whereabouts import Whereabouts
@@ -97,9 +116,8 @@ def _train_as_rank(
     whereabouts = Whereabouts()
 
     def run(info: "RankInfo", device: "torch.device") -> int:
-        root = from_rank_zero(info, args.run_dir or default_root(args.config))  # holds the time
-        directory = RunDirectory(root, args.run_index)
-        start = _agree_on_start(args, directory, config, info)
+        directory = RunDirectory(from_rank_zero(info, root), args.run_index)
+        start = _agree_on_start(args, directory, config, info, lock)
         if start.ended is not None:
             if process is not None:
                 dismiss_reader(process)
@@ -145,24 +163,30 @@ def _train_as_rank(
 
 
 def _agree_on_start(
-    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, info: "RankInfo"
+    args: argparse.Namespace,
+    directory: "RunDirectory",
+    config: RunConfig,
+    info: "RankInfo",
+    lock: "RunLock",
 ) -> "Start":
-    """Where the run begins, as rank 0 finds it."""
+    """Where the run begins, as rank 0 finds it, which looks at nothing before it owns it."""
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
     from mlperf_bert.resume import NEW_RUN, find_start
 
     # torchrun counts restarts of a node by its own ranks' failures.
     is_restart = max(from_all_ranks(info, restart_count())) > 0
-    resume = args.resume or "none"
-    if is_restart and (args.resume is None or directory.exists):
-        resume = "auto"
-    if resume == "auto" and args.run_dir is None:
-        remedy = "give the directory of the run to go on with"
-        raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
     found = [NEW_RUN]
 
     def find() -> None:
+        lock.check()
+        directory.refuse_links()
+        resume = args.resume or "none"
+        if is_restart and (args.resume is None or directory.exists):
+            resume = "auto"
+        if resume == "auto" and args.run_dir is None:
+            remedy = "give the directory of the run to go on with"
+            raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
         found[0] = find_start(resume, directory, config)
         if found[0].ended is not None:
             print(_ended_in_words(found[0], directory), flush=True)
