@@ -15,7 +15,7 @@ LEVELS = (
     | {"heartbeat", "status_file", "stop_request", "whereabouts"}
     | {"nvml", "student_t"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
-    | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
+    | {"crc32c", "health", "line_file", "log_reader", "run_lock", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"environment", "memory", "outcome", "noise_meter"},

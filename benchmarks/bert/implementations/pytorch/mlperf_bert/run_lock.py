@@ -109,7 +109,8 @@ class RunLock:
                 raise
             problem = f"{root} has no locks ({error.strerror})"
             say(f"warning: {problem}: nothing keeps a second start out of this run")
-        if os.path.samestat(os.fstat(file), os.lstat(path)):
-            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.lstat(path)):
+                return file
         os.close(file)
         return None
