@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.run_lock import RunLock
 from resume_cases import run_train
@@ -109,6 +110,18 @@ def test_a_live_run_is_left_as_it_is(
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ")
         assert snapshot(root) == before
+
+
+def test_a_run_of_squad_has_one_owner_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with owned(tmp_path, "squad"):
+        before = snapshot(tmp_path)
+        command = ["squad", "train", "--device", "cpu", "--run-dir", str(tmp_path)]
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"mlperf_bert: error: --run-dir: squad in {tmp_path} is at work: ")
+        assert snapshot(tmp_path) == before
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.checkpoint.manifest import Manifest, complete_checkpoints
+from mlperf_bert.checkpoint.files import complete
+from mlperf_bert.checkpoint.manifest import Manifest, complete_checkpoints, read_manifest
 from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.state import CheckpointState
 
@@ -81,6 +82,19 @@ def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) 
     make(tmp_path, 15, None)
     prune(tmp_path, keep_last=2)
     assert steps(tmp_path) == [15, 10]
+    make(tmp_path, 30, None)
+    put_aside(tmp_path, last_step=15)  # and that one too, later
     assert {path.name for path in tmp_path.glob("damaged_*")} == {
-        *("damaged_step_00000020", "damaged_step_00000030")
+        *("damaged_step_00000020", "damaged_step_00000030", "damaged_step_00000030_1")
     }
+
+
+def test_one_of_the_same_step_is_kept_beside(tmp_path: Path) -> None:
+    """Removed first, it would be lost to a kill."""
+    make(tmp_path, 10, None)
+    (tmp_path / "step_00000010" / "mine").touch()
+    partial = tmp_path / ".step_00000010.abcd.partial"
+    (partial / "optimizer").mkdir(parents=True)
+    complete(partial, tmp_path / "step_00000010", read_manifest(tmp_path / "step_00000010"))
+    assert (tmp_path / "replaced_step_00000010" / "mine").exists()
+    assert steps(tmp_path) == [10]
