@@ -18,12 +18,15 @@ from resume_cases import run_train
 from support import snapshot
 
 OWNER = """
-import pathlib, subprocess, sys
+import os, pathlib, sys, time
 from mlperf_bert.run_lock import RunLock
 with RunLock(pathlib.Path(sys.argv[1]), sys.argv[2]) as lock:
     lock.check()
-    child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL)
-    print(child.pid, flush=True)
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
     sys.stdin.read()
 """
 
