@@ -94,18 +94,18 @@ def _train_as_rank(
     info = process.role.info if process else read_rank_info()
     root = args.run_dir or default_root(args.config)  # holds the time: rank 0's counts
     with RunLock(root if info.rank == 0 else None, f"run_{args.run_index}") as lock:
-        return _train_in(root, lock, args, config, process)
+        return _train_in(root, lock, info, args, config, process)
 
 
 def _train_in(
     root: Path,
     lock: "RunLock",
+    own_info: "RankInfo",
     args: argparse.Namespace,
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
     from mlperf_bert.build import build, in_words
-    from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.reader_process import dismiss_reader
     from mlperf_bert.run_directory import RunDirectory
@@ -146,18 +146,15 @@ def _train_in(
             parts.reporter.line(_hint("see it in a browser", "report", directory))
         return _leave(args, info, reached, outcome.stopped_by)
 
-    info = process.role.info if process else None
     patience = timedelta(seconds=config.run.hang_timeout_s)
-    parallel = config.parallel
-    rank = (info or read_rank_info()).rank
-    with SignalWatch(whereabouts, speaks=rank == 0, status_file=args.status_file):
+    with SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
         return in_session(
             run,
             config.run.device,
-            parallel.share_gpu,
-            info,
+            config.parallel.share_gpu,
+            own_info,
             patience,
-            parallel.binding,
+            config.parallel.binding,
             whereabouts=whereabouts,
         )
 
