@@ -109,7 +109,8 @@ def test_a_live_run_is_left_as_it_is(
         (root / "result_0.txt").touch()
         before = snapshot(root)
         capsys.readouterr()
-        assert run_train(tiny_config, synthetic_data, root, resume=resume) == 2
+        ranks = () if resume == "none" else ("parallel.ranks_per_node=2",)  # none is started
+        assert run_train(tiny_config, synthetic_data, root, *ranks, resume=resume) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ")
         assert snapshot(root) == before

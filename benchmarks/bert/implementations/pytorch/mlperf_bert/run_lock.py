@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import platform
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,26 @@ _TRIES = 100  # while other owners leave, who take the file away with them
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # on this file system
 _MOST_BYTES = 500  # of what an owner says of itself
+_FLOCK = "@hhqqi"  # of Linux, 64 bits: kind, whence, start, length, process
+
+
+def refuse_owned(root: Path, name: str) -> None:
+    """Raise ConfigError where a run has an owner; a look before ranks are started, no promise."""
+    with suppress(OSError):  # of which RunLock tells
+        file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR | os.O_NONBLOCK)
+        try:
+            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+            if kind != fcntl.F_UNLCK:
+                raise _refusal(file, root, name)
+        finally:
+            os.close(file)
+
+
+def _refusal(file: int, root: Path, name: str) -> ConfigError:
+    said = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
+    problem = f"{name} in {root} is at work: {said or 'another process'} owns it"
+    return ConfigError("--run-dir", problem, "wait for its end, or give another directory")
 
 
 class RunLock:
@@ -99,11 +120,9 @@ class RunLock:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _TAKEN:
-                said = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
-                problem = f"{self._name} in {root} is at work: {said or 'another process'} owns it"
+                refusal = _refusal(file, root, self._name)
                 os.close(file)
-                remedy = "wait for its end, or give another directory"
-                raise ConfigError("--run-dir", problem, remedy) from None
+                raise refusal from None
             if error.errno not in _NO_LOCKS:
                 os.close(file)
                 raise

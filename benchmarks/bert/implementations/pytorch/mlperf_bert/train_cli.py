@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.config_io import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.run_lock import refuse_owned
 
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         return _train_with_readers(args, config)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
+        if args.run_dir is not None:
+            refuse_owned(args.run_dir, _name(args))
         return run_on_ranks(
             args.command_line,
             parallel.ranks_per_node,
@@ -93,8 +96,13 @@ def _train_as_rank(
 
     info = process.role.info if process else read_rank_info()
     root = args.run_dir or default_root(args.config)  # holds the time: rank 0's counts
-    with RunLock(root if info.rank == 0 else None, f"run_{args.run_index}") as lock:
+    with RunLock(root if info.rank == 0 else None, _name(args)) as lock:
         return _train_in(root, lock, info, args, config, process)
+
+
+def _name(args: argparse.Namespace) -> str:
+    """Of the run, for its lock."""
+    return f"run_{args.run_index}"
 
 
 def _train_in(
