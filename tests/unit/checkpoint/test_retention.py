@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.checkpoint.files import complete
-from mlperf_bert.checkpoint.manifest import Manifest, complete_checkpoints, read_manifest
+from mlperf_bert.checkpoint.manifest import (
+    Manifest,
+    complete_checkpoints,
+    has_had_checkpoints,
+    read_manifest,
+)
 from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.state import CheckpointState
 
@@ -89,12 +94,22 @@ def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) 
     }
 
 
-def test_one_of_the_same_step_is_kept_beside(tmp_path: Path) -> None:
-    """Removed first, it would be lost to a kill."""
+def test_one_of_the_same_step_is_there_until_the_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(tmp_path, 10, None)
-    (tmp_path / "step_00000010" / "mine").touch()
-    partial = tmp_path / ".step_00000010.abcd.partial"
+    final, partial = tmp_path / "step_00000010", tmp_path / ".step_00000010.abcd.partial"
     (partial / "optimizer").mkdir(parents=True)
-    complete(partial, tmp_path / "step_00000010", read_manifest(tmp_path / "step_00000010"))
-    assert (tmp_path / "replaced_step_00000010" / "mine").exists()
-    assert steps(tmp_path) == [10]
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == partial:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        complete(partial, final, read_manifest(final))
+    sweep(tmp_path)  # by the next start
+    assert {path.name for path in tmp_path.iterdir()} == {"replaced_step_00000010"}
+    assert has_had_checkpoints(tmp_path)

@@ -83,10 +83,12 @@ def complete(partial: Path, final: Path, manifest: Manifest) -> None:
     _write_bytes(partial / MANIFEST, manifest.to_json())
     for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
-    if is_there(final):  # removed first, it would be lost to a kill before the next line
-        move_aside(final, "replaced")
+    # One of the same step goes last: removed first, it would be lost to a kill in between.
+    replaced = move_aside(final, "replaced") if is_there(final) else None
     partial.rename(final)
     _flush_directory(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _check_room(partial: Path, snapshot: Snapshot) -> None:

@@ -28,7 +28,7 @@ def put_aside(directory: Path, last_step: int) -> None:
             move_aside(path, "damaged")
 
 
-def move_aside(path: Path, word: str) -> None:
+def move_aside(path: Path, word: str) -> Path:
     """Rename a checkpoint to `<word>_step_...`, with a number where there is one already."""
     first = aside = path.with_name(f"{word}_{path.name}")
     number = 0
@@ -36,6 +36,7 @@ def move_aside(path: Path, word: str) -> None:
         number += 1
         aside = first.with_name(f"{first.name}_{number}")
     path.rename(aside)
+    return aside
 
 
 def sweep(directory: Path) -> None:
