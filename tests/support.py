@@ -169,3 +169,15 @@ def mlperf_records(log: Path, key: str | None = None) -> list[dict[str, Any]]:
     lines = log.read_text(encoding="ascii").splitlines()
     records = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     return [record for record in records if key in (None, record["key"])]
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, ...] | bytes]:
+    """Everything in a directory: which file or link it is, what it holds and since when."""
+    found: dict[str, tuple[int, ...] | bytes] = {}
+    for path in sorted(directory.rglob("*")):
+        state = path.lstat()
+        found[str(path)] = (state.st_ino, state.st_mode)
+        if path.is_file():
+            found[str(path)] = (state.st_ino, state.st_mode, state.st_mtime_ns)
+            found[f"{path}: contents"] = path.read_bytes()
+    return found

@@ -17,7 +17,7 @@ LEVELS = (
     {"bounds", "code_caches", "config_options"},
     {"compiled"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
-    | {"crc32c", "health", "line_file", "log_reader", "signal_watch"},
+    | {"crc32c", "health", "line_file", "log_reader", "run_lock", "signal_watch"},
     {"config_io"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"environment", "memory", "outcome", "noise_meter"},

@@ -178,6 +178,16 @@ def test_a_run_that_had_ended_has_no_result_of_now(job: dict[str, str]) -> None:
     assert "RESULT" not in done.stdout
 
 
+def test_the_checkers_report_is_not_written_through_a_link(job: dict[str, str]) -> None:
+    target = Path(job["TREE"]) / "target"
+    target.write_text("kept")
+    training = LOG % "false" + f"mkdir -p $run; ln -s {target} $run/compliance.txt"
+    done, _ = run({**job, "TRAINING": training})
+    assert done.returncode == 0
+    assert target.read_text() == "kept"
+    assert not (Path(job["LOGDIR"]) / "run_0/compliance.txt").is_symlink()
+
+
 def test_a_launcher_that_ends_with_its_ranks_cannot_restart_them(job: dict[str, str]) -> None:
     done, asked = run({**job, "MAX_RESTARTS": "1", "PMI_RANK": "0"})
     assert done.returncode == 2

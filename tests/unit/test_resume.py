@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert resumed() == MISSED
     said = capsys.readouterr().out
     assert "resumed from step_00000008" in said
-    assert ("passed over a damaged checkpoint" in said) == (damage != "no manifest")
+    assert "passed over a damaged checkpoint" in said
     assert metrics_losses(killed) == metrics_losses(whole)
 
 

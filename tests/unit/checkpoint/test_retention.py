@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.checkpoint.manifest import Manifest, complete_checkpoints
+from mlperf_bert.checkpoint.files import complete
+from mlperf_bert.checkpoint.manifest import (
+    Manifest,
+    complete_checkpoints,
+    has_had_checkpoints,
+    read_manifest,
+)
 from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.state import CheckpointState
 
@@ -81,6 +87,29 @@ def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) 
     make(tmp_path, 15, None)
     prune(tmp_path, keep_last=2)
     assert steps(tmp_path) == [15, 10]
+    make(tmp_path, 30, None)
+    put_aside(tmp_path, last_step=15)  # and that one too, later
     assert {path.name for path in tmp_path.glob("damaged_*")} == {
-        *("damaged_step_00000020", "damaged_step_00000030")
+        *("damaged_step_00000020", "damaged_step_00000030", "damaged_step_00000030_1")
     }
+
+
+def test_one_of_the_same_step_is_there_until_the_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, 10, None)
+    final, partial = tmp_path / "step_00000010", tmp_path / ".step_00000010.abcd.partial"
+    (partial / "optimizer").mkdir(parents=True)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == partial:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        complete(partial, final, read_manifest(final))
+    sweep(tmp_path)  # by the next start
+    assert {path.name for path in tmp_path.iterdir()} == {"replaced_step_00000010"}
+    assert has_had_checkpoints(tmp_path)

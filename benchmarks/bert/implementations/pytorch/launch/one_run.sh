@@ -4,6 +4,7 @@
 check_log() {
     local checker=("${here[@]}" -W ignore -m mlperf_logging.compliance_checker --usage training)
     local report=$2/compliance.txt
+    rm -f "$report" "$2/compliance.log" # a link in their place would be written through
     if "${checker[@]}" --ruleset "$RULESET" --log_output "$2/compliance.log" "$1" >"$report" 2>&1; then
         echo "compliance checker, ruleset $RULESET: $1 accepted"
     else
@@ -98,7 +99,7 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
     done
     [ "$leads" = 1 ] || return "$status"
     # Not before: of the scripts that mpiexec starts, some may look for it later than this one.
-    [ -z "$used" ] || : >"$LOGDIR/$used"
+    [ -z "$used" ] || { rm -f "$LOGDIR/$used" && : >"$LOGDIR/$used"; }
     case $status in
     0) say_result "$index" $(($(date +%s) - start)) "$start_time" "$last" ;;
     "$TARGET_MISSED") ;;

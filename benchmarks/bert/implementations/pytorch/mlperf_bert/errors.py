@@ -44,6 +44,14 @@ class DataError(UserError):
     """A text, vocabulary, shard, sidecar or index that is missing, damaged or inconsistent."""
 
 
+class UnreadableError(DataError):
+    """A file that is there and cannot be read: a right is missing, or a file system fails.
+
+    Nobody knows what it holds, so it is not taken for damaged: whoever goes on without what is
+    damaged must not catch this.
+    """
+
+
 class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, damaged or made for another model."""
 

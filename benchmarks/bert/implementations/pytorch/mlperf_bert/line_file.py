@@ -3,9 +3,11 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.untrusted import not_through_a_link
 
 
 class LineFile:
@@ -23,7 +25,8 @@ class LineFile:
         self._path = path
         self._warn = warn
         try:
-            self._file = path.open("ab" if continued else "xb", buffering=0)
+            mode = "a" if continued else "x"
+            self._file = FileIO(path, mode, opener=not_through_a_link)
         except OSError as error:
             remedy = "give a run directory that you can write to"
             raise ConfigError(str(path), f"cannot be opened ({error.strerror})", remedy) from None

@@ -4,11 +4,14 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.atomic import replaced_file
+from mlperf_bert.data.present import reading_error
 from mlperf_bert.line_file import LineFile
+from mlperf_bert.untrusted import open_regular_file
 
 
 class MetricsFile:
@@ -18,6 +21,8 @@ class MetricsFile:
         path: the file; None keeps nothing.
         after_step: the step after which a resumed run goes on: later records, which it makes anew,
             are taken out. None begins a new file.
+
+    Raises ConfigError or DataError where the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
@@ -25,7 +30,7 @@ class MetricsFile:
         if path is not None:
             if after_step is not None:
                 # Line by line: the memory that a whole file took would stay with the process.
-                with replaced_file(path) as temporary, temporary.open("wb") as kept:
+                with replaced_file(path) as temporary, temporary.open("xb") as kept:
                     kept.writelines(_until(path, after_step))
             self._file = LineFile(path, _warn, continued=after_step is not None)
 
@@ -47,17 +52,24 @@ class MetricsFile:
 
 def _until(path: Path, last_step: int) -> Iterator[bytes]:
     """The lines up to a step, without one that a killed run did not end."""
-    if not path.exists():
+    for line in _lines(path):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return
+        if not isinstance(step, int) or step > last_step or not line.endswith(b"\n"):
+            return
+        yield line
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with BufferedReader(open_regular_file(path)) as file:
+            yield from file
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                step = json.loads(line)["step"]
-            except (ValueError, TypeError, KeyError, RecursionError):
-                return
-            if not isinstance(step, int) or step > last_step or not line.endswith(b"\n"):
-                return
-            yield line
+    except OSError as error:
+        raise reading_error(path, error, missing="", remedy="move it away") from None
 
 
 def _warn(text: str) -> None:

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_bert.checkpoint.manifest import (
-    complete_checkpoints,
+    has_had_checkpoints,
+    named_checkpoints,
     read_config,
     read_manifest,
     resolve,
 )
 from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.config import RunConfig
+from mlperf_bert.data.present import is_there, reading_error
 from mlperf_bert.data.records import read_record
 from mlperf_bert.environment import git_commit, package_version
-from mlperf_bert.errors import CheckpointError, ConfigError, DataError
+from mlperf_bert.errors import CheckpointError, ConfigError, DataError, UnreadableError
 from mlperf_bert.outcome import RunOutcome, read_outcome
 from mlperf_bert.resume_checks import allowed_differences, check_same, check_seed
 from mlperf_bert.run_directory import RunDirectory
@@ -54,8 +56,9 @@ NEW_RUN = Start()
 def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start:
     """What `--resume` means here: "none", "auto", or a directory with a checkpoint.
 
-    Reads every byte of a checkpoint; one that is damaged is passed over by "auto". Raises
-    CheckpointError or ConfigError where the run cannot go on from what was asked for.
+    Reads every byte of a checkpoint; one that is damaged is passed over by "auto", which begins
+    anew only where there has never been one. Raises CheckpointError or ConfigError where the run
+    cannot go on from what was asked for, UnreadableError where nobody can say.
     """
     if resume == "none":
         return NEW_RUN
@@ -76,7 +79,7 @@ def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
 def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
     remarks = []
     ended = _read_outcome(directory)
-    for path in complete_checkpoints(directory.checkpoints):
+    for path in named_checkpoints(directory.checkpoints):
         try:
             state = verify(path)
         except CheckpointError as error:
@@ -97,6 +100,10 @@ def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
             remarks=(*remarks, *_other_code(path)),
             ended=ended,
         )
+    if ended is None and has_had_checkpoints(directory.checkpoints):
+        problem = "; ".join(("holds checkpoints, and none that can be used", *remarks))
+        remedy = "give another one with --resume DIR and a new --run-dir, or begin anew in one"
+        raise CheckpointError(str(directory.checkpoints), problem, remedy)
     seed = _seed_of_attempt(directory)
     if seed is not None:
         check_seed(seed, config)
@@ -135,8 +142,11 @@ def _other_code(path: Path) -> Iterator[str]:
 
 def _has_begun(log: Path) -> bool:
     """Whether the clock of an attempt had started."""
-    with log.open("rb") as file:
-        return any(b'"run_start"' in line for line in file)
+    try:
+        with log.open("rb") as file:
+            return any(b'"run_start"' in line for line in file)
+    except OSError as error:
+        raise reading_error(log, error, missing="is missing", remedy="try again") from None
 
 
 def _outcome_of(state: CheckpointState) -> RunOutcome:
@@ -153,10 +163,12 @@ def _outcome_of(state: CheckpointState) -> RunOutcome:
 
 def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
     """How the run ended, unless a signal ended it or nothing says so."""
-    if not directory.outcome.exists():
+    if not is_there(directory.outcome):
         return None
     try:
         outcome = read_outcome(directory.outcome)
+    except UnreadableError:
+        raise
     except DataError as error:
         raise ConfigError(*error.args) from None
     return None if outcome.stopped_by else outcome
@@ -167,5 +179,7 @@ def _seed_of_attempt(directory: RunDirectory) -> int | None:
     try:
         path = directory.run / "environment.json"
         return read_record(path, missing="is missing", remedy="").integer("seed")
+    except UnreadableError:
+        raise
     except DataError:
         return None

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_to_toml
 from mlperf_bert.data.atomic import write_file
+from mlperf_bert.data.present import is_there, names_in
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.environment import environment
@@ -55,8 +57,20 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run of this number was begun here."""
-        return self.mlperf_log.exists() or self.run.exists()
+        """Whether a run of this number was begun here. Raises UnreadableError."""
+        return is_there(self.mlperf_log) or is_there(self.run)
+
+    def refuse_links(self) -> None:
+        """Raise ConfigError where a link would lead what the run writes elsewhere.
+
+        Only those names are looked at that are neither made anew nor renamed to.
+        """
+        grown = (self.run / name for name in ("stdout.log", "metrics.jsonl"))
+        folders = (self.run, self.checkpoints, self.run / _ASIDE)
+        for path in (self.mlperf_log, *folders, *grown):
+            if os.path.islink(path):
+                remedy = "take it away: nothing that a run writes goes through one"
+                raise ConfigError(str(path), "is a symbolic link", remedy)
 
     @contextmanager
     def begun(
@@ -74,16 +88,21 @@ class RunDirectory:
         With that copy, checkpoints can be exported wherever the directory is taken.
 
         Where it `continues` the run that is here, its own are kept in `interrupted`. Undone where
-        the body raises a UserError and the run is new: then it never began. Raises ConfigError
-        where a new run exists already or the place cannot be written.
+        that or the body raises a UserError and the run is new: then it never began. Raises
+        ConfigError or DataError where a new run exists already or the place cannot be written.
         """
-        made_root = not self.root.exists()
-        on_rank_zero(info, lambda: self._create(config, seed, info, device, vocabulary, continues))
+        made: list[Path] = []
+
+        def create() -> None:
+            self._make(made, continues)
+            self._describe(config, seed, info, device, vocabulary)
+
         try:
+            on_rank_zero(info, create)
             yield
         except UserError:
-            if info.rank == 0 and not continues:
-                self._remove(made_root)
+            if made and not continues:
+                self._remove()
             raise
 
     def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
@@ -93,36 +112,40 @@ class RunDirectory:
     @property
     def logs(self) -> list[Path]:
         """MLPerf logs of this run: that of its last attempt, and those of interrupted ones."""
-        aside = sorted((self.run / _ASIDE).glob(f"{self.mlperf_log.stem}_*.txt"))
-        return [path for path in (self.mlperf_log, *aside) if path.exists()]
+        folder = self.run / _ASIDE
+        aside = [folder / name for name in names_in(folder)]
+        of_this_run = [path for path in aside if path.match(f"{self.mlperf_log.stem}_*.txt")]
+        return [path for path in (self.mlperf_log, *of_this_run) if is_there(path)]
 
-    def _create(
-        self,
-        config: RunConfig,
-        seed: int,
-        info: RankInfo,
-        device: torch.device,
-        vocabulary: Path,
-        continues: bool,
-    ) -> None:
+    def _make(self, made: list[Path], continues: bool) -> None:
+        """Make the folders, and note in `made` that the run's is there."""
         if self.exists and not continues:
             remedy = "give a new directory, or go on with it by --resume auto"
             raise ConfigError("--run-dir", f"{self.root} holds run {self.index} already", remedy)
-        made_root = not self.root.exists()
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=continues)
+            self.run.mkdir(parents=True, exist_ok=continues)
+            made.append(self.run)
+            self.checkpoints.mkdir(exist_ok=continues)
             if continues:
                 self._put_aside()
-            (self.run / "config.toml").write_text(config_to_toml(config), encoding="utf-8")
-            facts = environment(info, device) | {"seed": seed}
-            (self.run / "environment.json").write_text(json.dumps(facts, indent=1) + "\n")
-            (self.run / vocabulary.name).write_bytes(vocabulary.read_bytes())
         except OSError as error:
-            if not continues:
-                self._remove(made_root)
-            raise ConfigError(
-                "--run-dir", f"{self.root}: {error.strerror}", "give a directory you can write to"
-            ) from None
+            raise self._not_written(error) from None
+
+    def _describe(
+        self, config: RunConfig, seed: int, info: RankInfo, device: torch.device, vocabulary: Path
+    ) -> None:
+        facts = environment(info, device) | {"seed": seed}
+        write_file(self.run / "config.toml", config_to_toml(config).encode())
+        write_file(self.run / "environment.json", f"{json.dumps(facts, indent=1)}\n".encode())
+        try:
+            contents = vocabulary.read_bytes()
+        except OSError as error:
+            raise self._not_written(error) from None
+        write_file(self.run / vocabulary.name, contents)
+
+    def _not_written(self, error: OSError) -> ConfigError:
+        problem = f"{self.root}: {error.strerror}"
+        return ConfigError("--run-dir", problem, "give a directory you can write to")
 
     def _put_aside(self) -> None:
         """Keep what an interrupted attempt said of itself, by the number of the attempt."""
@@ -130,18 +153,16 @@ class RunDirectory:
         folder.mkdir(exist_ok=True)
         own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
         number = 0
-        while any((folder / f"{each.stem}_{number}{each.suffix}").exists() for each in own):
+        while any(is_there(folder / f"{each.stem}_{number}{each.suffix}") for each in own):
             number += 1
         for each in own:
-            if each.exists():
+            if is_there(each):
                 each.rename(folder / f"{each.stem}_{number}{each.suffix}")
 
-    def _remove(self, with_root: bool) -> None:
+    def _remove(self) -> None:
         with suppress(OSError):  # what cannot be removed must not hide the error
             shutil.rmtree(self.run)
             self.mlperf_log.unlink(missing_ok=True)
-            if with_root:
-                self.root.rmdir()
 
 
 def default_root(config_path: Path) -> Path:

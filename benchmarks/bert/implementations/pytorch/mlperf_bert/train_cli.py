@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlperf_bert.distributed.reader_roles import MpiProcess
     from mlperf_bert.resume import Start
     from mlperf_bert.run_directory import RunDirectory
+    from mlperf_bert.run_lock import RunLock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.config_io import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.run_lock import refuse_owned
 
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         return _train_with_readers(args, config)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
+        if args.run_dir is not None:
+            refuse_owned(args.run_dir, _name(args))
         return run_on_ranks(
             args.command_line,
             parallel.ranks_per_node,
@@ -85,11 +89,34 @@ def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
 def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
-    from mlperf_bert.build import build, in_words
+    """Train, rank 0 as the one owner of the run's directory."""
     from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.run_directory import default_root
+    from mlperf_bert.run_lock import RunLock
+
+    info = process.role.info if process else read_rank_info()
+    root = args.run_dir or default_root(args.config)  # holds the time: rank 0's counts
+    with RunLock(root if info.rank == 0 else None, _name(args)) as lock:
+        return _train_in(root, lock, info, args, config, process)
+
+
+def _name(args: argparse.Namespace) -> str:
+    """Of the run, for its lock."""
+    return f"run_{args.run_index}"
+
+
+def _train_in(
+    root: Path,
+    lock: "RunLock",
+    own_info: "RankInfo",
+    args: argparse.Namespace,
+    config: RunConfig,
+    process: "MpiProcess | None",
+) -> int:
+    from mlperf_bert.build import build, in_words
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.reader_process import dismiss_reader
-    from mlperf_bert.run_directory import RunDirectory, default_root
+    from mlperf_bert.run_directory import RunDirectory
     from mlperf_bert.signal_watch import SignalWatch
     from mlperf_bert.train import train
     from mlperf_bert.whereabouts import Whereabouts
@@ -97,9 +124,8 @@ def _train_as_rank(
     whereabouts = Whereabouts()
 
     def run(info: "RankInfo", device: "torch.device") -> int:
-        root = from_rank_zero(info, args.run_dir or default_root(args.config))  # holds the time
-        directory = RunDirectory(root, args.run_index)
-        start = _agree_on_start(args, directory, config, info)
+        directory = RunDirectory(from_rank_zero(info, root), args.run_index)
+        start = _agree_on_start(args, directory, config, info, lock)
         if start.ended is not None:
             if process is not None:
                 dismiss_reader(process)
@@ -128,41 +154,44 @@ def _train_as_rank(
             parts.reporter.line(_hint("see it in a browser", "report", directory))
         return _leave(args, info, reached, outcome.stopped_by)
 
-    info = process.role.info if process else None
     patience = timedelta(seconds=config.run.hang_timeout_s)
-    parallel = config.parallel
-    rank = (info or read_rank_info()).rank
-    with SignalWatch(whereabouts, speaks=rank == 0, status_file=args.status_file):
+    with SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
         return in_session(
             run,
             config.run.device,
-            parallel.share_gpu,
-            info,
+            config.parallel.share_gpu,
+            own_info,
             patience,
-            parallel.binding,
+            config.parallel.binding,
             whereabouts=whereabouts,
         )
 
 
 def _agree_on_start(
-    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, info: "RankInfo"
+    args: argparse.Namespace,
+    directory: "RunDirectory",
+    config: RunConfig,
+    info: "RankInfo",
+    lock: "RunLock",
 ) -> "Start":
-    """Where the run begins, as rank 0 finds it."""
+    """Where the run begins, as rank 0 finds it, which looks at nothing before it owns it."""
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
     from mlperf_bert.resume import NEW_RUN, find_start
 
     # torchrun counts restarts of a node by its own ranks' failures.
     is_restart = max(from_all_ranks(info, restart_count())) > 0
-    resume = args.resume or "none"
-    if is_restart and (args.resume is None or directory.exists):
-        resume = "auto"
-    if resume == "auto" and args.run_dir is None:
-        remedy = "give the directory of the run to go on with"
-        raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
     found = [NEW_RUN]
 
     def find() -> None:
+        lock.check()
+        directory.refuse_links()
+        resume = args.resume or "none"
+        if is_restart and (args.resume is None or directory.exists):
+            resume = "auto"
+        if resume == "auto" and args.run_dir is None:
+            remedy = "give the directory of the run to go on with"
+            raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
         found[0] = find_start(resume, directory, config)
         if found[0].ended is not None:
             print(_ended_in_words(found[0], directory), flush=True)

@@ -30,6 +30,11 @@ def open_regular_file(path: Path) -> FileIO:
     raise OSError(errno.EINVAL, "is not a regular file")
 
 
+def not_through_a_link(path: str, flags: int) -> int:
+    """Open a file for writing, as `opener` of `open`: OSError (ELOOP) for a symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
     """The contents of a regular file of at most `max_bytes`. Raises OSError, as opening does."""
     with BufferedReader(open_regular_file(path)) as file:

@@ -25,10 +25,11 @@ from mlperf_bert.checkpoint.manifest import (
     FileEntry,
     Manifest,
 )
-from mlperf_bert.checkpoint.retention import discard
+from mlperf_bert.checkpoint.retention import move_aside
 from mlperf_bert.checkpoint.snapshot import Snapshot
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.data.atomic import write_file
+from mlperf_bert.data.present import is_there
 
 POLL_S = 0.1
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
@@ -82,10 +83,12 @@ def complete(partial: Path, final: Path, manifest: Manifest) -> None:
     _write_bytes(partial / MANIFEST, manifest.to_json())
     for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
-    if final.exists():  # a run that was resumed from it, and stopped at once
-        discard(final)
+    # One of the same step goes last: removed first, it would be lost to a kill in between.
+    replaced = move_aside(final, "replaced") if is_there(final) else None
     partial.rename(final)
     _flush_directory(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _check_room(partial: Path, snapshot: Snapshot) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 from mlperf_bert.config import RunConfig
 from mlperf_bert.config_io import config_from_tables
 from mlperf_bert.data.index import VOCABULARY_FILES
+from mlperf_bert.data.present import is_file, names_in, reading_error
 from mlperf_bert.data.records import Record, read_record, write_json
-from mlperf_bert.errors import CheckpointError, DataError
+from mlperf_bert.errors import CheckpointError, DataError, UnreadableError, UserError
 from mlperf_bert.untrusted import file_sha256, in_brief, read_regular_file
 
 FORMAT_VERSION = 2
@@ -85,33 +86,65 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_")) if _STEP_NAME.fullmatch(path.name) else -1
 
 
+def named_checkpoints(directory: Path) -> list[Path]:
+    """All in `directory` that have a checkpoint's name, the newest first.
+
+    Raises UnreadableError.
+    """
+    found = [directory / name for name in names_in(directory) if _STEP_NAME.fullmatch(name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Those in `directory` that were written to their end, the newest first; digests not read."""
-    found = [path for path in directory.glob("step_*") if step_of(path) >= 0]
-    return sorted(
-        (path for path in found if (path / MANIFEST).is_file()), key=step_of, reverse=True
+    """Those of them that were written to their end; digests not read. Raises UnreadableError."""
+    return [path for path in named_checkpoints(directory) if is_file(path / MANIFEST)]
+
+
+def has_had_checkpoints(directory: Path) -> bool:
+    """Whether any was ever complete in `directory`: it may be there, put aside, or lost.
+
+    Raises UnreadableError.
+    """
+    return any(
+        name == LATEST or ("step_" in name and not name.endswith(".partial"))
+        for name in names_in(directory)
     )
 
 
 def resolve(directory: Path) -> Path:
-    """`directory`, where it is a checkpoint, or the one that its LATEST names."""
-    if (directory / MANIFEST).is_file():
+    """`directory`, where it is a checkpoint, or the one that its LATEST names.
+
+    Raises CheckpointError, UnreadableError.
+    """
+    if is_file(directory / MANIFEST):
         return directory
-    try:
-        name = read_regular_file(directory / LATEST, 100).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError):
+    name = _latest(directory / LATEST)
+    if name is None:
         problem = f"holds no {MANIFEST} and no {LATEST}"
-        raise CheckpointError(str(directory), problem, _likely_remedy(directory)) from None
-    if not _STEP_NAME.fullmatch(name) or not (directory / name / MANIFEST).is_file():
+        raise CheckpointError(str(directory), problem, _likely_remedy(directory))
+    if not _STEP_NAME.fullmatch(name) or not is_file(directory / name / MANIFEST):
         problem = f"names {in_brief(name)}, not a checkpoint"
         raise CheckpointError(str(directory / LATEST), problem, "give one of its steps")
     return directory / name
 
 
+def _latest(path: Path) -> str | None:
+    """What a LATEST says; None where it is none."""
+    try:
+        return read_regular_file(path, 100).decode("ascii").strip()
+    except UnicodeDecodeError:
+        return None
+    except OSError as error:
+        found = reading_error(path, error, missing="", remedy="")
+        if isinstance(found, UnreadableError):
+            raise found from None
+        return None
+
+
 def _likely_remedy(directory: Path) -> str:
     """What to do about a directory that is no checkpoint, by what else it may be."""
     within = directory / OF_A_RUN
-    if (within / LATEST).is_file():
+    if is_file(within / LATEST):
         return f"give {within}"
     for form, pattern in _OF_OTHERS:
         if next(directory.glob(pattern), None) is not None:
@@ -120,7 +153,10 @@ def _likely_remedy(directory: Path) -> str:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Parse a checkpoint's manifest. Raises CheckpointError where anything is wrong with it."""
+    """Parse a checkpoint's manifest.
+
+    Raises CheckpointError where anything is wrong with it, UnreadableError where nobody can say.
+    """
     try:
         record = read_record(directory / MANIFEST, missing="is missing", remedy=ELSE)
         record.check_version(FORMAT_VERSION)
@@ -139,7 +175,12 @@ def read_manifest(directory: Path) -> Manifest:
             origin=_origin(record),
         )
     except DataError as error:
-        raise CheckpointError(*error.args) from None
+        raise as_damage(error) from None
+
+
+def as_damage(error: DataError) -> UserError:
+    """A CheckpointError of what was found in a file; an UnreadableError stays what it is."""
+    return error if isinstance(error, UnreadableError) else CheckpointError(*error.args)
 
 
 def read_config(directory: Path) -> RunConfig:
@@ -149,16 +190,18 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise CheckpointError unless each named file is there with its size and digest."""
+    """Raise CheckpointError unless each named file is there with its size and digest.
+
+    Raises UnreadableError where nobody can say.
+    """
     for name in names:
         path, entry = directory / name, manifest.files.get(name)
-        if entry is None or not path.exists():
+        if entry is None:
             raise CheckpointError(str(path), "is missing", ELSE)
         try:
             is_same = path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
         except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
-            raise CheckpointError(str(path), problem, ELSE) from None
+            raise as_damage(reading_error(path, error, missing="is missing", remedy=ELSE)) from None
         if not is_same:
             raise CheckpointError(str(path), "differs from its digest", ELSE)
 

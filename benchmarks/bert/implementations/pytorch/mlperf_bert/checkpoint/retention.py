@@ -3,8 +3,9 @@
 import shutil
 from pathlib import Path
 
-from mlperf_bert.checkpoint.manifest import complete_checkpoints, step_of
+from mlperf_bert.checkpoint.manifest import complete_checkpoints, named_checkpoints, step_of
 from mlperf_bert.checkpoint.state import read_state
+from mlperf_bert.data.present import is_there
 from mlperf_bert.errors import CheckpointError
 
 
@@ -22,11 +23,20 @@ def put_aside(directory: Path, last_step: int) -> None:
 
     They are damaged, and must not be counted among the newest.
     """
-    for path in directory.glob("step_*"):
+    for path in named_checkpoints(directory):
         if step_of(path) > last_step:
-            aside = path.with_name(f"damaged_{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            move_aside(path, "damaged")
+
+
+def move_aside(path: Path, word: str) -> Path:
+    """Rename a checkpoint to `<word>_step_...`, with a number where there is one already."""
+    first = aside = path.with_name(f"{word}_{path.name}")
+    number = 0
+    while is_there(aside):
+        number += 1
+        aside = first.with_name(f"{first.name}_{number}")
+    path.rename(aside)
+    return aside
 
 
 def sweep(directory: Path) -> None:

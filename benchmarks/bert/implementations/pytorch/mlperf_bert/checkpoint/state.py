@@ -9,6 +9,7 @@ from mlperf_bert.checkpoint.manifest import (
     MODEL,
     RANK_STATES,
     STATE,
+    as_damage,
     read_manifest,
     step_of,
     verify_files,
@@ -48,13 +49,16 @@ class CheckpointState:
 
 
 def read_state(directory: Path) -> CheckpointState:
-    """Parse a checkpoint's state, and hold it against its manifest. Raises CheckpointError."""
+    """Parse a checkpoint's state, and hold it against its manifest.
+
+    Raises CheckpointError, UnreadableError.
+    """
     manifest = read_manifest(directory)
     try:
         record = read_record(directory / STATE, missing="is missing", remedy=ELSE)
         state = _parse(record)
     except DataError as error:
-        raise CheckpointError(*error.args) from None
+        raise as_damage(error) from None
     same = (manifest.step, manifest.samples, manifest.vocabulary_sha256)
     named = step_of(directory)
     if (state.step, state.samples, state.vocabulary_sha256) != same or named not in (
@@ -66,7 +70,10 @@ def read_state(directory: Path) -> CheckpointState:
 
 
 def verify(directory: Path) -> CheckpointState:
-    """Check every file of a checkpoint of a run; its state. Raises CheckpointError."""
+    """Check every file of a checkpoint of a run; its state.
+
+    Raises CheckpointError, UnreadableError.
+    """
     manifest = read_manifest(directory)
     if manifest.is_converted:
         problem, remedy = "holds converted weights, no run to go on with", "use --init-checkpoint"

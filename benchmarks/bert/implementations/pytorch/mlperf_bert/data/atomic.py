@@ -19,6 +19,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     """
     temporary = _beside(path)
     try:
+        temporary.unlink(missing_ok=True)  # a link at this name would be written through
         yield temporary
         # Without the flush a power cut could leave a complete name over incomplete contents.
         with temporary.open("rb+") as file:
@@ -33,15 +34,16 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 def write_file(path: Path, contents: bytes) -> None:
     """Write or replace `path` in one step. Raises DataError when it cannot be written."""
-    with replaced_file(path) as temporary:
-        temporary.write_bytes(contents)
+    with replaced_file(path) as temporary, temporary.open("xb") as file:
+        file.write(contents)
 
 
 def check_writable(path: Path) -> None:
     """Try whether `write_file` could write `path`, which stays as it is. Raises DataError."""
     temporary = _beside(path)
     try:
-        temporary.touch()
+        temporary.unlink(missing_ok=True)
+        temporary.touch(exist_ok=False)
         temporary.unlink()
     except OSError as error:
         raise _not_written(path, error) from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlperf_bert.data.present import reading_error
 from mlperf_bert.errors import DataError
 from mlperf_bert.untrusted import (
     MAX_JSON_BYTES,
@@ -126,14 +127,13 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
         remedy: what the user can do about any problem with it.
 
     Raises:
-        DataError: missing, no regular file, too large, or not one JSON object.
+        DataError: missing, no regular file, too large, or not one JSON object; UnreadableError
+            where nobody can say.
     """
     try:
         values = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(str(path), missing, remedy) from None
     except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+        raise reading_error(path, error, missing=missing, remedy=remedy) from None
     except ValueError as error:
         raise DataError(str(path), f"is not valid JSON ({error})", remedy) from None
     return Record(str(path), values, remedy)

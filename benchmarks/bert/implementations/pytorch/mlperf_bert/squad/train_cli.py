@@ -59,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; 0, or 75 where a signal ended the run. Raises UserError."""
     from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
     from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.run_lock import RunLock
     from mlperf_bert.signal_watch import SignalWatch
     from mlperf_bert.squad.ranks import default_ranks
     from mlperf_bert.squad.settings import parse_engine
@@ -74,12 +75,16 @@ def run(args: argparse.Namespace) -> int:
     if info.launcher == "single" and engine.ranks > 1:
         return run_on_ranks(args.command_line, engine.ranks, stopped_status=STOPPED)
     whereabouts = Whereabouts()
+    run_dir = args.run_dir or _default_directory()  # holds the time: rank 0's counts
+    lock = RunLock(run_dir if info.rank == 0 else None, "squad")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
-        return _run_rank(args, settings, data, info, device, whereabouts)
+        on_rank_zero(info, lock.check)
+        own_dir = from_rank_zero(info, run_dir)
+        return _run_rank(args, settings, data, own_dir, info, device, whereabouts)
 
     device: Literal["auto", "cpu", "cuda"] = args.device
-    with SignalWatch(whereabouts, speaks=info.rank == 0):
+    with lock, SignalWatch(whereabouts, speaks=info.rank == 0):
         return in_session(run_rank, device, "refuse", whereabouts=whereabouts)
 
 
@@ -87,15 +92,15 @@ def _run_rank(
     args: argparse.Namespace,
     settings: "SquadSettings",
     data: DataOptions,
+    run_dir: Path,
     info: "RankInfo",
     device: "torch.device",
     whereabouts: "Whereabouts",
 ) -> int:
-    from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
+    from mlperf_bert.distributed.session import on_rank_zero
     from mlperf_bert.squad.fine_tune import check_free, fine_tune
     from mlperf_bert.squad.quick_vocabulary import write_vocabulary
 
-    run_dir = from_rank_zero(info, args.run_dir or _default_directory())  # holds the time
     path = data.vocabulary or run_dir / VOCABULARY
     if data.vocabulary is None and data.init_checkpoint is None:
         on_rank_zero(info, lambda: check_free(run_dir, args.save))

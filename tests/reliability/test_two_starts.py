@@ -1,0 +1,75 @@
+"""A run directory is started twice: the second is refused, the first ends as if it were alone.
+
+Left out by ./run_tests.sh; `make test-real` runs it.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from campaign import DROPOUT, MISSED, SETTINGS, STARTS_WITHIN_S, Setup
+from jobs import Job, freeze, thaw
+from runs import Run
+
+from support import REPOSITORY, make_tiny_inputs, run_process, snapshot
+
+pytestmark = pytest.mark.real
+APART_S = 0.3
+REFUSED = 2
+
+
+def result(run: Run) -> dict[str, object]:
+    """What is the same in equal runs: names of all files, losses, and tensors, bit by bit."""
+    names = {str(path.relative_to(run.root)) for path in run.root.rglob("*")}
+    of_a_run = {"trace": run.trace(), "outcome": run.outcome(), **run.final_state()}
+    same = ("config.toml", "vocab.txt", "checkpoints/LATEST")
+    return {
+        "names": names,
+        **of_a_run,
+        **{each: (run.directory / each).read_bytes() for each in same},
+    }
+
+
+def check_refused(printed: str, owner: Job) -> None:
+    (line,) = [each for each in printed.splitlines() if "error" in each]
+    owned_by = f"process {owner.process.pid} on host {os.uname().nodename} since "
+    assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ") and owned_by in line
+
+
+def test_who_comes_second_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    settings = (*SETTINGS, *DROPOUT, "checkpoint.interval_steps=0")  # else the disk decides which
+    setup = Setup(*make_tiny_inputs(tmp_path), ranks=1, settings=settings)
+    alone, run = Run(tmp_path / "alone"), Run(tmp_path / "run")
+    with setup.start(alone) as job:
+        assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+    same_run = setup.arguments(run)
+    with Job(same_run, tmp_path / "a") as first:
+        time.sleep(APART_S)
+        with Job(same_run, tmp_path / "b") as second:
+            while run.last_step() < 1:
+                assert first.is_running or second.is_running, first.printed() + second.printed()
+                time.sleep(0.01)
+            # On a busy machine the later one may have been there before.
+            is_first = f"process {first.process.pid} on " in (run.root / ".run_0.lock").read_text()
+            owner, other = (first, second) if is_first else (second, first)
+            freeze([owner.process.pid])
+            before = snapshot(run.root)
+            assert other.ended(STARTS_WITHIN_S) == REFUSED, other.printed()
+            check_refused(other.printed(), owner)
+            done = run_process(
+                REPOSITORY / "run_and_time.sh",
+                PYTHON=sys.executable,
+                CONFIG=str(setup.config),
+                DATADIR=str(setup.data),
+                LOGDIR=str(run.root),
+                RESUME="auto",
+                CLEAR_CACHES="0",
+            )
+            assert done.returncode == REFUSED
+            check_refused(done.stderr, owner)
+            assert snapshot(run.root) == before
+            thaw([owner.process.pid])
+            assert owner.ended(STARTS_WITHIN_S) == MISSED, owner.printed()
+    assert result(run) == result(alone)
