@@ -3,11 +3,11 @@
     python3 tools/lock.py select OUT [--extra NAME] [--lacking]
     .venv/bin/python tools/lock.py renew [options of `uv pip compile`, such as --upgrade]
 
-`hashed.txt` has a version and the digests of its files for each package, whatever Python and system;
-`pinned.txt` has torch, Triton and CUDA's libraries, of which indexes have builds of their own, by
-version alone. `select` writes into OUT files of the same names: what pyproject.toml needs, with an
-extra, and of `pinned.txt` only what it names itself, as a CPU's torch needs nothing of the rest.
-Triton is the one that torch asks for. Runs on any Python 3.11, before anything is installed.
+`hashed.txt` has each package's version and the digests of its files, for every Python and system;
+`pinned.txt` has torch, Triton and CUDA's libraries by version alone, as indexes have builds of
+their own of them. `select` writes files of both names into OUT: what pyproject.toml needs with an
+extra, but of `pinned.txt` only what it names itself, as a CPU's torch needs nothing of the rest.
+It runs before anything is installed.
 """
 
 import argparse
