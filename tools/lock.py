@@ -76,6 +76,7 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
         raise ValueError(f"{pyproject.name} has no extra '{extra}'")
     files = {name: read((lock / name).read_text("utf-8")) for name in (HASHED, PINNED)}
     blocks = files[HASHED] | files[PINNED]
+    askers = {name: _askers(lines) for name, lines in blocks.items()}
     named = roots(
         project, [*project["dependencies"], *([f"{project['name']}[{extra}]"] * bool(extra))]
     )
@@ -88,8 +89,8 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
             )
         wanted += [
             other
-            for other, lines in blocks.items()
-            if name in _askers(lines) and other not in present and other not in wanted
+            for other, names in askers.items()
+            if name in names and other not in present and other not in wanted
         ]
     return {
         HASHED: _text(files[HASHED], set(wanted)),
