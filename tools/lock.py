@@ -40,7 +40,7 @@ def read(text: str) -> dict[str, list[str]]:
     blocks: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line[:1].isalnum():
-            lines = blocks[canonical(line)] = []
+            lines = blocks.setdefault(canonical(line), [])  # twice, for two versions of Python
         if line[:1].isalnum() or line.startswith(" "):
             lines.append(line)
     return blocks
@@ -72,14 +72,13 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
     """
     tables = tomllib.loads(pyproject.read_text("utf-8"))
     project = tables["project"]
-    if extra is not None and extra not in project.get("optional-dependencies", {}):
+    extras = {None: []} | project.get("optional-dependencies", {})
+    if extra not in extras:
         raise ValueError(f"{pyproject.name} has no extra '{extra}'")
     files = {name: read((lock / name).read_text("utf-8")) for name in (HASHED, PINNED)}
     blocks = files[HASHED] | files[PINNED]
     askers = {name: _askers(lines) for name, lines in blocks.items()}
-    named = roots(
-        project, [*project["dependencies"], *([f"{project['name']}[{extra}]"] * bool(extra))]
-    )
+    named = roots(project, [*project["dependencies"], *extras[extra]])
     building = {canonical(each) for each in tables["build-system"]["requires"]}
     wanted = list(building | set(named) - present)
     for name in wanted:
