@@ -1,18 +1,27 @@
 # The image: a base with Python 3.11 or newer and pip, and on top of it this package. What the base has, stays.
 #
-#   docker build -t mlperf-bert .               on NVIDIA's PyTorch image: its torch, apex, DALI and MPI
-#   FROM_IMAGE_NAME=... tools/build_image.sh    on another base; by buildah where there is no Docker daemon
-#   docker run --gpus all mlperf-bert           ./run_and_time.sh; launch/docker.sh adds data and results
+#   tools/build_image.sh                builds it, by buildah where there is no Docker daemon, and says how to find a digest
+#   docker run --gpus all mlperf-bert   ./run_and_time.sh; launch/docker.sh adds data and results
+#
+# The default base is NVIDIA's PyTorch image: its torch, apex, DALI and MPI. A tag can be moved, a digest not.
 ARG FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.06-py3
-FROM ${FROM_IMAGE_NAME}
+ARG BASE_DIGEST
+FROM ${FROM_IMAGE_NAME}@${BASE_DIGEST}
 
-# Packages go into a virtual environment over the base's own: nothing of the base is written over.
+# Packages go into a virtual environment over the base's own: nothing of the base is written over. As tools/venv.sh does
+# it, but without what the base has, in whatever version: its torch was built for its CUDA. A base's constraints are for
+# what it has.
 WORKDIR /opt/mlperf_bert_requirements
-COPY pyproject.toml tools/image_requirements.py ./
-RUN python3 -m venv --system-site-packages --without-pip /opt/venv \
-    && python3 image_requirements.py pyproject.toml \
+COPY pyproject.toml ./
+COPY requirements requirements
+COPY tools/lock.py tools/
+RUN unset PIP_CONSTRAINT \
+    && python3 -m venv --system-site-packages --without-pip /opt/venv \
+    && python3 tools/lock.py select --lacking . \
+    && python3 -m pip --python /opt/venv/bin/python install --no-cache-dir --require-hashes --no-deps \
+        --only-binary :all: --requirement hashed.txt \
     && python3 -m pip --python /opt/venv/bin/python install --no-cache-dir \
-        --requirement requirements.txt --constraint constraints.txt
+        --requirement pinned.txt --constraint requirements/pinned.txt
 ENV PYTHON=/opt/venv/bin/python PATH=/opt/venv/bin:$PATH
 
 # A user that is nobody else; home, runs and the embedded corpus may be written under any other --user too.
@@ -24,8 +33,8 @@ RUN useradd --uid 10001 --create-home bert \
 ENV HOME=/home/bert USER=bert LOGNAME=bert
 
 COPY . .
-# A base's constraints are for what runs, not for what builds a wheel. The last line: does all of it import?
-RUN env -u PIP_CONSTRAINT python3 -m pip --python "$PYTHON" install --no-cache-dir --no-deps --editable . \
+# The last line: does all of it import?
+RUN python3 -m pip --python "$PYTHON" install --no-cache-dir --no-deps --no-build-isolation --editable . \
     && mlperf_bert --help >/dev/null \
     && python -c 'import mlperf_bert.train, mlperf_logging'
 

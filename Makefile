@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-real test-slow test-oldest test-gpu audit golden bench package
+.PHONY: setup check format test test-real test-slow test-oldest test-gpu audit lock golden bench package
 
 setup:
 	tools/venv.sh dev
@@ -42,6 +42,10 @@ test-oldest:
 # Known vulnerabilities of what is installed, and of what pyproject.toml allows.
 audit: setup
 	$(BIN)/python tools/audit_dependencies.py
+
+# requirements/ from pyproject.toml; versions stay where they can, or with OPTIONS=--upgrade are the newest.
+lock:
+	$(BIN)/python tools/lock.py renew $(OPTIONS)
 
 # On a machine with a GPU; tools/gpu_check.sh measures as well.
 test-gpu: setup

@@ -2,8 +2,8 @@
 
     python tools/audit_dependencies.py [--offline]
 
-Compares with `advisories.csv` beside it; asks pip-audit too where that is installed and reaches
-its database, but not with --offline. One line a finding, and exit status 1 where there are any.
+Compares with `advisories.csv` beside it, and warns where that is old; asks pip-audit too where that
+reaches its database, but not with --offline. One line a finding, and status 1 where there are any.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from packaging.version import Version
 
 ADVISORIES = Path(__file__).with_name("advisories.csv")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+LOOKED_UP = "# Looked up: "
+STALE_DAYS = 60
 PATIENCE_S = 300
 ANY = Version("0")
 
@@ -47,6 +49,12 @@ class Subject:
     package: str
     version: Version
     where: str
+
+
+def looked_up(path: Path) -> date:
+    """The day of the offline list, which its first line says."""
+    first = path.read_text("utf-8").partition("\n")[0]
+    return date.fromisoformat(first.removeprefix(LOOKED_UP))
 
 
 def read_advisories(path: Path) -> list[Advisory]:
@@ -119,9 +127,7 @@ def findings_of_pip_audit(output: str) -> list[str]:
 
 
 def ask_pip_audit() -> list[str] | None:
-    """What pip-audit finds; None where it is not installed or reaches no database."""
-    if find_spec("pip_audit") is None:
-        return None
+    """What pip-audit finds; None where it reaches no database."""
     command = [sys.executable, "-m", "pip_audit", "--format", "json", "--progress-spinner", "off"]
     try:
         done = subprocess.run(
@@ -137,17 +143,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Look for known vulnerabilities of packages.")
     parser.add_argument("--offline", action="store_true", help="do not ask pip-audit")
     is_offline = parser.parse_args(arguments).offline
-    advisories = read_advisories(ADVISORIES)
+    advisories, day = read_advisories(ADVISORIES), looked_up(ADVISORIES)
+    age = (datetime.now(UTC).date() - day).days
+    if age > STALE_DAYS:
+        what = f"{ADVISORIES.name} was looked up on {day}, {age} days ago"
+        print(f"warning: {what}; look its packages up again and change its date", file=sys.stderr)
     subjects = [*installed(), *allowed(PYPROJECT)]
     lines = findings(subjects, advisories)
     asked = None if is_offline else ask_pip_audit()
     lines += asked or []
     for line in lines:
         print(line)
-    told = "pip-audit not asked" if asked is None else f"pip-audit: {len(asked)} findings"
+    answer = "no database reached" if asked is None else f"{len(asked)} findings"
+    told = "pip-audit not asked" if is_offline else f"pip-audit: {answer}"
     print(
-        f"{len(subjects)} versions against {len(advisories)} advisories: {len(lines)} findings "
-        f"({told})",
+        f"{len(subjects)} versions against {len(advisories)} advisories of {day}: "
+        f"{len(lines)} findings ({told})",
         file=sys.stderr,
     )
     return 1 if lines else 0

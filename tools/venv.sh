@@ -3,20 +3,20 @@
 #
 #   tools/venv.sh [extra [oldest]]      extra: an optional dependency group, such as dev;
 #                                       oldest: .venv-oldest, with the oldest torch that is allowed
+#
+# Versions and digests are those of requirements/ (tools/lock.py), wheels only: no package's own code runs while it is
+# installed. Without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory of wheels>.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 extra=${1:-}
 venv=$root/.venv
-pins=()
-if [ "${2:-}" = oldest ]; then
-    venv=$root/.venv-oldest
-    torch=$(sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' "$root/pyproject.toml")
-    # The interpreter of that torch's Triton (3.6) fails with numpy 2.4; compiled kernels do not.
-    pins=("torch==$torch" "numpy<2.4")
-fi
-# The stamp holds what was installed, so that a changed pyproject.toml installs again.
+if [ "${2:-}" = oldest ]; then venv=$root/.venv-oldest; fi
+# The stamp holds what was installed, so that a changed pyproject.toml or lock installs again.
 stamp=$venv/installed${extra:+-$extra}
+wanted() {
+    cat "$root/pyproject.toml" "$root/requirements/hashed.txt" "$root/requirements/pinned.txt"
+}
 
 find_python() {
     local candidate
@@ -32,12 +32,31 @@ find_python() {
     return 1
 }
 
+install() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+install_locked() {
+    "$venv/bin/python" "$root/tools/lock.py" select "$work" ${extra:+--extra "$extra"} &&
+        install --require-hashes --no-deps --only-binary :all: --requirement "$work/hashed.txt" &&
+        # With what this index's build of torch asks for: CUDA's libraries, or nothing.
+        install --requirement "$work/pinned.txt" --constraint "$root/requirements/pinned.txt" &&
+        install --no-deps --no-build-isolation --editable "$root"
+}
+
+install_oldest() { # not by the lock, which has one torch; what else this one goes with is found anew
+    local torch
+    torch=$(sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' "$root/pyproject.toml")
+    # The interpreter of that torch's Triton (3.6) fails with numpy 2.4; compiled kernels do not.
+    install --editable "$root${extra:+[$extra]}" "torch==$torch" "numpy<2.4"
+}
+
 for installed in "$stamp" "$venv/installed-dev"; do
-    if cmp --silent "$root/pyproject.toml" "$installed"; then exit; fi
+    if wanted | cmp --silent - "$installed"; then exit; fi
 done
 if [ -L "$venv" ]; then # another checkout's, which would be given this one's package
     echo "tools/venv.sh: ${venv##*/} is a link and is left as it is;" \
-        "pyproject.toml has changed since" >&2
+        "pyproject.toml or requirements/ have changed since" >&2
     exit
 fi
 echo "installing into ${venv##*/} (once)"
@@ -45,6 +64,11 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python3=$(find_python)
     "$python3" -m venv --clear "$venv"
 fi
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -e "$root${extra:+[$extra]}" ${pins[@]+"${pins[@]}"}
-cp "$root/pyproject.toml" "$stamp"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [ "${2:-}" = oldest ]; then install_oldest; else install_locked; fi || {
+    echo "tools/venv.sh: error: ${venv##*/} is not complete; why, stands above. A digest that differs from the lock's" \
+        "is another file than the one that was tested: find out whose before you renew the lock (make lock)" >&2
+    exit 1
+}
+wanted >"$stamp"

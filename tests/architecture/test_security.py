@@ -1,6 +1,8 @@
 """What no file of the package may do: run code out of data, or start a shell; docs/security.md."""
 
 import ast
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,15 @@ NAMES_AN_ERROR_OF_PICKLE = {"data/numba_cache.py"}
 # torch's object collectives pickle, between the ranks of one run: those are one program.
 PICKLES_BETWEEN_RANKS = {"distributed/session.py"}
 
+PIP_INSTALL = r"\bpip3? .*install\b"
+
 FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def names_a_package(line: str) -> bool:
+    """Whether a word after `pip install` is no option, and none of the checkout or a variable."""
+    words = re.split(PIP_INSTALL, line, maxsplit=1)[-1].partition("`")[0].split()
+    return any(re.match(r"['\"]?\w", word) for word in words)
 
 
 def relative(path: Path) -> str:
@@ -107,6 +117,33 @@ def test_the_exceptions_are_real() -> None:
         assert object_collectives(ast.parse((PACKAGE / name).read_text()))
     for name in NAMES_AN_ERROR_OF_PICKLE:
         assert "pickle.UnpicklingError" in (PACKAGE / name).read_text()
+
+
+def test_no_line_says_to_install_a_name() -> None:
+    """Only from the checkout: the name mlperf-bert on the index is not ours, others are locked."""
+    here = Path(__file__).relative_to(REPOSITORY)
+    but = [f":!{path}" for path in ("logs", "docs/log.md", here)]
+    command = ["git", "grep", "-nIE", PIP_INSTALL, "--", ".", *but]
+    lines = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout
+    assert lines.count("\n") >= 4  # of tools/venv.sh and the Dockerfile
+    told = [line for line in lines.splitlines() if names_a_package(line)]
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("line", "names_one"),
+    [
+        ("run: pip install 'mlperf-bert[tune]'", True),
+        ("`pip3 install -U mlperf-logging`", True),
+        ("`pip install --no-deps tokenizers`, or", True),
+        ("python -m pip install -e '.[tune]'", False),
+        ("pip install --editable .", False),
+        ('pip install --quiet "$@"', False),
+        ("as `pip install` does", False),
+    ],
+)
+def test_what_names_a_package(line: str, names_one: bool) -> None:
+    assert names_a_package(line) is names_one
 
 
 def test_the_container_does_not_run_as_root() -> None:

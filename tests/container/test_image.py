@@ -115,10 +115,11 @@ def container(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> str
     )
     builder("umount", base)
     builder("commit", "--rm", base, BASE)
+    digest = builder("inspect", "--type=image", "--format={{.FromImageDigest}}", BASE)
     builder.run(
         REPOSITORY / "tools" / "build_image.sh",
         *pip_volumes(tmp_path_factory.mktemp("pip")),
-        **{"BUILDER": "buildah", "IMAGE": IMAGE, "FROM_IMAGE_NAME": BASE},
+        **{"BUILDER": "buildah", "IMAGE": IMAGE, "FROM_IMAGE_NAME": BASE, "BASE_DIGEST": digest},
     )
     return builder("from", IMAGE)
 

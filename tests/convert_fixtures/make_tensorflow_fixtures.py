@@ -1,7 +1,7 @@
 """Writes the fixtures of tests/data/tensorflow with the real TensorFlow: `... OUT_DIRECTORY`.
 
-Run by tests/unit/convert/test_tensorflow_fixtures.py in an environment of its own; by hand:
-`pip install tensorflow-cpu==2.21.0 cramjam`, then `PYTHONPATH=tests python THIS_FILE OUT`.
+Run by tests/unit/convert/test_tensorflow_fixtures.py in an environment of its own; by hand, where
+tensorflow-cpu 2.21.0 and cramjam are installed: `PYTHONPATH=tests python THIS_FILE OUT`.
 """
 
 import os

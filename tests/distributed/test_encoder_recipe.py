@@ -75,7 +75,7 @@ def test_reader_processes(tiny_config: Path, data: Path, whole: Path, tmp_path: 
     pytest.importorskip("mpi4py")
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if not mpiexec.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: pip install mpich")
+        pytest.skip("no mpiexec: tools/venv.sh dev")
     settings = (*RECIPE, "data.balance=exchange_local", "data.loader=mpi_readers")
     places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
     done = run_process(

@@ -30,7 +30,7 @@ def mpiexec() -> tuple[str, ...]:
     pytest.importorskip("mpi4py")
     found = Path(sys.executable).parent / "mpiexec"
     if not found.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: pip install mpich")
+        pytest.skip("no mpiexec: tools/venv.sh dev")
     return (str(found if found.exists() else "mpiexec"), "-n", "4", sys.executable)
 
 

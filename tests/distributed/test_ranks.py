@@ -84,7 +84,7 @@ def test_accumulation_equals_one_forward(
 def test_mpiexec_equals_one_rank(arguments: list[str], one_rank: Path, tmp_path: Path) -> None:
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if not mpiexec.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: pip install mpich")
+        pytest.skip("no mpiexec: tools/venv.sh dev")
     command = [mpiexec if mpiexec.exists() else "mpiexec", "-n", "2", sys.executable]
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
     done = run_process(*command, "-m", "mlperf_bert", *options, MASTER_PORT=free_port())

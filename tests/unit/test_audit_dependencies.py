@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,8 @@ from packaging.version import Version
 
 from support import REPOSITORY
 
-LIST = """# a comment
+LIST = """# Looked up: 2026-11-22
+# a comment
 package,introduced,fixed,advisory,what
 Some_Package,1.5,2.0.1,CVE-0000-1,something bad
 """
@@ -72,6 +74,25 @@ def test_nothing_installed_is_named_by_the_list(audit: ModuleType) -> None:
     subjects = list(audit.installed())
     assert {"torch", "h5py", "pytest"} <= {subject.package for subject in subjects}
     assert audit.findings(subjects, audit.read_advisories(audit.ADVISORIES)) == []
+
+
+@pytest.mark.parametrize(("days", "is_old"), [(0, False), (60, False), (61, True)])
+def test_an_old_list_is_a_warning(
+    audit: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    days: int,
+    is_old: bool,
+) -> None:
+    path = tmp_path / "advisories.csv"
+    day = str(datetime.now(UTC).date() - timedelta(days))
+    path.write_text(LIST.replace("2026-11-22", day))
+    monkeypatch.setattr(audit, "ADVISORIES", path)
+    assert audit.main(["--offline"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert f" advisories of {day}: 0 findings (pip-audit not asked)" in said[-1]
+    assert [line.startswith("warning: ") for line in said[:-1]] == [True] * is_old
 
 
 def test_offline_asks_nobody(audit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

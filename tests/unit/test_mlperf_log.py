@@ -227,7 +227,7 @@ def test_a_missing_package_is_named_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
-    with pytest.raises(ConfigError, match="pip install mlperf-logging"):
+    with pytest.raises(ConfigError, match=r"tools/venv\.sh$"):
         MlperfLog(tmp_path / "result_0.txt", True)
     assert list(tmp_path.iterdir()) == []
 

@@ -251,5 +251,5 @@ def test_heads_default_to_64_channels() -> None:
 
 def test_transformers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"transformers.*pip install"):
+    with pytest.raises(ConfigError, match=r"transformers.*tools/venv\.sh dev"):
         bench(*ARGUMENTS)

@@ -53,5 +53,5 @@ def test_without_dali_the_error_says_how_to_get_it(
     direct: tuple[StepPlanner, DirectSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(ConfigError, match=r"data\.loader: .*pip install -e \.\[dali\]"):
+    with pytest.raises(ConfigError, match=r"data\.loader: .*tools/venv\.sh dali"):
         DaliSource(direct[1], CPU)

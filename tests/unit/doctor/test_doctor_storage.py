@@ -111,7 +111,8 @@ def test_what_is_needed_is_there_in_a_version_that_was_tried(
 
 def test_what_is_missing_says_what_that_costs_and_what_to_install() -> None:
     missing = packages.judge_needed(TORCH, None)
-    assert "pip install 'torch>=2.11,<2.14'" in missing.remedy
+    assert missing.remedy == "run in the checkout: tools/venv.sh"
+    assert "torch>=2.11,<2.14" in packages.judge_needed(TORCH, "2.10.1").remedy
     apex = packages.judge_optional(packages.OPTIONAL[0], None)
     assert apex.status == "warn"
     assert "optim.implementation 'apex'" in apex.found

@@ -181,7 +181,7 @@ def test_without_tensorboard_a_line_names_the_extra(
     assert main(["report", str(run), "--tensorboard", str(tmp_path / "scalars")]) == 2
     assert capsys.readouterr().err == (
         "mlperf_bert: error: tensorboard: is not installed; "
-        "run: pip install 'mlperf-bert[tensorboard]'\n"
+        "run in the checkout: tools/venv.sh tensorboard\n"
     )
     assert not (tmp_path / "scalars").exists() and not (run / "report.html").exists()
 

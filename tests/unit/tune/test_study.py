@@ -228,4 +228,4 @@ def test_without_optuna_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(study_words()) == 2
-    assert "pip install 'mlperf-bert[tune]'" in capsys.readouterr().err
+    assert "run in the checkout: tools/venv.sh tune" in capsys.readouterr().err

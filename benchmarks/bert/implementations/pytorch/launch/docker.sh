@@ -30,7 +30,7 @@ DOCKER=${DOCKER:-$(command -v docker || command -v podman || true)}
 info=$("$DOCKER" info 2>&1) || fail "$DOCKER does not answer; start its daemon, or let this user talk to it"
 IMAGE=${IMAGE:-mlperf-bert}
 "$DOCKER" image inspect "$IMAGE" >/dev/null 2>&1 ||
-    fail "there is no image '$IMAGE' here; build it with IMAGE=$IMAGE tools/build_image.sh, or pull it"
+    fail "there is no image '$IMAGE' here; build it (tools/build_image.sh says how), or pull it"
 engine=docker
 [[ $("$DOCKER" --version) != *podman* ]] || engine=podman
 rootless=no

@@ -220,7 +220,7 @@ def _import_logger_class() -> Any:
     try:
         from mlperf_logging.mllog.mllog import MLLogger
     except ImportError:
-        remedy = "run: pip install mlperf-logging"
+        remedy = "run in the checkout: tools/venv.sh"
         raise ConfigError("mlperf_logging", "is not installed", remedy) from None
     return MLLogger
 

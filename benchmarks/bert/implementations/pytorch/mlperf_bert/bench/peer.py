@@ -22,9 +22,8 @@ def import_transformers() -> ModuleType:
     try:
         return importlib.import_module("transformers")  # untyped: its own types take mypy minutes
     except ImportError as error:
-        raise ConfigError(
-            "bench against", f"needs transformers ({error})", "pip install 'transformers>=5'"
-        ) from None
+        remedy = "run in the checkout: tools/venv.sh dev"
+        raise ConfigError("bench against", f"needs transformers ({error})", remedy) from None
 
 
 def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:

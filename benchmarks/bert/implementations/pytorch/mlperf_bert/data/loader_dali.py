@@ -62,7 +62,7 @@ def make_pipeline(device: torch.device) -> tuple[Any, Any]:
         dali: Any = importlib.import_module("nvidia.dali")
         plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     except ImportError as error:
-        remedy = "install it with `pip install -e .[dali]`, or use 'thread'"
+        remedy = "run in the checkout: tools/venv.sh dali, or use 'thread'"
         raise ConfigError("data.loader", f"'dali' needs nvidia-dali ({error})", remedy) from None
     pipeline = dali.Pipeline(
         batch_size=1,

@@ -12,6 +12,7 @@ from mlperf_bert.doctor.findings import Finding, fail, ok, warn
 from mlperf_bert.doctor.options import Options
 
 RULESET = "5.0.0"  # of MLPerf training, the last that knows BERT
+_INSTALL = "run in the checkout: tools/venv.sh"
 _MPI_SECONDS = 20
 _ASK_MPI = (
     "import mpi4py; mpi4py.rc.initialize = False; mpi4py.rc.finalize = False; "
@@ -77,10 +78,10 @@ def judge_needed(package: Package, version: str | None) -> Finding:
     """`version`: None where it is not installed, empty where that is all that is known."""
     name = f"packages.{package.name}"
     if version is None:
-        return fail(name, f"missing: {package.cost}", f"pip install '{requirement(package)}'")
+        return fail(name, f"missing: {package.cost}", _INSTALL)
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
     if numbers and (numbers < package.lowest or (package.below and numbers >= package.below)):
-        remedy = f"not tried with this one: pip install '{requirement(package)}'"
+        remedy = f"not tried with this one, but with {requirement(package)}; {_INSTALL}"
         return warn(name, version, remedy)
     return ok(name, version or "installed")
 
@@ -99,10 +100,10 @@ def judge_ruleset(rulesets: tuple[str, ...] | None) -> Finding:
     """`rulesets` of the installed mlperf-logging, None where there is none."""
     name = "packages.ruleset"
     if rulesets is None:
-        return warn(name, "no mlperf-logging: logs cannot be checked", "install mlperf-logging")
+        return warn(name, "no mlperf-logging: logs cannot be checked", _INSTALL)
     if RULESET not in rulesets:
         found = f"this mlperf-logging does not know {RULESET}"
-        return fail(name, found, "pip install -U mlperf-logging")
+        return fail(name, found, _INSTALL)
     return ok(name, f"mlperf-logging knows {RULESET}")
 
 

@@ -56,7 +56,7 @@ def run_checkers(
     Raises ConfigError where mlperf_logging is missing or cannot be run.
     """
     if importlib.util.find_spec("mlperf_logging") is None:
-        remedy = "run: pip install mlperf-logging"
+        remedy = "run in the checkout: tools/venv.sh"
         raise ConfigError("mlperf_logging", "is not installed", remedy)
     with tempfile.TemporaryDirectory(prefix="package-") as scratch:
         place = Path(scratch)
@@ -168,7 +168,7 @@ def _run(calls: Sequence[Call], place: Path) -> list[int]:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        remedy = "run: pip install --upgrade mlperf-logging"
+        remedy = "run in the checkout: tools/venv.sh, which has the version of the lock"
         raise ConfigError("mlperf_logging", f"its checkers do not run ({last})", remedy)
     statuses: list[int] = json.loads(done.stdout)
     return statuses

@@ -18,10 +18,10 @@ CODE_FILES = (
     "pyproject.toml",
     "run_and_time.sh",
     "tools/build_image.sh",
-    "tools/image_requirements.py",
+    "tools/lock.py",
     "tools/venv.sh",
 )
-CODE_DIRECTORIES = ("benchmarks/bert", "docs")
+CODE_DIRECTORIES = ("benchmarks/bert", "docs", "requirements")
 MAX_FILE_BYTES = 50 * 2**20  # the repository checker's limit
 _BUILT = {"__pycache__", "build", "dist", "runs"}  # directories that .gitignore names
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")

@@ -134,7 +134,7 @@ def _zstd_reader(file: io.FileIO) -> "_Zstd":
     try:
         import zstandard
     except ImportError:
-        remedy = "install it with `pip install -e .[zstd]`, or unpack the files"
+        remedy = "run in the checkout: tools/venv.sh zstd, or unpack the files"
         raise ConfigError("--corpus", "has .zst files, which need a package", remedy) from None
     return _Zstd(file, zstandard)
 

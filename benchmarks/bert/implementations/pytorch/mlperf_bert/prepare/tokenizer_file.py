@@ -152,7 +152,7 @@ def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
     try:
         import tokenizers
     except ImportError:
-        remedy = "install it with `pip install -e .[tokenizers]`, or give a vocab.txt"
+        remedy = "run in the checkout: tools/venv.sh tokenizers, or give a vocab.txt"
         raise ConfigError(str(path), "needs the package `tokenizers`", remedy) from None
     try:
         found = tokenizers.Tokenizer.from_str(contents.decode("utf-8"))

@@ -18,7 +18,7 @@ def check_directory(directory: Path) -> None:
         import tensorboard.compat.proto.event_pb2
         import tensorboard.compat.proto.summary_pb2  # noqa: F401
     except ImportError:
-        remedy = "run: pip install 'mlperf-bert[tensorboard]'"
+        remedy = "run in the checkout: tools/venv.sh tensorboard"
         raise ConfigError("tensorboard", "is not installed", remedy) from None
     try:
         str(directory).encode("utf-8")

@@ -27,9 +27,8 @@ def need_optuna() -> None:
     try:
         import optuna
     except ImportError:
-        raise ConfigError(
-            "tune", "Optuna is not installed", "pip install 'mlperf-bert[tune]'"
-        ) from None
+        remedy = "run in the checkout: tools/venv.sh tune"
+        raise ConfigError("tune", "Optuna is not installed", remedy) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

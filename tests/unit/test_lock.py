@@ -1,0 +1,227 @@
+"""The lock: it is whole, it is what is installed, and a file with another digest is refused."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from hashlib import sha256
+from importlib.metadata import distributions
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from support import REPOSITORY
+
+PYPROJECT = REPOSITORY / "pyproject.toml"
+LOCK = REPOSITORY / "requirements"
+NAMES = ("hashed.txt", "pinned.txt")
+EXTRAS = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
+TINY = {
+    "hashed.txt": (
+        "a==1 \\\n    --hash=sha256:00\n    # via mine (pyproject.toml)\n"
+        "b==2 \\\n    --hash=sha256:00\n    # via\n    #   a\n    #   x\n"
+        "c==3 ; python_version < '3.12' \\\n    --hash=sha256:00\n    # via b\n"
+        "c==4 ; python_version >= '3.12' \\\n    --hash=sha256:00\n    # via b\n"
+        "d==4 \\\n    --hash=sha256:00\n    # via mine (pyproject.toml)\n"
+        "build-tool==5 \\\n    --hash=sha256:00\n"
+    ),
+    "pinned.txt": "torch==2\n    # via mine (pyproject.toml)\nnvidia-x==1\n    # via torch\n",
+}
+PROJECT = """
+[build-system]
+requires = ["build_tool>=1"]
+[project]
+name = "mine"
+dependencies = ["A>=1", "torch>=2,<3"]
+[project.optional-dependencies]
+e = ["d[z]>=4"]
+dev = ["mine[e]"]
+lost = ["nowhere"]
+"""
+BACKEND = """
+from pathlib import Path
+from shutil import copy
+def build_editable(directory, settings=None, metadata=None):
+    return Path(copy("wheels/mine-1-py3-none-any.whl", directory)).name
+"""
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(REPOSITORY / "tools")
+    return importlib.import_module("lock")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    for name, text in TINY.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    return tmp_path
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A project with one requirement, its wheel, the real scripts, and a .venv with a pip."""
+    root = tmp_path / "checkout"
+    for name in ("tools/venv.sh", "tools/lock.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, root / name)
+    (root / "backend.py").write_text(BACKEND)
+    (root / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["leaf"]\n'
+    )
+    (root / "wheels").mkdir()
+    for name in ("leaf", "mine"):
+        with zipfile.ZipFile(root / "wheels" / f"{name}-1-py3-none-any.whl", "w") as wheel:
+            about = f"{name}-1.dist-info"
+            wheel.writestr(
+                f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+            )
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
+    venv.create(root / ".venv", symlinks=True)
+    pip = Path(sysconfig.get_path("purelib"), "pip")  # seconds sooner than a venv with one
+    site = next((root / ".venv").glob("lib/python*/site-packages"))
+    (site / "pip").symlink_to(pip)
+    return root
+
+
+def install(root: Path) -> subprocess.CompletedProcess[str]:
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "wheels"), "PYTHONPATH": ""}
+    return subprocess.run(
+        [root / "tools" / "venv.sh"], env=os.environ | offline, capture_output=True, text=True
+    )
+
+
+def write_lock(root: Path, digest: str) -> None:
+    (root / "requirements").mkdir(exist_ok=True)
+    (root / "requirements" / "hashed.txt").write_text(f"leaf==1 \\\n    --hash=sha256:{digest}\n")
+    (root / "requirements" / "pinned.txt").write_text("")
+
+
+@pytest.mark.parametrize("extra", [None, *EXTRAS])
+def test_every_extra_can_be_installed_by_the_lock(lock: ModuleType, extra: str | None) -> None:
+    texts = lock.select(LOCK, PYPROJECT, extra, set())
+    chosen = lock.read(texts["hashed.txt"]) | lock.read(texts["pinned.txt"])
+    asked = tomllib.loads(PYPROJECT.read_text())
+    for text in (
+        asked["build-system"]["requires"] + asked["project"]["dependencies"] + EXTRAS.get(extra, [])
+    ):
+        requirement = Requirement(text)
+        if requirement.name == "mlperf-bert":
+            continue
+        found = Requirement(chosen[canonicalize_name(requirement.name)][0].removesuffix(" \\"))
+        (pin,) = found.specifier
+        assert pin.operator == "==" and requirement.specifier.contains(pin.version), text
+
+
+def test_everything_has_digests_but_what_indexes_build_anew(lock: ModuleType) -> None:
+    hashed, pinned = (lock.read((LOCK / name).read_text()) for name in NAMES)
+    assert len(hashed) > 100 and not hashed.keys() & pinned.keys()
+    for name, lines in hashed.items():
+        assert re.match(r"[a-z0-9-]+==[\w.]+( ; .*)? \\$", lines[0]), name
+        assert not name.startswith(("torch", "triton", "nvidia-", "cuda-")), name
+        digests = [line for line in lines[1:] if not line.startswith("    #")]
+        assert digests and all(HASH.fullmatch(line) for line in digests), name
+    for name, lines in pinned.items():
+        assert re.fullmatch(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)", name)
+        assert re.match(r"[a-z0-9-]+==[\d.]+( ; .*)?$", lines[0]), name
+
+
+def test_what_is_installed_is_what_the_lock_says(lock: ModuleType) -> None:
+    stamp = Path(sys.prefix, "installed-dev")
+    wanted = b"".join(path.read_bytes() for path in (PYPROJECT, *(LOCK / name for name in NAMES)))
+    if not stamp.exists() or stamp.read_bytes() != wanted:
+        pytest.skip("needs an environment that `tools/venv.sh dev` made of this lock")
+    blocks = {
+        name: lines
+        for each in NAMES
+        for name, lines in lock.read((LOCK / each).read_text()).items()
+    }
+    installed = {lock.canonical(each.name): each.version for each in distributions()}
+    assert installed.keys() - blocks.keys() - {"pip"} == {"mlperf-bert"}
+    assert "torch" in installed
+    for name in installed.keys() & blocks.keys():
+        pinned = Requirement(blocks[name][0].removesuffix(" \\"))
+        assert pinned.specifier.contains(installed[name].partition("+")[0]), name
+
+
+@pytest.mark.parametrize(
+    ("extra", "present", "hashed", "pinned"),
+    [
+        (None, set(), {"a", "b", "c", "build-tool"}, {"torch"}),
+        ("dev", set(), {"a", "b", "c", "d", "build-tool"}, {"torch"}),
+        # What stays is not looked behind; what builds the package is always the lock's.
+        (None, {"torch", "b", "build-tool"}, {"a", "build-tool"}, set()),
+        (None, {"a", "torch"}, {"build-tool"}, set()),
+    ],
+)
+def test_lines_are_chosen_by_who_asks(
+    lock: ModuleType,
+    tiny: Path,
+    extra: str | None,
+    present: set[str],
+    hashed: set[str],
+    pinned: set[str],
+) -> None:
+    texts = lock.select(tiny, tiny / "pyproject.toml", extra, present)
+    assert lock.read(texts["hashed.txt"]).keys() == hashed
+    assert lock.read(texts["pinned.txt"]).keys() == pinned
+    assert texts["hashed.txt"].count("--hash") == len(hashed) + ("c" in hashed)
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"), [("lost", "nowhere, which the lock lacks"), ("x", "no extra 'x'")]
+)
+def test_what_the_lock_lacks_is_said(lock: ModuleType, tiny: Path, extra: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        lock.select(tiny, tiny / "pyproject.toml", extra, set())
+
+
+def test_what_uv_wrote_is_split(lock: ModuleType) -> None:
+    torch = (
+        "torch==2 ; sys_platform == 'linux' \\\n"
+        "    --hash=sha256:00 \\\n    --hash=sha256:11\n    # via x\n"
+    )
+    texts = lock.split(torch + TINY["hashed.txt"] + "torchmetrics==1 \\\n    --hash=sha256:00\n")
+    assert texts["pinned.txt"] == "torch==2 ; sys_platform == 'linux'\n    # via x\n"
+    assert lock.read(texts["hashed.txt"]).keys() == {
+        "a",
+        "b",
+        "c",
+        "d",
+        "build-tool",
+        "torchmetrics",
+    }
+
+
+def test_another_file_than_the_locks_is_refused(checkout: Path) -> None:
+    digest = sha256((checkout / "wheels" / "leaf-1-py3-none-any.whl").read_bytes()).hexdigest()
+    write_lock(checkout, "0" * 64)
+    refused = install(checkout)
+    assert refused.returncode == 1
+    assert digest in refused.stderr  # pip names both
+    assert refused.stderr.splitlines()[-1].startswith("tools/venv.sh: error: .venv is not complete")
+    assert not list(checkout.glob(".venv/**/leaf*")) and not (checkout / ".venv/installed").exists()
+    write_lock(checkout, digest)
+    done = install(checkout)
+    assert done.returncode == 0, done.stderr
+    assert list(checkout.glob(".venv/**/leaf-1.dist-info")) and list(
+        checkout.glob(".venv/**/mine-1.dist-info")
+    )
+    assert install(checkout).stdout == ""  # nothing to do
+    (checkout / "requirements" / "hashed.txt").write_text("")
+    changed = install(checkout)
+    assert changed.returncode == 1 and "run: make lock" in changed.stderr
