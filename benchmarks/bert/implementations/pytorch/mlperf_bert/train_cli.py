@@ -97,8 +97,8 @@ def _train_as_rank(
     whereabouts = Whereabouts()
 
     def run(info: "RankInfo", device: "torch.device") -> int:
-        root = from_rank_zero(info, args.run_dir or default_root(args.config))  # holds the time
-        directory = RunDirectory(root, args.run_index)
+        root = args.run_dir or default_root(args.config)  # holds the time
+        directory = RunDirectory(Path(from_rank_zero(info, str(root))), args.run_index)
         start = _agree_on_start(args, directory, config, info)
         if start.ended is not None:
             if process is not None:
@@ -150,7 +150,7 @@ def _agree_on_start(
     """Where the run begins, as rank 0 finds it."""
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
-    from mlperf_bert.resume import NEW_RUN, find_start
+    from mlperf_bert.resume import NEW_RUN, Start, find_start
 
     # torchrun counts restarts of a node by its own ranks' failures.
     is_restart = max(from_all_ranks(info, restart_count())) > 0
@@ -168,7 +168,7 @@ def _agree_on_start(
             print(_ended_in_words(found[0], directory), flush=True)
 
     on_rank_zero(info, find)
-    return from_rank_zero(info, found[0])
+    return Start.from_plain(from_rank_zero(info, found[0].to_plain()))
 
 
 def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:

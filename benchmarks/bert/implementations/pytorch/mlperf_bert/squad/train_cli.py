@@ -95,7 +95,8 @@ def _run_rank(
     from mlperf_bert.squad.fine_tune import check_free, fine_tune
     from mlperf_bert.squad.quick_vocabulary import write_vocabulary
 
-    run_dir = from_rank_zero(info, args.run_dir or _default_directory())  # holds the time
+    run_dir = args.run_dir or _default_directory()  # holds the time
+    run_dir = Path(from_rank_zero(info, str(run_dir)))
     path = data.vocabulary or run_dir / VOCABULARY
     if data.vocabulary is None and data.init_checkpoint is None:
         on_rank_zero(info, lambda: check_free(run_dir, args.save))
