@@ -1,5 +1,6 @@
 """Ranks from each launcher's variables, the meeting point, devices and threads."""
 
+import os
 from datetime import timedelta
 
 import pytest
@@ -92,57 +93,6 @@ def test_a_bad_variable_is_named(environ: dict[str, str], named: str) -> None:
         launch.read_rank_info(environ)
 
 
-@pytest.mark.parametrize(
-    ("environ", "url"),
-    [
-        ({**TORCHRUN, "MASTER_ADDR": "host", "MASTER_PORT": "1"}, "env://"),
-        ({**HYDRA, "MPI_LOCALNRANKS": "4"}, "tcp://127.0.0.1:29500"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "4000"}, "tcp://host:4000"),
-        ({**HYDRA, "MASTER_ADDR": "fe80::1"}, "tcp://[fe80::1]:29500"),
-        ({**BATCH_SHELL, **HYDRA, "SLURM_STEP_NODELIST": "gpu008"}, "tcp://gpu007:29845"),
-        (STEP, "tcp://gpu007:29845"),
-        ({**STEP, "SLURM_STEP_NODELIST": "gpu008,x"}, "tcp://gpu008:29845"),
-    ],
-)
-def test_ranks_agree_where_to_meet(environ: dict[str, str], url: str) -> None:
-    assert launch.rendezvous(launch.read_rank_info(environ), environ) == url
-
-
-def test_launch_node_address_is_the_last_resort() -> None:
-    info = launch.read_rank_info(STEP)
-    environ = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
-    assert launch.rendezvous(info, environ) == "tcp://10.0.0.7:29500"
-
-
-@pytest.mark.parametrize(
-    ("environ", "named"),
-    [
-        (TORCHRUN, "MASTER_ADDR"),
-        (HYDRA, "MASTER_ADDR"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "70000"}, "MASTER_PORT"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "0"}, "MASTER_PORT"),
-    ],
-)
-def test_a_missing_meeting_point_is_named(environ: dict[str, str], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{named}:"):
-        launch.rendezvous(launch.read_rank_info(environ), environ)
-
-
-@pytest.mark.parametrize(
-    ("node_list", "host"),
-    [
-        ("gpu007", "gpu007"),
-        ("gpu007,gpu008", "gpu007"),
-        ("gpu[007-010,12],login", "gpu007"),
-        ("rack[2,4]node[08-09]", "rack2node08"),
-        ("a-b.example.org,c[1-2]", "a-b.example.org"),
-        ("n[1-2]-ib,x", "n1-ib"),
-    ],
-)
-def test_first_host_of_a_slurm_list(node_list: str, host: str) -> None:
-    assert launch.first_host(node_list) == host
-
-
 def test_one_rank_gets_no_process_group() -> None:
     launch.init_process_group(ALONE, torch.device("cpu"), environ={})
     assert not dist.is_initialized()
@@ -152,18 +102,30 @@ def test_one_rank_gets_no_process_group() -> None:
 def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
+    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
+    monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "of the user")
     info = RankInfo(1, 2, 1, 2, 0, "mpi")
     wait = timedelta(seconds=9)
-    launch.init_process_group(info, torch.device("cpu"), timeout=wait, environ={})
+    environ = {"MASTER_PORT": "7"}
+    launch.init_process_group(info, torch.device("cpu"), timeout=wait, environ=environ)
     assert seen == {
         "backend": "gloo",
-        "init_method": "tcp://127.0.0.1:29500",
-        "store": None,
+        "store": ("127.0.0.1", 7, info, wait),
         "rank": 1,
         "world_size": 2,
         "timeout": wait,
         "device_id": None,
     }
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_the_interface_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    info = RankInfo(1, 2, 1, 2, 0, "mpi")
+    launch.open_store(info, timedelta(0), {**os.environ, "MASTER_PORT": "7"})
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

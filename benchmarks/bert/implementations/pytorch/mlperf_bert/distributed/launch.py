@@ -10,19 +10,24 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from mlperf_bert.distributed.fresh_store import fresh_store
+from mlperf_bert.distributed.meeting_point import (
+    interface_of,
+    own_address,
+    rendezvous,
+    store_of_rank_zero,
+)
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
 
 Launcher = Literal["torchrun", "mpi", "slurm", "single"]
 
-DEFAULT_PORT = 29500
-_PORT_RANGE = 1000  # jobs on one node get ports 29500 .. 30499, by SLURM job id
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -121,20 +126,36 @@ def init_process_group(
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
-    where, store = rendezvous(info, environ), None
-    if where == "env://" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        meet = dist.rendezvous  # type: ignore[attr-defined]
-        theirs, _, _ = next(meet(where, info.rank, info.world_size, timeout=timeout))
-        store = fresh_store(theirs, info.rank, info.world_size, timeout)
+    store = open_store(info, timeout, environ)
+    if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        store = fresh_store(store, info.rank, info.world_size, timeout)
     dist.init_process_group(
         backend=backend,
-        init_method=None if store else where,
         store=store,
         rank=info.rank,
         world_size=info.world_size,
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Any:
+    """The `torch.distributed.Store` of all ranks, of this start: torchrun's agent's, or rank 0's.
+
+    gloo is told to talk through the interface that leads to its host, unless the user says which.
+    Raises ConfigError where that cannot be told or had; LostRanksError where it does not answer.
+    """
+    address, port = rendezvous(info, environ)
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        meet = dist.rendezvous  # type: ignore[attr-defined]
+        store, _, _ = next(meet("env://", info.rank, info.world_size, timeout=timeout))
+    else:
+        store = store_of_rank_zero(address, port, info, timeout)
+    if _GLOO_INTERFACE not in environ:
+        interface = interface_of(own_address(address, port, f"rank {info.rank}", timeout))
+        if interface is not None:
+            os.environ[_GLOO_INTERFACE] = interface
+    return store
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -155,30 +176,6 @@ def shutdown() -> None:
     """Leave the process group, if this process is in one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def rendezvous(info: RankInfo, environ: Mapping[str, str] = os.environ) -> str:
-    """Where the ranks meet: `env://` under torchrun, else `tcp://<host of rank 0>:<port>`.
-
-    MASTER_ADDR and MASTER_PORT win where set. Otherwise the port follows the SLURM job id, so
-    that two jobs on one node do not collide; two MPI jobs on one machine without SLURM do, and
-    need MASTER_PORT. Raises ConfigError where the host cannot be told.
-    """
-    if info.launcher == "torchrun":
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if name not in environ:
-                raise ConfigError(name, "is not set beside RANK", "start the ranks with torchrun")
-        return "env://"
-    address = environ.get("MASTER_ADDR") or _default_address(info, environ)
-    port = DEFAULT_PORT
-    if "MASTER_PORT" in environ:
-        port = _positive("MASTER_PORT", environ["MASTER_PORT"])
-    elif "SLURM_JOB_ID" in environ:
-        port += _number(environ, "SLURM_JOB_ID") % _PORT_RANGE
-    if port > 65535:
-        raise ConfigError("MASTER_PORT", f"is {port}", "set it below 65536")
-    host = f"[{address}]" if ":" in address else address
-    return f"tcp://{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -250,33 +247,6 @@ def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) ->
     if node >= len(sizes):
         raise ConfigError(name, f"{environ[name]!r} has no node {node}", "check SLURM_NODEID")
     return sizes[node]
-
-
-def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
-    if info.local_world_size == info.world_size:
-        return "127.0.0.1"
-    # srun puts task 0 on the first node of the step. mpirun's ranks know the job's list only, or
-    # would disagree: its remote daemons are a step of their own, without the first node.
-    names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
-    if info.launcher == "slurm":
-        names = ["SLURM_STEP_NODELIST", *reversed(names)]
-    for name in names:
-        if environ.get(name):
-            return first_host(environ[name])
-    # Last, because srun may have been typed on a login node, where no rank runs.
-    if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
-        return environ["SLURM_LAUNCH_NODE_IPADDR"]
-    raise ConfigError(
-        "MASTER_ADDR", "is not set and the ranks span nodes", "set it to rank 0's host"
-    )
-
-
-def first_host(node_list: str) -> str:
-    """The first name of a SLURM host list: `gpu[007-010,12],login` gives `gpu007`."""
-    match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
-    if match is None:
-        raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
