@@ -80,7 +80,7 @@ def test_ranks_of_one_mpiexec_agree_also_behind_shells() -> None:
         subprocess.run(
             ["sh", "-c", script],
             env={**environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         ).stdout.split()
