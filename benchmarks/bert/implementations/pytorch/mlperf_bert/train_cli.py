@@ -64,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return run_on_ranks(
             args.command_line,
             parallel.ranks_per_node,
-            stopped_status=STOPPED,
-            agreed_statuses=(TARGET_MISSED,),
+            agreed_statuses=(STOPPED, TARGET_MISSED),
         )
     return _train_as_rank(args, config)
 

@@ -1,7 +1,7 @@
 """Who is this process, and with whom does it talk: ranks, threads and process group.
 
-Besides config_io this is the only file that reads environment variables. Every function that
-does takes the environment as an argument, so that tests pass a dictionary.
+Every function that reads environment variables takes them as an argument, so that tests pass a
+dictionary. torch is imported where it is used: who only starts ranks does without.
 """
 
 import os
@@ -10,17 +10,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-import torch.distributed as dist
-
-from mlperf_bert.distributed.fresh_store import fresh_store
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.machine import usable_cpus
 
-Launcher = Literal["torchrun", "mpi", "slurm", "single"]
+if TYPE_CHECKING:
+    import torch
 
+Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
+
+MEETING = "MLPERF_BERT_MEETING"  # the file through which ranks of our own launcher meet
+_FILE = "file://"
 DEFAULT_PORT = 29500
 _PORT_RANGE = 1000  # jobs on one node get ports 29500 .. 30499, by SLURM job id
 
@@ -51,9 +51,9 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank from torchrun, MPI or SLURM variables, in this order; none means one process.
+    """Read the rank from our, torchrun's, MPI's or SLURM's variables, in this order; else one.
 
-    torchrun comes first because it may itself be started by MPI or srun, once a node; MPI before
+    torchrun comes early because it may itself be started by MPI or srun, once a node; MPI before
     SLURM because mpirun in a SLURM job leaves SLURM's variables of the outer process behind.
 
     SLURM counts only inside an srun step. The shell of an sbatch script also has SLURM_PROCID=0
@@ -75,37 +75,17 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     return RankInfo(0, 1, 0, 1, 0, "single")
 
 
-def set_cpu_threads(
-    info: RankInfo, environ: Mapping[str, str] = os.environ, *, own_cores: int | None = None
-) -> int:
-    """Give this rank its share of the node's cores, as torch CPU threads; return their number.
-
-    Taken from, first found: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
-    SLURM_CPUS_PER_TASK in an srun step; `own_cores`, those this rank was bound to; the cores this
-    process may run on divided by the ranks of the node. Raises ConfigError where a variable is
-    not a number above zero.
-    """
-    if info.launcher != "torchrun" and "OMP_NUM_THREADS" in environ:
-        # OpenMP allows one number for each nesting level; the outermost counts.
-        outermost = environ["OMP_NUM_THREADS"].split(",")[0]
-        threads = _positive("OMP_NUM_THREADS", outermost)
-    elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
-        threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
-    else:
-        threads = own_cores or max(1, len(usable_cpus()) // info.local_world_size)
-    torch.set_num_threads(threads)
-    return threads
-
-
-def backend_for(info: RankInfo, device: torch.device) -> Literal["nccl", "gloo"]:
+def backend_for(info: RankInfo, device: "torch.device") -> Literal["nccl", "gloo"]:
     """What the ranks of `device`'s kind talk over: nccl wants a GPU for each of them."""
+    import torch
+
     own_gpus = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
     return "nccl" if own_gpus else "gloo"
 
 
 def init_process_group(
     info: RankInfo,
-    device: torch.device,
+    device: "torch.device",
     *,
     timeout: timedelta = timedelta(minutes=10),
     environ: Mapping[str, str] = os.environ,
@@ -116,13 +96,20 @@ def init_process_group(
     `timeout` bounds the start and, as torch has it, every later collective. Raises ConfigError
     if the address of rank 0 cannot be told from the environment.
     """
+    import torch
+    import torch.distributed as dist
+
+    from mlperf_bert.distributed.fresh_store import fresh_store
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
     where, store = rendezvous(info, environ), None
-    if where == "env://" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if info.launcher == "local":
+        store = file_store(where, timeout)
+    elif where == "env://" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         meet = dist.rendezvous  # type: ignore[attr-defined]
         theirs, _, _ = next(meet(where, info.rank, info.world_size, timeout=timeout))
         store = fresh_store(theirs, info.rank, info.world_size, timeout)
@@ -135,6 +122,15 @@ def init_process_group(
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def file_store(address: str, timeout: timedelta) -> "torch.distributed.Store":
+    """The store of `rendezvous` where that is a file; it stays until the launcher removes it."""
+    from torch.distributed import FileStore
+
+    store = FileStore(address.removeprefix(_FILE))
+    store.set_timeout(timeout)
+    return store
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -153,17 +149,21 @@ def restart_count(environ: Mapping[str, str] = os.environ) -> int:
 
 def shutdown() -> None:
     """Leave the process group, if this process is in one."""
+    import torch.distributed as dist
+
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def rendezvous(info: RankInfo, environ: Mapping[str, str] = os.environ) -> str:
-    """Where the ranks meet: `env://` under torchrun, else `tcp://<host of rank 0>:<port>`.
+    """Where ranks meet: `file://<path>` (local), `env://` (torchrun), else `tcp://<host>:<port>`.
 
     MASTER_ADDR and MASTER_PORT win where set. Otherwise the port follows the SLURM job id, so
     that two jobs on one node do not collide; two MPI jobs on one machine without SLURM do, and
     need MASTER_PORT. Raises ConfigError where the host cannot be told.
     """
+    if info.launcher == "local":
+        return _FILE + environ[MEETING]
     if info.launcher == "torchrun":
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in environ:
@@ -172,7 +172,7 @@ def rendezvous(info: RankInfo, environ: Mapping[str, str] = os.environ) -> str:
     address = environ.get("MASTER_ADDR") or _default_address(info, environ)
     port = DEFAULT_PORT
     if "MASTER_PORT" in environ:
-        port = _positive("MASTER_PORT", environ["MASTER_PORT"])
+        port = positive("MASTER_PORT", environ["MASTER_PORT"])
     elif "SLURM_JOB_ID" in environ:
         port += _number(environ, "SLURM_JOB_ID") % _PORT_RANGE
     if port > 65535:
@@ -200,15 +200,16 @@ _HYDRA = _MpiNames("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
     rank = _number(environ, "RANK")
-    local_size = _positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
+    local_size = positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
     node = _number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else rank // local_size
     size = _number(environ, "WORLD_SIZE")
-    return RankInfo(rank, size, _number(environ, "LOCAL_RANK"), local_size, node, "torchrun")
+    launcher: Launcher = "local" if MEETING in environ else "torchrun"
+    return RankInfo(rank, size, _number(environ, "LOCAL_RANK"), local_size, node, launcher)
 
 
 def _from_mpi(environ: Mapping[str, str], names: _MpiNames) -> RankInfo:
     rank = _number(environ, names.rank)
-    local_size = _positive(names.local_size, _text(environ, names.local_size))
+    local_size = positive(names.local_size, _text(environ, names.local_size))
     # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
     return RankInfo(
         rank=rank,
@@ -292,7 +293,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _positive(name: str, text: str) -> int:
+def positive(name: str, text: str) -> int:
+    """The number that a variable holds. Raises ConfigError where it is none above zero."""
     number = _number({name: text}, name)
     if number < 1:
         raise ConfigError(name, f"is {text!r}", "it must be a number above 0")

@@ -1,6 +1,7 @@
 """One process's time among the ranks: find out who it is, join the others, leave in order."""
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,9 +20,9 @@ from mlperf_bert.distributed.launch import (
     RankInfo,
     init_process_group,
     read_rank_info,
-    set_cpu_threads,
     shutdown,
 )
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.end_with_parent import end_with_parent
 from mlperf_bert.errors import UserError
 from mlperf_bert.whereabouts import Whereabouts
@@ -87,7 +88,7 @@ def in_session(
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
-        end_with_parent()
+        end_with_parent(os.getppid())
     device = choose_device(device_name, info, share_gpu)
     bound = bind(info, device) if binding == "auto" else NOT_ASKED
     info = replace(info, binding=bound.words)

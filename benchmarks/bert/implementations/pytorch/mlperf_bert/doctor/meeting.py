@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from mlperf_bert.distributed.launch import RankInfo, rendezvous
+from mlperf_bert.distributed.launch import RankInfo, file_store, rendezvous
 from mlperf_bert.errors import UserError
 
 _FAREWELL_S = 5.0  # for the others to read the last word of rank 0, whose process serves it
@@ -96,7 +96,9 @@ def meet(info: RankInfo, timeout_s: float) -> Meeting:
     timeout = timedelta(seconds=timeout_s + _MORE_S)
     names: Any = dist
     try:
-        if address == "env://":
+        if info.launcher == "local":
+            store = file_store(address, timeout)
+        elif address == "env://":
             # torchrun's agent serves the store, and its agents have met already.
             found = names.rendezvous(address, info.rank, info.world_size, timeout=timeout)
             store = next(iter(found))[0]
