@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert import signal_watch
-from mlperf_bert.signal_watch import CtrlC, SignalWatch
-from mlperf_bert.stop_request import SIGNALS
+from mlperf_bert.signal_watch import SIGNALS, CtrlC, SignalWatch
 from mlperf_bert.whereabouts import Whereabouts
 
 HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"

@@ -1,7 +1,7 @@
 """Who is this process, and with whom does it talk: ranks, threads and process group.
 
-Every function that reads environment variables takes them as an argument, so that tests pass a
-dictionary. torch is imported where it is used: who only starts ranks does without.
+Environment variables are an argument, so that tests pass a dictionary. torch is imported where
+it is used: who only starts ranks does without.
 """
 
 import os
@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlperf_bert.errors import ConfigError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
 
 MEETING = "MLPERF_BERT_MEETING"  # the file through which ranks of our own launcher meet
-_FILE = "file://"
 DEFAULT_PORT = 29500
+_FILE = "file://"
 _PORT_RANGE = 1000  # jobs on one node get ports 29500 .. 30499, by SLURM job id
 
 
@@ -60,7 +60,7 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     and SLURM_NTASKS=n, though it is one process: what tells them apart is SLURM_STEP_ID. The size
     is that of the step (an interactive shell is a step of one task), not of the job.
 
-    Raises ConfigError naming the variable that is missing or is not a number.
+    Raises ConfigError naming the variable that is missing or no number.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
@@ -93,8 +93,8 @@ def init_process_group(
     """Make `device` current and join the other ranks over `backend_for` of them.
 
     One rank alone gets no process group: code that communicates must ask for world_size > 1.
-    `timeout` bounds the start and, as torch has it, every later collective. Raises ConfigError
-    if the address of rank 0 cannot be told from the environment.
+    `timeout` bounds the start and every later collective. Raises ConfigError where rank 0's
+    address is not known.
     """
     import torch
     import torch.distributed as dist
@@ -124,11 +124,11 @@ def init_process_group(
     )
 
 
-def file_store(address: str, timeout: timedelta) -> "torch.distributed.Store":
-    """The store of `rendezvous` where that is a file; it stays until the launcher removes it."""
-    from torch.distributed import FileStore
+def file_store(address: str, timeout: timedelta) -> Any:
+    """The Store, which torch's stubs lack, of a `file://`; the launcher removes the file."""
+    import torch.distributed as dist
 
-    store = FileStore(address.removeprefix(_FILE))
+    store = dist.FileStore(address.removeprefix(_FILE))  # type: ignore[attr-defined]
     store.set_timeout(timeout)
     return store
 

@@ -49,12 +49,14 @@ def finished(
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back here, and from processes started here for as long as they live.
+    """Hold back here, and from processes started here for as long as they live, a terminal's signals.
 
-    Each of them would else print where it was, one that has just started as well.
+    Of Ctrl-C each of them would else say where it was, one that has just started as well; of the
+    terminal's end (SIGHUP) they would die, and this process take that for a fault.
     """
-    resource_tracker.ensure_running()  # which, started later, would let it through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    resource_tracker.ensure_running()  # which, started later, would let Ctrl-C through again
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
