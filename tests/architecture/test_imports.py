@@ -95,8 +95,10 @@ SQUAD_MAY_IMPORT = (
 OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "report": ("plan.convergence", "optim.noise_scale", "optim.throughput_model"),
     "squad": SQUAD_MAY_IMPORT,
-    "tune": ("end_with_parent", "exit_statuses", "messages", "signal_watch")
-    + ("report.metrics_reader",),
+    "tune": (
+        *("end_with_parent", "exit_statuses", "messages", "signal_watch"),
+        "report.metrics_reader",
+    ),
     "watch": ("plan.convergence", "report."),
 }
 NUMPY_ONLY = {

@@ -125,8 +125,7 @@ def _train_as_rank(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-            goes_on = outcome.stopped_by is not None and config.checkpoint.save != "never"
-            parts.reporter.line(_what_next(args, directory, goes_on))
+            parts.reporter.line(_what_next(args, directory, config, outcome.stopped_by))
         return _leave(args, info, reached, outcome.stopped_by)
 
     info = process.role.info if process else None
@@ -185,8 +184,10 @@ def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
     return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
 
 
-def _what_next(args: argparse.Namespace, directory: "RunDirectory", goes_on: bool) -> str:
-    if not goes_on:
+def _what_next(
+    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, stopped_by: str | None
+) -> str:
+    if stopped_by is None or config.checkpoint.save == "never":
         return _hint("see it in a browser", "report", directory)
     command = args.go_on_by
     if command is None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
-
 MEETING = "MLPERF_BERT_MEETING"  # the file through which ranks of our own launcher meet
 DEFAULT_PORT = 29500
 _FILE = "file://"

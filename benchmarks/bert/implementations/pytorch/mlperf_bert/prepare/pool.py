@@ -49,7 +49,7 @@ def finished(
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Hold back here, and from processes started here for as long as they live, a terminal's signals.
+    """Hold a terminal's signals back, here and as long as they live from processes started here.
 
     Of Ctrl-C each of them would else say where it was, one that has just started as well; of the
     terminal's end (SIGHUP) they would die, and this process take that for a fault.
