@@ -25,6 +25,7 @@ from mlperf_bert.messages import say
 from mlperf_bert.signal_watch import CtrlC, catch, give_back
 
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
+_LEAVING_S = 30  # for ranks to leave after one that failed
 _POLL_S = 0.05
 _YIELDS_S = 1.0  # for a rank that failed by itself to be seen after one that only lost it
 
@@ -35,12 +36,12 @@ def run_on_ranks(
     """Run `python -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
     Returns 0, or the exit status of the rank that failed first (128 + n for signal n), after which
-    the others get SIGTERM. A line on stderr names that rank, unless it ended with a user's mistake,
-    or with one of `agreed_statuses`, as all do.
+    the others get SIGTERM, and SIGKILL _LEAVING_S later. A line on stderr names that rank, unless
+    it ended with a user's mistake, or with one of `agreed_statuses`, as all do.
 
-    SIGTERM, SIGUSR1, SIGHUP and SIGINT to this process go to the ranks, and STOPPED is returned
-    where none of them ended in another order. SIGKILL follows SHUTDOWN_S later. A second Ctrl-C
-    ends the ranks and this process at once; on Linux they also end when it is killed.
+    SIGTERM, SIGUSR1, SIGHUP and SIGINT to this process go to the ranks, SIGKILL follows SHUTDOWN_S
+    later; returned is STOPPED, 0 where all had come to their end, or a user's mistake. A second
+    Ctrl-C ends the ranks and this process at once; on Linux they also end when it is killed.
 
     Raises ConfigError where ranks cannot be started.
     """
@@ -174,10 +175,11 @@ class _Ranks:
     def end(self, signals: _Signals) -> None:
         """Have those that run end, by the signal that came or else by SIGTERM."""
         self._send(signals.first or signal.SIGTERM)
-        deadline = time.monotonic() + SHUTDOWN_S
+        seconds = SHUTDOWN_S if signals.first else _LEAVING_S
+        deadline = time.monotonic() + seconds
         while self.run() and not signals.at_once:
             if time.monotonic() > deadline:
-                say(f"ranks did not end within {SHUTDOWN_S} s, and are killed")
+                say(f"ranks did not end within {seconds} s, and are killed")
                 self._send(signal.SIGKILL)
             time.sleep(_POLL_S)
 
