@@ -79,6 +79,13 @@ def test_handlers_are_given_back_where_nothing_came() -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+def test_a_hangup_that_is_ignored_stays_so(left: list[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` begins a command
+    with SignalWatch(None, speaks=False):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert left == []
+
+
 def test_a_second_ctrl_c_is_one_that_comes_later() -> None:
     now = [5.0]
     ctrl_c = CtrlC(lambda: now[0])

@@ -140,7 +140,10 @@ class SignalWatch:
     def _leave(self, name: str) -> None:
         if self._status_file is not None:
             write_status(self._status_file, STOPPED)
-        say(f"{name} before the first step: nothing to save")
+        if self._whereabouts is None:
+            say(f"interrupted by {name}")
+        else:
+            say(f"{name} before the first step: nothing to save")
         os._exit(STOPPED)
 
 
