@@ -10,9 +10,12 @@ import torch.distributed as dist
 from mlperf_bert.distributed import launch
 from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.errors import ConfigError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+LOCAL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+LOCAL[launch.MEETING] = "/x/store"
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -48,6 +51,7 @@ ALONE = RankInfo(0, 1, 0, 1, 0, "single")
         ({}, ALONE),
         (TORCHRUN, RankInfo(3, 4, 1, 2, 1, "torchrun")),
         ({**TORCHRUN, "GROUP_RANK": "5"}, RankInfo(3, 4, 1, 2, 5, "torchrun")),
+        ({**STEP, **LOCAL}, RankInfo(1, 2, 1, 2, 0, "local")),
         (HYDRA, RankInfo(3, 4, 1, 2, 1, "mpi")),
         (OPEN_MPI, RankInfo(3, 4, 1, 2, 1, "mpi")),
         (BATCH_SHELL, ALONE),
@@ -157,6 +161,7 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     ("launcher", "environ", "threads"),
     [
         ("torchrun", {"OMP_NUM_THREADS": "1"}, 6),
+        ("local", {"OMP_NUM_THREADS": "1"}, 1),
         ("mpi", {"OMP_NUM_THREADS": "3,2"}, 3),
         ("mpi", {}, 6),
         ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 4),
@@ -168,18 +173,18 @@ def test_threads_are_a_share_of_the_cores(
     environ: dict[str, str],
     threads: int,
 ) -> None:
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: set(range(13)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(13)))
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     info = RankInfo(0, 2, 0, 2, 0, launcher)
-    assert launch.set_cpu_threads(info, environ) == threads
+    assert set_cpu_threads(info, environ) == threads
     assert chosen == [threads]
 
 
 def test_more_ranks_than_cores_still_get_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    assert launch.set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}) == 1
+    assert set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}) == 1
 
 
 def test_restarts_are_those_of_torchrun() -> None:

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
         "when another leaves with anything else",
     )
+    parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)  # a script's
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return run_on_ranks(
             args.command_line,
             parallel.ranks_per_node,
-            stopped_status=STOPPED,
-            agreed_statuses=(TARGET_MISSED,),
+            agreed_statuses=(STOPPED, TARGET_MISSED),
         )
     return _train_as_rank(args, config)
 
@@ -125,7 +125,7 @@ def _train_as_rank(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-            parts.reporter.line(_hint("see it in a browser", "report", directory))
+            parts.reporter.line(_what_next(args, directory, config, outcome.stopped_by))
         return _leave(args, info, reached, outcome.stopped_by)
 
     info = process.role.info if process else None
@@ -182,6 +182,18 @@ def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
 
 def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
     return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
+
+
+def _what_next(
+    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, stopped_by: str | None
+) -> str:
+    if stopped_by is None or config.checkpoint.save == "never":
+        return _hint("see it in a browser", "report", directory)
+    command = args.go_on_by
+    if command is None:
+        where = ["--run-dir", str(directory.root), "--run-index", str(directory.index)]
+        command = shlex.join(["mlperf_bert", "train", "--resume", "auto", *where])
+    return f"to go on, all else as before: {command.removesuffix(' --run-index 0')}"
 
 
 def _leave(

@@ -1,4 +1,4 @@
-"""Where ranks meet that torchrun did not start: a store that rank 0 serves on one address.
+"""Where ranks meet: in a file, on one host; else at a store that rank 0 serves on one address.
 
 torch's own store listens on every interface, and takes and gives to whoever comes.
 """
@@ -69,6 +69,15 @@ def store_of_rank_zero(address: str, port: int, info: "RankInfo", timeout: timed
     return TCPStore(
         address, port, info.world_size, timeout=timeout, wait_for_workers=False, **options
     )
+
+
+def file_store(path: str, timeout: timedelta) -> Any:
+    """The ranks' store in a file that our launcher has made for them, and removes."""
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    store = FileStore(path)
+    store.set_timeout(timeout)
+    return store
 
 
 def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,9 +22,9 @@ from mlperf_bert.distributed.launch import (
     RankInfo,
     init_process_group,
     read_rank_info,
-    set_cpu_threads,
     shutdown,
 )
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.end_with_parent import end_with_parent
 from mlperf_bert.errors import (
     CheckpointError,
@@ -137,7 +138,7 @@ def in_session(
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
-        end_with_parent()
+        end_with_parent(os.getppid())
     device = choose_device(device_name, info, share_gpu)
     bound = bind(info, device) if binding == "auto" else NOT_ASKED
     info = replace(info, binding=bound.words)

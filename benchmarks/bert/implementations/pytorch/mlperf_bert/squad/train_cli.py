@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     settings, data = settings_of(args, engine, args.seed), data_options(args)
     info = read_rank_info()
     if info.launcher == "single" and engine.ranks > 1:
-        return run_on_ranks(args.command_line, engine.ranks, stopped_status=STOPPED)
+        return run_on_ranks(args.command_line, engine.ranks)
     whereabouts = Whereabouts()
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
