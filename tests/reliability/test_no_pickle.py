@@ -14,7 +14,7 @@ from support import PACKAGE, make_tiny_inputs, run_cli, run_process
 
 HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_RANKS = ("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8")
-SQUAD = ("--layers", 2, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-length", 64)
+SQUAD = ("--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-length", 64)
 
 
 @pytest.fixture(scope="module")
