@@ -139,9 +139,9 @@ def time_all_reduce(num_bytes: int) -> float:
 
 def slower_rank(seconds: float) -> float:
     """The larger of the ranks' numbers."""
-    numbers: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(numbers, seconds)
-    return max(numbers)
+    slowest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item()
 
 
 def measure(

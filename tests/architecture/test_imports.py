@@ -12,13 +12,13 @@ from support import PACKAGE, run_process
 LEVELS = (
     {"console", "end_with_parent", "exit_statuses", "messages"},
     {"errors", "machine", "untrusted"}
-    | {"heartbeat", "status_file", "stop_request", "whereabouts"}
+    | {"heartbeat", "status_file", "whereabouts"}
     | {"nvml", "student_t"},
     {"bounds", "code_caches", "config_options"},
     {"compiled"},
     {"config", "config_checks", "config_sections", "seeds", "system_description"}
     | {"crc32c", "health", "line_file", "log_reader", "run_lock", "signal_watch"},
-    {"config_io"},
+    {"config_io", "stop_request"},
     {"data", "model", "optim", "distributed", "mlperf_log", "replay"},
     {"environment", "memory", "outcome", "noise_meter"},
     {
@@ -100,7 +100,10 @@ OTHERS_MAY_IMPORT: dict[str, str | tuple[str, ...]] = {
     "package": "mlperf_log",
     "report": ("plan.convergence", "optim.noise_scale", "optim.throughput_model"),
     "squad": SQUAD_MAY_IMPORT,
-    "tune": ("end_with_parent", "exit_statuses", "messages", "report.metrics_reader"),
+    "tune": (
+        *("end_with_parent", "exit_statuses", "messages", "signal_watch"),
+        "report.metrics_reader",
+    ),
     "watch": ("plan.convergence", "report."),
 }
 NUMPY_ONLY = {
@@ -258,8 +261,9 @@ def test_hdf5_belongs_to_prepare(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_environment_is_read_in_three_files_only(path: Path) -> None:
-    if relative(path) in {"distributed/launch.py", "config_io.py", "code_caches.py"}:
+def test_environment_is_read_by_the_config_and_by_who_launches_only(path: Path) -> None:
+    launching = {f"distributed/{name}.py" for name in ("launch", "spawn", "threads")}
+    if relative(path) in launching | {"config_io.py", "code_caches.py", "end_with_parent.py"}:
         return
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "os":

@@ -7,7 +7,6 @@ bubbles of pipelines whose stages sleep. Engines of one or two ranks run beside 
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,9 +154,17 @@ def bubble_of(
         losses: list[Tensor] = []
         target = torch.zeros(microbatches)
         of_torch.step(*rows, target=target, losses=losses, return_outputs=False)
-        of_ranks: list[Sequence[StageEvent]] = [()] * stages
-        dist.all_gather_object(of_ranks, clock.stop(), group=group)
-        least = min(least, measured_bubble([event for events in of_ranks for event in events]))
+        own = torch.tensor(
+            [(event.begin_s, event.end_s) for event in clock.stop()], dtype=torch.float64
+        )
+        of_ranks = [torch.zeros_like(own) for _ in range(stages)]
+        dist.all_gather(of_ranks, own, group=group)
+        events = [
+            StageEvent(rank=of, stage=of, kind="F", microbatch=0, begin_s=begin, end_s=end)
+            for of, spans in enumerate(of_ranks)
+            for begin, end in spans.tolist()
+        ]
+        least = min(least, measured_bubble(events))
         if least < enough:
             break
     return least

@@ -4,14 +4,16 @@ SIGTERM, SIGUSR1 and a container's: tests/slurm and tests/container. Many more d
 tests/reliability.
 """
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import pytest
 
 from mlperf_bert.signal_watch import TWICE_S
 from support import REPOSITORY
+
+GO_ON = r"to go on, all else as before: RESUME=auto LOGDIR={} \./run_and_time\.sh$"
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,22 @@ class Shell:
 
 
 @contextmanager
-def started(data: Path, config: Path, directory: Path) -> Iterator[Shell]:
+def started(
+    data: Path, config: Path, directory: Path, terminal: int | None = None, **environ: str
+) -> Iterator[Shell]:
     endless = ("run.max_steps=1000000", "eval.interval_samples=100000000")
     two_ranks = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
     sets = [word for setting in (*endless, *two_ranks) for word in ("--set", setting)]
     settings = {"CONFIG": config, "DATADIR": data, "LOGDIR": directory / "run"}
     output = directory / "output"
+
+    def begin() -> None:
+        # A shell cannot trap what was ignored when it began, as under nohup.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        if terminal is not None:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
     with output.open("w") as file:
         process = subprocess.Popen(
             ["./run_and_time.sh", "--", *sets],
@@ -69,11 +83,13 @@ def started(data: Path, config: Path, directory: Path) -> Iterator[Shell]:
                 "PYTHON": sys.executable,
                 "OMP_NUM_THREADS": "1",
                 "CLEAR_CACHES": "0",
+                **environ,
             },
-            stdout=file,
+            stdin=terminal,
+            stdout=file if terminal is None else terminal,
             stderr=subprocess.STDOUT,
-            # A shell cannot trap what was ignored when it began, as under nohup.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            start_new_session=terminal is not None,
+            preexec_fn=begin,
         )
     try:
         yield Shell(process, directory / "run", output)
@@ -91,6 +107,7 @@ def test_the_shell_passes_ctrl_c_on(
         assert shell.process.wait(timeout=60) == 75, shell.output.read_text()
         assert shell.says(r"^SIGINT received: stopped after step \d+")
         assert shell.says("^mlperf_bert: Ctrl-C: saving and ending; again to end at once$")
+        assert shell.says(GO_ON.format(re.escape(str(shell.run_dir))))
     log = (tmp_path / "run/result_0.txt").read_text()
     assert '"status": "aborted"' in log.splitlines()[-1]
     assert (tmp_path / "run/run_0/checkpoints/LATEST").exists()
@@ -105,8 +122,8 @@ def test_before_the_first_step_a_signal_ends_every_rank(
         first, held = shell.rank(0), shell.rank(1)
         assert first is not None and held is not None
         os.kill(held, signal.SIGSTOP)
-        shell.wait_until(lambda: catches(first, signal.SIGUSR1))
-        time.sleep(1)  # on its way to the other
+        shell.wait_until(lambda: has_come(first))
+        time.sleep(0.5)  # and waits for the other
         shell.process.send_signal(signal.SIGTERM)
         shell.wait_until(lambda: shell.says("^mlperf_bert: SIGTERM before the first step: nothing"))
         os.kill(held, signal.SIGCONT)
@@ -115,12 +132,48 @@ def test_before_the_first_step_a_signal_ends_every_rank(
     assert not (tmp_path / "run/run_0/checkpoints/LATEST").exists()
 
 
-def catches(process: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal."""
-    found = re.search(
-        r"^SigCgt:\t(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE
-    )
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+@pytest.mark.real
+def test_nothing_is_lost_with_a_terminal_or_a_shell(
+    synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    """The terminal is closed; the run goes on in another, whose shell is killed."""
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    shown, metrics = bytearray(), tmp_path / "run/run_0/metrics.jsonl"
+
+    def trains() -> bool:
+        with suppress(BlockingIOError):
+            shown.extend(os.read(ours, 65536))
+        return metrics.exists() and metrics.stat().st_size > 0
+
+    with started(synthetic_data, tiny_config, tmp_path, theirs) as shell:
+        os.close(theirs)
+        shell.wait_until(trains)
+        os.close(ours)
+        assert shell.process.wait(timeout=60) == 75
+    said = (tmp_path / "run/run_0/stdout.log").read_text()
+    assert re.search(r"SIGHUP received: stopped after step (\d+)$", said, re.MULTILINE)
+    assert re.search(GO_ON.format(re.escape(str(shell.run_dir))), said, re.MULTILINE)
+    assert b"arning" not in shown and b"Traceback" not in shown
+    checkpoint = (tmp_path / "run/run_0/checkpoints/LATEST").read_text()
+
+    with started(synthetic_data, tiny_config, tmp_path, RESUME="auto") as shell:
+        shell.wait_until(lambda: shell.says(r"^step \d+/"))
+        shell.process.kill()
+        shell.process.wait()
+        deadline = time.monotonic() + 60
+        while shell.rank(0) or shell.rank(1):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert shell.says("^SIGTERM received: stopped after step")  # as if it had been asked to end
+    assert (tmp_path / "run/run_0/checkpoints/LATEST").read_text() > checkpoint
+
+
+def has_come(rank: int) -> bool:
+    """Whether it is where the ranks meet."""
+    environ = Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+    place = next(word for word in environ if word.startswith(b"MLPERF_BERT_MEETING="))
+    return os.path.exists(place.partition(b"=")[2])
 
 
 @pytest.mark.real

@@ -3,19 +3,21 @@
 Left out by ./run_tests.sh; `make test-real` runs them.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY, make_tiny_inputs, metrics_losses, run_process
+from listening import listeners, tree
+from support import PACKAGE, REPOSITORY, make_tiny_inputs, metrics_losses, run_process
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
 from overlap_link import ADDRESSES, INTERFACE, linked_namespaces
@@ -28,7 +30,9 @@ pytestmark = [
         reason="network namespaces need root and iproute2",
     ),
 ]
+HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_NODES = ("parallel.nodes=2", "parallel.local_batch_size=8", "run.seed=11")
+ENDLESS = ("run.max_steps=1000000", "eval.interval_samples=10000000")
 TIMEOUT_S = 8  # run.hang_timeout_s of the run whose link is cut
 SLACK_S = 8  # for a rank to see it and say so, on a machine that has other work
 
@@ -110,8 +114,7 @@ def test_a_cut_link_ends_both_sides(
     hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    endless = ("run.max_steps=1000000", "eval.interval_samples=10000000")
-    processes = start(hosts, tiny, run_dir, *endless, f"run.hang_timeout_s={TIMEOUT_S}")
+    processes = start(hosts, tiny, run_dir, *ENDLESS, f"run.hang_timeout_s={TIMEOUT_S}")
     metrics = run_dir / "run_0/metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120)
     subprocess.run(["ip", "-n", hosts[1], "link", "set", INTERFACE, "down"], check=True)
@@ -123,6 +126,56 @@ def test_a_cut_link_ends_both_sides(
         process.communicate(timeout=60)  # torchrun waits for its other host as well
         assert process.returncode != 0
         assert left_in(host) == []
+
+
+def test_ranks_listen_on_the_address_of_the_nodes_alone(
+    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As srun starts them, with no port and no interface given; nothing comes out of a pickle."""
+    data, config = tiny
+    words = ["train", "--config", config, "--data", data, "--run-dir", tmp_path / "run"]
+    words += [word for setting in (*TWO_NODES, *ENDLESS) for word in ("--set", setting)]
+    audit = tmp_path / "audit.jsonl"
+    tasks = [start_task(rank, host, words, audit) for rank, host in enumerate(hosts)]
+    metrics = tmp_path / "run/run_0/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120)
+    found = [listeners(tree(task.pid)) for task in tasks]
+    for task in tasks:
+        task.terminate()
+    outputs = [task.communicate(timeout=60)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [75, 75], outputs
+    print(f"listening: {found}")
+    (store,) = {int(each.rpartition(":")[2]) for each in found[0]} & set(range(20_000, 32_000))
+    assert f"{ADDRESSES[0]}:{store}" in found[0]
+    for address, addresses in zip(ADDRESSES, found, strict=True):
+        assert addresses and {each.rpartition(":")[0] for each in addresses} == {address}
+    entries = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert not [entry for entry in entries if "found" in entry and entry["cache"] is None]
+    assert sum("command" in entry for entry in entries) == 2
+
+
+def start_task(rank: int, host: str, words: Sequence[object], audit: Path) -> subprocess.Popen[str]:
+    """One of two tasks on two nodes of a SLURM step."""
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": str(rank),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NODELIST": ADDRESSES[0],
+        "OMP_NUM_THREADS": "1",
+        "PICKLE_AUDIT": str(audit),
+        "PYTHONPATH": os.pathsep.join((str(HOOK), str(PACKAGE.parent))),
+    }
+    return subprocess.Popen(
+        ["ip", "netns", "exec", host, sys.executable, "-m", "mlperf_bert", *map(str, words)],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def time_of_the_error(process: subprocess.Popen[str], rank: int) -> float:

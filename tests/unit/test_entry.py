@@ -1,6 +1,7 @@
 """How the program leaves: ranks without the interpreter's end; where nobody reads its output."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,34 @@ def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> No
         "line 1",
         "line 2",
     ]
+
+
+ASKED_TO_END = """
+import os, signal, sys, time
+from mlperf_bert import __main__ as program
+number, before = int(sys.argv[1]), sys.argv[2]
+signal.signal(number, getattr(signal, before))
+def run(args):
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+    finally:
+        for other in (signal.SIGTERM, signal.SIGHUP):  # no second end of what cleans up
+            os.kill(os.getpid(), other)
+    return 0
+program.fill_cli.run = run
+sys.argv[1:] = ["fill", "--checkpoint", "x", "a [MASK]"]
+program.entry()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
+def test_a_signal_ends_a_command_in_order(name: str) -> None:
+    done = run_process(sys.executable, "-c", ASKED_TO_END, getattr(signal, name).value, "SIG_DFL")
+    assert (done.returncode, done.stderr) == (75, f"mlperf_bert: interrupted by {name}\n")
+
+
+def test_under_nohup_the_terminal_does_not_count() -> None:
+    code = ASKED_TO_END.replace("(signal.SIGTERM, signal.SIGHUP)", "(signal.SIGHUP,)")
+    done = run_process(sys.executable, "-c", code, signal.SIGHUP.value, "SIG_IGN")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert import signal_watch
-from mlperf_bert.signal_watch import CtrlC, SignalWatch
-from mlperf_bert.stop_request import SIGNALS
+from mlperf_bert.signal_watch import SIGNALS, CtrlC, SignalWatch
 from mlperf_bert.whereabouts import Whereabouts
 
 HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"
@@ -78,6 +77,13 @@ def test_handlers_are_given_back_where_nothing_came() -> None:
     with SignalWatch(training(), speaks=True):
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_hangup_that_is_ignored_stays_so(left: list[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` begins a command
+    with SignalWatch(None, speaks=False):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert left == []
 
 
 def test_a_second_ctrl_c_is_one_that_comes_later() -> None:

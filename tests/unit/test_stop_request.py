@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from mlperf_bert import stop_request
+from mlperf_bert.signal_watch import SIGNALS
 from mlperf_bert.stop_request import StopRequest
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("number", stop_request.SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> None:
     with StopRequest(1, CPU) as stop:
         assert stop.agreed(1) is None
@@ -24,7 +25,7 @@ def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in stop_request.SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -40,10 +41,10 @@ def test_a_second_signal_does_not_end_a_rank_that_saves() -> None:
 
 
 def test_handlers_are_given_back() -> None:
-    before = [signal.getsignal(number) for number in stop_request.SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with StopRequest(1, CPU):
-        assert [signal.getsignal(number) for number in stop_request.SIGNALS] != before
-    assert [signal.getsignal(number) for number in stop_request.SIGNALS] == before
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 class Clock:

@@ -1,5 +1,6 @@
 """Ranks from each launcher's variables, the meeting point, devices and threads."""
 
+import os
 from datetime import timedelta
 
 import pytest
@@ -9,9 +10,12 @@ import torch.distributed as dist
 from mlperf_bert.distributed import launch
 from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.errors import ConfigError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+LOCAL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+LOCAL[launch.MEETING] = "/x/store"
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -47,6 +51,7 @@ ALONE = RankInfo(0, 1, 0, 1, 0, "single")
         ({}, ALONE),
         (TORCHRUN, RankInfo(3, 4, 1, 2, 1, "torchrun")),
         ({**TORCHRUN, "GROUP_RANK": "5"}, RankInfo(3, 4, 1, 2, 5, "torchrun")),
+        ({**STEP, **LOCAL}, RankInfo(1, 2, 1, 2, 0, "local")),
         (HYDRA, RankInfo(3, 4, 1, 2, 1, "mpi")),
         (OPEN_MPI, RankInfo(3, 4, 1, 2, 1, "mpi")),
         (BATCH_SHELL, ALONE),
@@ -92,57 +97,6 @@ def test_a_bad_variable_is_named(environ: dict[str, str], named: str) -> None:
         launch.read_rank_info(environ)
 
 
-@pytest.mark.parametrize(
-    ("environ", "url"),
-    [
-        ({**TORCHRUN, "MASTER_ADDR": "host", "MASTER_PORT": "1"}, "env://"),
-        ({**HYDRA, "MPI_LOCALNRANKS": "4"}, "tcp://127.0.0.1:29500"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "4000"}, "tcp://host:4000"),
-        ({**HYDRA, "MASTER_ADDR": "fe80::1"}, "tcp://[fe80::1]:29500"),
-        ({**BATCH_SHELL, **HYDRA, "SLURM_STEP_NODELIST": "gpu008"}, "tcp://gpu007:29845"),
-        (STEP, "tcp://gpu007:29845"),
-        ({**STEP, "SLURM_STEP_NODELIST": "gpu008,x"}, "tcp://gpu008:29845"),
-    ],
-)
-def test_ranks_agree_where_to_meet(environ: dict[str, str], url: str) -> None:
-    assert launch.rendezvous(launch.read_rank_info(environ), environ) == url
-
-
-def test_launch_node_address_is_the_last_resort() -> None:
-    info = launch.read_rank_info(STEP)
-    environ = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
-    assert launch.rendezvous(info, environ) == "tcp://10.0.0.7:29500"
-
-
-@pytest.mark.parametrize(
-    ("environ", "named"),
-    [
-        (TORCHRUN, "MASTER_ADDR"),
-        (HYDRA, "MASTER_ADDR"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "70000"}, "MASTER_PORT"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "0"}, "MASTER_PORT"),
-    ],
-)
-def test_a_missing_meeting_point_is_named(environ: dict[str, str], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{named}:"):
-        launch.rendezvous(launch.read_rank_info(environ), environ)
-
-
-@pytest.mark.parametrize(
-    ("node_list", "host"),
-    [
-        ("gpu007", "gpu007"),
-        ("gpu007,gpu008", "gpu007"),
-        ("gpu[007-010,12],login", "gpu007"),
-        ("rack[2,4]node[08-09]", "rack2node08"),
-        ("a-b.example.org,c[1-2]", "a-b.example.org"),
-        ("n[1-2]-ib,x", "n1-ib"),
-    ],
-)
-def test_first_host_of_a_slurm_list(node_list: str, host: str) -> None:
-    assert launch.first_host(node_list) == host
-
-
 def test_one_rank_gets_no_process_group() -> None:
     launch.init_process_group(ALONE, torch.device("cpu"), environ={})
     assert not dist.is_initialized()
@@ -152,18 +106,30 @@ def test_one_rank_gets_no_process_group() -> None:
 def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
+    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
+    monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "of the user")
     info = RankInfo(1, 2, 1, 2, 0, "mpi")
     wait = timedelta(seconds=9)
-    launch.init_process_group(info, torch.device("cpu"), timeout=wait, environ={})
+    environ = {"MASTER_PORT": "7"}
+    launch.init_process_group(info, torch.device("cpu"), timeout=wait, environ=environ)
     assert seen == {
         "backend": "gloo",
-        "init_method": "tcp://127.0.0.1:29500",
-        "store": None,
+        "store": ("127.0.0.1", 7, info, wait),
         "rank": 1,
         "world_size": 2,
         "timeout": wait,
         "device_id": None,
     }
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_the_interface_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    info = RankInfo(1, 2, 1, 2, 0, "mpi")
+    launch.open_store(info, timedelta(0), {**os.environ, "MASTER_PORT": "7"})
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +161,7 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     ("launcher", "environ", "threads"),
     [
         ("torchrun", {"OMP_NUM_THREADS": "1"}, 6),
+        ("local", {"OMP_NUM_THREADS": "1"}, 1),
         ("mpi", {"OMP_NUM_THREADS": "3,2"}, 3),
         ("mpi", {}, 6),
         ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 4),
@@ -206,18 +173,18 @@ def test_threads_are_a_share_of_the_cores(
     environ: dict[str, str],
     threads: int,
 ) -> None:
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: set(range(13)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(13)))
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     info = RankInfo(0, 2, 0, 2, 0, launcher)
-    assert launch.set_cpu_threads(info, environ) == threads
+    assert set_cpu_threads(info, environ) == threads
     assert chosen == [threads]
 
 
 def test_more_ranks_than_cores_still_get_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    assert launch.set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}) == 1
+    assert set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}) == 1
 
 
 def test_restarts_are_those_of_torchrun() -> None:

@@ -3,15 +3,24 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
+from mlperf_bert.errors import CheckpointError, DataError, LostRanksError, UserError
+from mlperf_bert.outcome import RunOutcome
+from mlperf_bert.resume import NEW_RUN, Start
+from mlperf_bert.squad.bubble import StageEvent
+from mlperf_bert.squad.measures import Usage
+from mlperf_bert.squad.result import of_rank, to_plain
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
+ONE_OF_TWO = RankInfo(0, 2, 0, 2, 0, "mpi")
 
 
 class Wrapped:
@@ -66,3 +75,113 @@ def test_what_a_run_built_is_gone_before_the_group(
         with pytest.raises(DataError):
             session.in_session(run, "cpu", "refuse", ALONE)
     assert alive == [False]
+
+
+@pytest.fixture
+def other_rank(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Rank 0 of two gathers; what rank 1 sends stands in the list, or else its own again."""
+    sent: list[bytes] = []
+
+    def all_gather(of_ranks: list[torch.Tensor], own: torch.Tensor) -> None:
+        theirs = own.clone()
+        if sent and own.dtype == torch.int64:
+            theirs[0] = len(sent[0])
+        elif sent:
+            theirs[:] = torch.tensor(list(sent[0].ljust(len(own))), dtype=torch.uint8)
+        for each, value in zip(of_ranks, (own, theirs), strict=True):
+            each.copy_(value)
+
+    monkeypatch.setattr(session.dist, "all_gather", all_gather)
+    return sent
+
+
+@pytest.mark.parametrize("value", [7, "wört", None, [1, [0.1, None], {"a": [float("inf")]}], {}])
+@pytest.mark.usefixtures("other_rank")
+def test_values_travel_as_json(value: object) -> None:
+    assert from_all_ranks(ONE_OF_TWO, value) == [value, value]  # type: ignore[type-var]
+    assert from_rank_zero(ONE_OF_TWO, value) == value  # type: ignore[type-var]
+    assert from_all_ranks(ALONE, value) == [value]  # type: ignore[type-var]
+
+
+def test_values_of_other_lengths_arrive_whole(other_rank: list[bytes]) -> None:
+    other_rank.append(b'"a longer one"')
+    assert from_all_ranks(ONE_OF_TWO, "a") == ["a", "a longer one"]
+    other_rank[:] = [b"1"]
+    assert from_all_ranks(ONE_OF_TWO, 1000) == [1000, 1]
+
+
+@pytest.mark.parametrize("sent", [b"", b"1" * (session.MOST_BYTES + 1), b"\x80\x04N.", b"[" * 9999])
+def test_what_no_rank_sends_is_refused(sent: bytes, other_rank: list[bytes]) -> None:
+    other_rank.append(sent)
+    with pytest.raises(LostRanksError, match=r"rank 1: sends .* no rank does"):
+        from_all_ranks(ONE_OF_TWO, 1)
+
+
+def test_an_error_of_another_rank_is_raised_here(other_rank: list[bytes]) -> None:
+    other_rank.append(b'["CheckpointError", "where", "what", "how"]')
+    with pytest.raises(CheckpointError, match="where: what; how"):
+        on_every_rank(ONE_OF_TWO, lambda: 0)
+
+
+@pytest.mark.usefixtures("other_rank")
+@pytest.mark.parametrize("info", [ALONE, ONE_OF_TWO])
+def test_an_error_arrives_as_it_is_shown(info: RankInfo) -> None:
+    class OwnError(LostRanksError):
+        """A kind that other ranks need not know."""
+
+    error = OwnError("a\nb\udcff", "long" * 10**6, "")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(LostRanksError) as raised:
+        on_every_rank(info, fail)
+    assert str(raised.value) == str(error)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        NEW_RUN,
+        Start(
+            checkpoint=Path("step_1"),
+            state=CheckpointState(
+                step=1,
+                samples=2,
+                seed=3,
+                mlm_accuracy=0.1,
+                vocabulary_sha256="v",
+                health={"loss": 0.1},
+            ),
+            continues=True,
+            is_resumed=True,
+            seed=3,
+            remarks=("one", "two"),
+            ended=RunOutcome(
+                status="aborted",
+                steps=1,
+                samples=2,
+                seconds=0.3,
+                mlm_accuracy=None,
+                stopped_by="SIGTERM",
+            ),
+        ),
+    ],
+)
+def test_a_start_travels(start: Start) -> None:
+    assert Start.from_plain(from_rank_zero(ALONE, start.to_plain())) == start
+
+
+def test_measures_of_a_rank_travel() -> None:
+    usage = Usage(
+        wall_seconds=0.1,
+        cpu_seconds=0.2,
+        utilisation=None,
+        means="process CPU time over wall time",
+        peak_memory_bytes=3,
+        cpus=frozenset({0, 5}),
+        core_wait_seconds=None,
+    )
+    event = StageEvent(rank=0, stage=1, kind="W", microbatch=2, begin_s=0.1, end_s=0.2)
+    clocked = [[event], []]
+    assert of_rank(from_rank_zero(ALONE, to_plain(usage, clocked))) == (usage, clocked)

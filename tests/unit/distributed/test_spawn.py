@@ -1,80 +1,160 @@
-"""Which of the ranks of this machine failed first, and that none outlives the one that watches."""
+"""Ranks of this machine: who is named as the first cause, how they end, and that none is left."""
 
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mlperf_bert.distributed import spawn
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.signal_watch import SIGNALS
+
+PYTHON = sys.executable
+# Stands for `python -m mlperf_bert`: each argument is what the rank of that number does.
+RANK = r"""#!{python}
+import os, signal, sys, time
+word = sys.argv[3:][int(os.environ["RANK"])]
+for step in word.split(","):
+    verb, _, value = step.partition("=")
+    if verb == "wait":
+        time.sleep(float(value))
+    elif verb == "kill":
+        os.kill(os.getpid(), int(value))
+    elif verb == "trap":
+        signal.signal(signal.SIGTERM, lambda *_, status=int(value): sys.exit(status))
+    elif verb == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif verb == "tell":
+        os.kill(os.getppid(), int(value))
+    elif verb == "facts":
+        names = "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MLPERF_BERT_MEETING".split()
+        names += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+        mode = os.stat(os.path.dirname(os.environ["MLPERF_BERT_MEETING"])).st_mode
+        open(value, "w").write("\n".join([oct(mode), *(os.environ[name] for name in names)]))
+    else:
+        sys.exit(int(verb))
+"""
 
 
-def failure(exit_status: int, at: int) -> ProcessFailure:
-    found = ProcessFailure(local_rank=0, pid=7, exitcode=exit_status, error_file="")
-    found.timestamp = at
-    return found
+@pytest.fixture(autouse=True)
+def stands_for_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.MonkeyPatch]:
+    """Ranks that import nothing; the directory where they meet is in `tmp_path`."""
+    script = tmp_path / "rank"
+    script.write_text(RANK.replace("{python}", sys.executable + " -SE"))
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(spawn.tempfile, "tempdir", str(tmp_path))
+    yield monkeypatch
+    assert list(tmp_path.glob("mlperf_bert-*")) == []  # after every end
 
 
 @pytest.mark.parametrize(
-    ("failures", "first"),
+    ("ranks", "status", "cause"),
     [
-        ({0: failure(1, 11), 1: failure(2, 10)}, 1),
-        ({0: failure(70, 10), 1: failure(-9, 10)}, 1),  # rank 0 only saw that 1 was gone
-        ({0: failure(70, 10), 1: failure(70, 10)}, 0),
-        ({0: failure(70, 10), 1: failure(-9, 41)}, 0),  # the agent's own SIGKILL
-        ({0: failure(70, 10), 1: failure(-15, 10)}, 0),  # and its SIGTERM
-        ({0: failure(-9, 10), 1: failure(70, 10)}, 0),
+        (("0", "0"), 0, None),
+        (("2", "wait=60"), 2, None),  # a mistake, which the rank has told
+        (("3", "3"), 3, None),
+        (("1", "wait=60"), 1, "rank 0 (pid N) ended with status 1"),
+        (("70", "wait=60"), 70, "rank 0 (pid N) ended with status 70"),
+        (("wait=60", "kill=9"), 137, "rank 1 (pid N) was killed by SIGKILL"),
+        (("70", "wait=.3,kill=9"), 137, "rank 1 (pid N) was killed by SIGKILL"),  # 0 only lost 1
+        (("wait=.3,70", "1"), 1, "rank 1 (pid N) ended with status 1"),
+        (("1", "trap=2,wait=60"), 1, "rank 0 (pid N) ended with status 1"),
     ],
 )
-def test_who_failed_first(failures: dict[int, ProcessFailure], first: int) -> None:
-    assert spawn._first(failures) == (first, failures[first])
+def test_the_first_cause_is_a_line(
+    ranks: tuple[str, ...], status: int, cause: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = time.monotonic()
+    assert spawn.run_on_ranks(ranks, 2, agreed_statuses=(75, 3)) == status
+    assert time.monotonic() - begun < 20  # who waits is not waited for
+    said = re.sub(r"pid \d+", "pid N", capfd.readouterr().err)
+    assert said == (f"mlperf_bert: first cause: {cause}\n" if cause else "")
 
 
 @pytest.mark.parametrize(
-    ("exit_status", "words"),
-    [(-9, "was killed by SIGKILL"), (1, "ended with status 1")],
+    ("ranks", "status", "said"),
+    [
+        (("trap=75,wait=.5,tell=15,wait=60", "trap=75,wait=60"), 75, ""),
+        (("trap=75,wait=.5,tell=15,wait=60", "trap=2,wait=60"), 2, ""),  # could not save
+        (("trap=0,wait=.5,tell=15,wait=60", "trap=0,wait=60"), 0, ""),  # at its end anyway
+        (("tell=15,wait=60", "wait=60"), 75, "SIGTERM before the first step: nothing to save"),
+        (("wait=.5,tell=15,wait=60", "ignore,wait=60"), 75, "ranks did not end within 1 s"),
+    ],
 )
-def test_the_first_cause_is_a_line(
-    exit_status: int, words: str, capsys: pytest.CaptureFixture[str]
+def test_a_signal_goes_to_the_ranks(
+    ranks: tuple[str, ...],
+    status: int,
+    said: str,
+    stands_for_python: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    spawn._say_first_cause(1, failure(exit_status, 0))
-    assert capsys.readouterr().err == f"mlperf_bert: first cause: rank 1 (pid 7) {words}\n"
+    stands_for_python.setattr(spawn, "SHUTDOWN_S", 1)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    assert spawn.run_on_ranks(ranks, 2) == status
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    errors = capfd.readouterr().err
+    assert said in errors if said else errors == ""
+
+
+def test_ranks_meet_where_nobody_else_may_be(tmp_path: Path) -> None:
+    assert spawn.run_on_ranks([f"facts={tmp_path / 'facts'},0"], 1) == 0
+    mode, *facts, gloo, nccl = (tmp_path / "facts").read_text().split("\n")
+    assert stat.S_IMODE(int(mode, 8)) == 0o700
+    assert facts[:3] == ["1", "0", "1"]
+    assert Path(facts[3]).parent.parent == tmp_path
+    assert gloo == nccl and gloo in ("lo", "lo0")
+
+
+def test_ranks_that_cannot_be_started_are_one_line(stands_for_python: pytest.MonkeyPatch) -> None:
+    stands_for_python.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(ConfigError, match="rank 0 of 2 cannot be started"):
+        spawn.run_on_ranks(["0", "0"], 2)
 
 
 PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
-print(child.stdout.readline().decode().strip(), child.pid, flush=True)
-time.sleep(60)
-"""
-CHILD = """
-import time
+import os, subprocess, sys, time
+from functools import partial
 from mlperf_bert.end_with_parent import end_with_parent
-end_with_parent()
-print("begun", flush=True)
+told = os.getpid() if sys.argv[1] == "own" else int(sys.argv[1])
+child = subprocess.Popen(["sleep", "60"], preexec_fn=partial(end_with_parent, told))
+print(child.pid, flush=True)
 time.sleep(60)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux's")
-def test_a_rank_is_gone_with_the_agent_that_started_it() -> None:
+@pytest.mark.parametrize("is_gone_before", [False, True])
+def test_a_rank_is_gone_with_who_started_it(is_gone_before: bool) -> None:
+    told = "own"
+    if is_gone_before:
+        with subprocess.Popen(["true"]) as gone:
+            told = str(gone.pid)
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
+        [PYTHON, "-c", PARENT, told], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        begun, child = parent.stdout.readline().split()
-        assert begun == "begun"
-        parent.send_signal(signal.SIGKILL)
-        parent.wait(timeout=20)
-        assert _is_gone(Path("/proc", child))
+        child = Path("/proc", parent.stdout.readline().strip())
+        if not is_gone_before:
+            assert child.exists() and not is_gone(child, 0.2)
+            parent.send_signal(signal.SIGKILL)
+            parent.wait(timeout=20)
+        assert is_gone(child, 5)
+        parent.kill()
 
 
-def _is_gone(process: Path) -> bool:
+def is_gone(process: Path, within_s: float) -> bool:
     """Soon, or left for its new parent to be seen."""
-    for _ in range(100):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
         if not process.exists() or "State:\tZ" in (process / "status").read_text():
             return True
         time.sleep(0.05)

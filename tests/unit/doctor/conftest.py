@@ -13,6 +13,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         number: int = listener.getsockname()[1]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(number))
     return number

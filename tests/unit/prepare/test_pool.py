@@ -1,4 +1,4 @@
-"""Worker processes: Ctrl-C ends them without a word of theirs, whatever they are doing."""
+"""Worker processes: a terminal's signals end them without a word, whatever they are doing."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from mlperf_bert.prepare.pool import finished
+from mlperf_bert.signal_watch import ending_in_order
 there, moment = Path(sys.argv[1]), sys.argv[2]
 
 def work(job):
@@ -21,8 +22,9 @@ def work(job):
 
 if __name__ == "__main__":
     try:
-        for _ in finished(work, ["idle", "busy"], 2, died="died"):
-            pass
+        with ending_in_order():
+            for _ in finished(work, ["idle", "busy"], 2, died="died"):
+                pass
     except KeyboardInterrupt:
         print("interrupted")
 elif moment == "start":
@@ -31,8 +33,13 @@ elif moment == "start":
 """
 
 
-@pytest.mark.parametrize("moment", ["start", "work"])
-def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("start", signal.SIGINT), ("work", signal.SIGINT), ("work", signal.SIGHUP)],
+)
+def test_an_interrupt_is_quiet_and_does_not_wait(
+    tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     running = subprocess.Popen(
@@ -48,7 +55,7 @@ def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path: Path, moment: str) ->
         while not (tmp_path / "busy").exists() and running.poll() is None:
             time.sleep(0.02)
         time.sleep(0.3)  # so that the other worker has nothing to do
-        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(running.pid, number)  # as a terminal does
         printed, errors = running.communicate(timeout=100)
     finally:
         running.kill()

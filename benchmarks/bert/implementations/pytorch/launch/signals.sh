@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034 # names shared with run_and_time.sh
+# shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
 # Sourced by run_and_time.sh: a command that gets the signals sent to the shell.
 
 signalled=0 # 1 once a signal came
@@ -9,13 +9,18 @@ signalled=0 # 1 once a signal came
 with_signals() { # signal to pass on instead of the one that came, or "", command...
     local instead=$1 status
     shift
-    "$@" &
+    if [ "$where" = slurm ]; then # which ends its steps by itself
+        "$@" &
+    else
+        MLPERF_BERT_SCRIPT=$$ "$@" & # to end with this script, however that ends
+    fi
     running=$!
     # shellcheck disable=SC2064 # the signal as it is now
     {
         trap "pass_on ${instead:-TERM}" TERM
         trap "pass_on ${instead:-INT TERM}" INT
         trap "pass_on ${instead:-USR1}" USR1
+        trap "pass_on ${instead:-HUP}" HUP # of a terminal that is closed; under nohup ignored
     }
     while :; do
         status=0
@@ -23,7 +28,7 @@ with_signals() { # signal to pass on instead of the one that came, or "", comman
         # A signal ends `wait` before its time; the command then still is a process.
         kill -0 "$running" 2>/dev/null || break
     done
-    trap - TERM INT USR1
+    trap - TERM INT USR1 HUP
     return "$status"
 }
 

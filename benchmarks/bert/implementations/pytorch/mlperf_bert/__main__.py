@@ -22,8 +22,9 @@ from mlperf_bert.code_caches import remove_temporary, set_code_caches
 from mlperf_bert.config_options import add_config, check_paths
 from mlperf_bert.convert import convert_cli, export_cli
 from mlperf_bert.doctor import cli as doctor_cli
+from mlperf_bert.end_with_parent import end_with_script
 from mlperf_bert.errors import UserError, one_line
-from mlperf_bert.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS
+from mlperf_bert.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS, STOPPED
 from mlperf_bert.messages import say, say_error
 from mlperf_bert.package import cli as package_cli
 from mlperf_bert.plan import cli as plan_cli
@@ -31,6 +32,7 @@ from mlperf_bert.plan import config_cli
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
 from mlperf_bert.report import cli as report_cli
+from mlperf_bert.signal_watch import Ended, ending_in_order
 from mlperf_bert.squad import cli as squad_cli
 from mlperf_bert.tune import cli as tune_cli
 from mlperf_bert.watch import cli as watch_cli
@@ -41,7 +43,9 @@ DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand a
 def entry() -> NoReturn:
     """The program: run the command line's command and leave with its status."""
     try:
-        status = main()
+        end_with_script()
+        with ending_in_order():
+            status = main()
     except SystemExit as leaving:  # argparse, which has said why
         status = leaving.code if isinstance(leaving.code, int) else FAULT
     except Exception as error:  # a fault of ours: told here, because a rank does not come further
@@ -114,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problem, remedy = one_line(str(error).partition("\n")[0]), "see `mlperf_bert plan memory`"
         say_error(f"{part}: out of memory ({problem}); use a smaller batch or model, {remedy}")
         return MISTAKE
+    except Ended as ended:
+        say(f"interrupted by {ended}")
+        return STOPPED
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED

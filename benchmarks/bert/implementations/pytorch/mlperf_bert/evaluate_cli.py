@@ -66,6 +66,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session, on_every_rank
+    from mlperf_bert.signal_watch import SignalWatch
     from mlperf_bert.step import weights_dtype
 
     config = read_config(args.checkpoint)
@@ -105,7 +106,8 @@ def _evaluate(args: argparse.Namespace) -> int:
         return 0
 
     parallel = config.parallel
-    return in_session(run_rank, args.device, parallel.share_gpu, binding=parallel.binding)
+    with SignalWatch(None, speaks=False):
+        return in_session(run_rank, args.device, parallel.share_gpu, binding=parallel.binding)
 
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":

@@ -1,6 +1,7 @@
 """What a person sees of a run: a live line on a terminal, plain lines elsewhere, all on file."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,13 +23,14 @@ class Reporter:
         self._max_steps = max_steps
         console = OutputConsole(highlight=False)
         self._file = LineFile(log_path, self._print, continued=continued) if log_path else None
-        self._console = console if log_path else None
+        self._console = console
+        self._speaks = log_path is not None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live_is_on = bool(log_path) and console.is_terminal
 
     def __enter__(self) -> Self:
         if self._live_is_on:
-            self._live.start()
+            self._show(self._live.start)
         return self
 
     def __exit__(
@@ -37,7 +39,7 @@ class Reporter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        self._show(self._live.stop)
         if self._file:
             self._file.close()
 
@@ -48,20 +50,23 @@ class Reporter:
 
     def progress(self, record: dict[str, Any], accuracy: float | None) -> None:
         """Show a metrics record: in place on a terminal, else as a line."""
-        if not self._console:
+        if not self._speaks:
             return
         text = progress_line(record, accuracy, self._max_steps)
         if self._live_is_on:
-            self._live.update(Text(text), refresh=True)
+            self._show(lambda: self._live.update(Text(text), refresh=True))
             self._to_file(text)
         else:
             self.line(text)
 
     def _print(self, text: str) -> None:
-        if self._console:
+        self._show(lambda: self._console.print(Text(text), soft_wrap=True))
+
+    def _show(self, action: Callable[[], object]) -> None:
+        if self._speaks:
             try:
-                self._console.print(Text(text), soft_wrap=True)
-            except OSError:  # of a disk or a pipe that takes no more
+                action()
+            except OSError:  # of a disk or a pipe that takes no more, or a terminal that is gone
                 self._console.forget()
 
     def _to_file(self, text: str) -> None:

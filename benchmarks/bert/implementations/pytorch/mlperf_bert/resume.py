@@ -1,8 +1,9 @@
 """Where a run begins: at its first step, or where it or another was saved."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from mlperf_bert.checkpoint.manifest import (
     has_had_checkpoints,
@@ -38,6 +39,22 @@ class Start:
     seed: int | None = None
     remarks: tuple[str, ...] = ()
     ended: RunOutcome | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {**asdict(self), "checkpoint": str(self.checkpoint) if self.checkpoint else None}
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_plain`."""
+        checkpoint, state, ended = (values.pop(each) for each in ("checkpoint", "state", "ended"))
+        return cls(
+            checkpoint=Path(checkpoint) if checkpoint else None,
+            state=CheckpointState(**state) if state else None,
+            ended=RunOutcome(**ended) if ended else None,
+            remarks=tuple(values.pop("remarks")),
+            **values,
+        )
 
     @property
     def step(self) -> int:

@@ -1,14 +1,18 @@
-"""What a signal does at once: before the first step it ends the process, and so does Ctrl-C twice.
+"""The signals that ask for an end, who catches them, and what they do at once.
 
-A handler in Python runs when the main thread is back in the interpreter, which it is not for
-minutes where it waits for other ranks. So a thread is told: it acts, whatever the main one does.
+A command that does nothing else with them ends in order (`ending_in_order`); `tune` notes them
+(tune/stop_signal.py), and so do ranks in the loop (stop_request.py). Ranks that have not come to
+the first step, or have none, end at once (`SignalWatch`), and so does what sees Ctrl-C twice. There
+a handler in Python runs when the main thread is back in the interpreter, which it is
+not for minutes where it waits for other ranks. So a thread is told, whatever the main one does.
 """
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -16,10 +20,50 @@ from typing import Any, Self
 from mlperf_bert.exit_statuses import INTERRUPTED, STOPPED
 from mlperf_bert.messages import say
 from mlperf_bert.status_file import write_status
-from mlperf_bert.stop_request import SIGNALS
 from mlperf_bert.whereabouts import Whereabouts
 
+Handler = Callable[[int, FrameType | None], None]
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
 TWICE_S = 1.0  # within which the first Ctrl-C may come again: from the terminal and from a launcher
+
+
+def catch(handler: Handler) -> dict[int, Any]:
+    """Have SIGNALS call `handler`; what they called before, for `give_back`.
+
+    Not SIGHUP where it is ignored: `nohup` began this, and the terminal does not count.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [each for each in SIGNALS if each != signal.SIGHUP or not ignored]
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def give_back(previous: dict[int, Any]) -> None:
+    """End what `catch` began."""
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+class Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C asked for the end; what is half done is left as after Ctrl-C."""
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Have the first signal raise Ended, with its name; Ctrl-C does as before."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _catch_all_but_ctrl_c(_do_nothing)  # a session that ends sends two or three
+        raise Ended(signal.Signals(number).name)
+
+    previous = _catch_all_but_ctrl_c(end)
+    yield
+    give_back(previous)
+
+
+def _catch_all_but_ctrl_c(handler: Handler) -> dict[int, Any]:
+    previous = catch(handler)
+    signal.signal(signal.SIGINT, previous[signal.SIGINT])
+    return previous
 
 
 class CtrlC:
@@ -40,17 +84,17 @@ class CtrlC:
 class SignalWatch:
     """Acts on the signals of a rank while used as a context, in the main thread.
 
-    Before the first step SIGTERM, SIGUSR1 and SIGINT end the process with status 75. After it a
-    StopRequest sees them, and this only says what the first Ctrl-C does and obeys the second.
+    Before the first step they end the process with status 75. After it a StopRequest sees them,
+    and this only says what the first Ctrl-C does and obeys the second.
 
     Args:
-        whereabouts: what this rank is doing.
+        whereabouts: what this rank is doing; None where there are no steps.
         speaks: whether this rank, of all, says what a Ctrl-C does.
         status_file: gets the status as well, where a launcher may hide it (`--status-file`).
     """
 
     def __init__(
-        self, whereabouts: Whereabouts, *, speaks: bool, status_file: Path | None = None
+        self, whereabouts: Whereabouts | None, *, speaks: bool, status_file: Path | None = None
     ) -> None:
         self._whereabouts = whereabouts
         self._speaks = speaks
@@ -66,7 +110,7 @@ class SignalWatch:
         os.set_blocking(self._tells, False)
         self._previous_fd = signal.set_wakeup_fd(self._tells)
         # A signal that Python has no handler for would not be told.
-        self._previous = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
+        self._previous = catch(_do_nothing)
         self._thread.start()
         return self
 
@@ -75,9 +119,8 @@ class SignalWatch:
         os.close(self._tells)
         self._thread.join()
         os.close(self._hears)
-        for number, handler in self._previous.items():
-            if not self._came:  # else more of them may come, and this rank leaves in order
-                signal.signal(number, handler)
+        if not self._came:  # else more of them may come, and this rank leaves in order
+            give_back(self._previous)
 
     def _listen(self) -> None:
         while told := os.read(self._hears, 1):
@@ -88,7 +131,7 @@ class SignalWatch:
     def _act(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self._ctrl_c.came_again():
             os._exit(INTERRUPTED)
-        if self._whereabouts.in_start_up:
+        if self._whereabouts is None or self._whereabouts.in_start_up:
             self._leave(number.name)
         if number == signal.SIGINT and self._speaks and not self._said:
             self._said = True
@@ -97,7 +140,10 @@ class SignalWatch:
     def _leave(self, name: str) -> None:
         if self._status_file is not None:
             write_status(self._status_file, STOPPED)
-        say(f"{name} before the first step: nothing to save")
+        if self._whereabouts is None:
+            say(f"interrupted by {name}")
+        else:
+            say(f"{name} before the first step: nothing to save")
         os._exit(STOPPED)
 
 

@@ -1,8 +1,9 @@
 """A signal asks the run to end: the ranks agree on the step after which all of them do.
 
 SLURM sends SIGTERM at `scancel` and at the time limit, SIGUSR1 where a job asks for it ahead of
-that (`sbatch --signal`), `docker stop` SIGTERM, Ctrl-C SIGINT. They do not reach all ranks between
-the same two steps, and a rank that left by itself would leave the others waiting.
+that (`sbatch --signal`), `docker stop` SIGTERM, Ctrl-C SIGINT, a closed terminal SIGHUP. They do
+not reach all ranks between the same two steps, and one that left by itself would leave the others
+waiting.
 """
 
 import signal
@@ -15,7 +16,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+from mlperf_bert.signal_watch import catch, give_back
+
 CHECK_S = 1.0  # between two agreements, about
 MOST_STEPS = 1000  # between two agreements
 
@@ -50,14 +52,13 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._previous = catch(self._note)
         self._entered_at = self._clock()
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._seen:
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+            give_back(self._previous)
 
     @property
     def step_s(self) -> float | None:

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
         "when another leaves with anything else",
     )
+    parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)  # a script's
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return run_on_ranks(
             args.command_line,
             parallel.ranks_per_node,
-            stopped_status=STOPPED,
-            agreed_statuses=(TARGET_MISSED,),
+            agreed_statuses=(STOPPED, TARGET_MISSED),
         )
     return _train_as_rank(args, config)
 
@@ -124,7 +124,7 @@ def _train_in(
     whereabouts = Whereabouts()
 
     def run(info: "RankInfo", device: "torch.device") -> int:
-        directory = RunDirectory(from_rank_zero(info, root), args.run_index)
+        directory = RunDirectory(Path(from_rank_zero(info, str(root))), args.run_index)
         start = _agree_on_start(args, directory, config, info, lock)
         if start.ended is not None:
             if process is not None:
@@ -151,7 +151,7 @@ def _train_in(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-            parts.reporter.line(_hint("see it in a browser", "report", directory))
+            parts.reporter.line(_what_next(args, directory, config, outcome.stopped_by))
         return _leave(args, info, reached, outcome.stopped_by)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
@@ -177,7 +177,7 @@ def _agree_on_start(
     """Where the run begins, as rank 0 finds it, which looks at nothing before it owns it."""
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
-    from mlperf_bert.resume import NEW_RUN, find_start
+    from mlperf_bert.resume import NEW_RUN, Start, find_start
 
     # torchrun counts restarts of a node by its own ranks' failures.
     is_restart = max(from_all_ranks(info, restart_count())) > 0
@@ -197,7 +197,7 @@ def _agree_on_start(
             print(_ended_in_words(found[0], directory), flush=True)
 
     on_rank_zero(info, find)
-    return from_rank_zero(info, found[0])
+    return Start.from_plain(from_rank_zero(info, found[0].to_plain()))
 
 
 def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
@@ -211,6 +211,18 @@ def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
 
 def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
     return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
+
+
+def _what_next(
+    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, stopped_by: str | None
+) -> str:
+    if stopped_by is None or config.checkpoint.save == "never":
+        return _hint("see it in a browser", "report", directory)
+    command = args.go_on_by
+    if command is None:
+        where = ["--run-dir", str(directory.root), "--run-index", str(directory.index)]
+        command = shlex.join(["mlperf_bert", "train", "--resume", "auto", *where])
+    return f"to go on, all else as before: {command.removesuffix(' --run-index 0')}"
 
 
 def _leave(

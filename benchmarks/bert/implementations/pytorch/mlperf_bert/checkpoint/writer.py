@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -186,7 +186,7 @@ class CheckpointWriter:
     def _statuses(self, gives_up: bool = False) -> list[_Status]:
         is_busy = self._thread is not None and self._thread.is_alive()
         own = _Status(is_busy, self._error, self._written_bytes, gives_up)
-        return from_all_ranks(self._info, own)
+        return [_Status(*each) for each in from_all_ranks(self._info, list(astuple(own)))]
 
     def _set_up(self) -> None:
         try:

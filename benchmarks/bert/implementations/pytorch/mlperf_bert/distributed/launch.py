@@ -1,7 +1,7 @@
 """Who is this process, and with whom does it talk: ranks, threads and process group.
 
-Besides config_io this is the only file that reads environment variables. Every function that
-does takes the environment as an argument, so that tests pass a dictionary.
+Environment variables are an argument, so that tests pass a dictionary. torch is imported where
+it is used: who only starts ranks does without.
 """
 
 import os
@@ -10,19 +10,23 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import torch.distributed as dist
-
-from mlperf_bert.distributed.fresh_store import fresh_store
+from mlperf_bert.distributed.meeting_point import (
+    file_store,
+    interface_of,
+    own_address,
+    rendezvous,
+    store_of_rank_zero,
+)
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.machine import usable_cpus
 
-Launcher = Literal["torchrun", "mpi", "slurm", "single"]
+if TYPE_CHECKING:
+    import torch
 
-DEFAULT_PORT = 29500
-_PORT_RANGE = 1000  # jobs on one node get ports 29500 .. 30499, by SLURM job id
+Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
+MEETING = "MLPERF_BERT_MEETING"  # the file through which ranks of our own launcher meet
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,16 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank from torchrun, MPI or SLURM variables, in this order; none means one process.
+    """Read the rank from our, torchrun's, MPI's or SLURM's variables, in this order; else one.
 
-    torchrun comes first because it may itself be started by MPI or srun, once a node; MPI before
+    torchrun comes early because it may itself be started by MPI or srun, once a node; MPI before
     SLURM because mpirun in a SLURM job leaves SLURM's variables of the outer process behind.
 
     SLURM counts only inside an srun step. The shell of an sbatch script also has SLURM_PROCID=0
     and SLURM_NTASKS=n, though it is one process: what tells them apart is SLURM_STEP_ID. The size
     is that of the step (an interactive shell is a step of one task), not of the job.
 
-    Raises ConfigError naming the variable that is missing or is not a number.
+    Raises ConfigError naming the variable that is missing or no number.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
@@ -75,37 +79,17 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     return RankInfo(0, 1, 0, 1, 0, "single")
 
 
-def set_cpu_threads(
-    info: RankInfo, environ: Mapping[str, str] = os.environ, *, own_cores: int | None = None
-) -> int:
-    """Give this rank its share of the node's cores, as torch CPU threads; return their number.
-
-    Taken from, first found: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
-    SLURM_CPUS_PER_TASK in an srun step; `own_cores`, those this rank was bound to; the cores this
-    process may run on divided by the ranks of the node. Raises ConfigError where a variable is
-    not a number above zero.
-    """
-    if info.launcher != "torchrun" and "OMP_NUM_THREADS" in environ:
-        # OpenMP allows one number for each nesting level; the outermost counts.
-        outermost = environ["OMP_NUM_THREADS"].split(",")[0]
-        threads = _positive("OMP_NUM_THREADS", outermost)
-    elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
-        threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
-    else:
-        threads = own_cores or max(1, len(usable_cpus()) // info.local_world_size)
-    torch.set_num_threads(threads)
-    return threads
-
-
-def backend_for(info: RankInfo, device: torch.device) -> Literal["nccl", "gloo"]:
+def backend_for(info: RankInfo, device: "torch.device") -> Literal["nccl", "gloo"]:
     """What the ranks of `device`'s kind talk over: nccl wants a GPU for each of them."""
+    import torch
+
     own_gpus = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
     return "nccl" if own_gpus else "gloo"
 
 
 def init_process_group(
     info: RankInfo,
-    device: torch.device,
+    device: "torch.device",
     *,
     timeout: timedelta = timedelta(minutes=10),
     environ: Mapping[str, str] = os.environ,
@@ -113,28 +97,54 @@ def init_process_group(
     """Make `device` current and join the other ranks over `backend_for` of them.
 
     One rank alone gets no process group: code that communicates must ask for world_size > 1.
-    `timeout` bounds the start and, as torch has it, every later collective. Raises ConfigError
-    if the address of rank 0 cannot be told from the environment.
+    `timeout` bounds the start and every later collective. Raises ConfigError where rank 0's
+    address is not known.
     """
+    import torch
+    import torch.distributed as dist
+
+    from mlperf_bert.distributed.fresh_store import fresh_store
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
-    where, store = rendezvous(info, environ), None
-    if where == "env://" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        meet = dist.rendezvous  # type: ignore[attr-defined]
-        theirs, _, _ = next(meet(where, info.rank, info.world_size, timeout=timeout))
-        store = fresh_store(theirs, info.rank, info.world_size, timeout)
+    store = open_store(info, timeout, environ)
+    if info.launcher == "torchrun" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        store = fresh_store(store, info.rank, info.world_size, timeout)
     dist.init_process_group(
         backend=backend,
-        init_method=None if store else where,
         store=store,
         rank=info.rank,
         world_size=info.world_size,
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Any:
+    """The `torch.distributed.Store` of this start: our launcher's, torchrun's or rank 0's.
+
+    Over several hosts gloo is told to talk through the interface that leads to rank 0's, unless the
+    user says which. Raises ConfigError where that cannot be told or had; LostRanksError where it
+    does not answer.
+    """
+    import torch.distributed as dist
+
+    if info.launcher == "local":
+        return file_store(environ[MEETING], timeout)
+    address, port = rendezvous(info, environ)
+    if info.launcher == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        meet = dist.rendezvous  # type: ignore[attr-defined]
+        store, _, _ = next(meet("env://", info.rank, info.world_size, timeout=timeout))
+    else:
+        store = store_of_rank_zero(address, port, info, timeout)
+    if _GLOO_INTERFACE not in environ:
+        interface = interface_of(own_address(address, port, f"rank {info.rank}", timeout))
+        if interface is not None:
+            os.environ[_GLOO_INTERFACE] = interface
+    return store
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -153,32 +163,10 @@ def restart_count(environ: Mapping[str, str] = os.environ) -> int:
 
 def shutdown() -> None:
     """Leave the process group, if this process is in one."""
+    import torch.distributed as dist
+
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def rendezvous(info: RankInfo, environ: Mapping[str, str] = os.environ) -> str:
-    """Where the ranks meet: `env://` under torchrun, else `tcp://<host of rank 0>:<port>`.
-
-    MASTER_ADDR and MASTER_PORT win where set. Otherwise the port follows the SLURM job id, so
-    that two jobs on one node do not collide; two MPI jobs on one machine without SLURM do, and
-    need MASTER_PORT. Raises ConfigError where the host cannot be told.
-    """
-    if info.launcher == "torchrun":
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if name not in environ:
-                raise ConfigError(name, "is not set beside RANK", "start the ranks with torchrun")
-        return "env://"
-    address = environ.get("MASTER_ADDR") or _default_address(info, environ)
-    port = DEFAULT_PORT
-    if "MASTER_PORT" in environ:
-        port = _positive("MASTER_PORT", environ["MASTER_PORT"])
-    elif "SLURM_JOB_ID" in environ:
-        port += _number(environ, "SLURM_JOB_ID") % _PORT_RANGE
-    if port > 65535:
-        raise ConfigError("MASTER_PORT", f"is {port}", "set it below 65536")
-    host = f"[{address}]" if ":" in address else address
-    return f"tcp://{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -200,15 +188,16 @@ _HYDRA = _MpiNames("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
     rank = _number(environ, "RANK")
-    local_size = _positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
+    local_size = positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
     node = _number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else rank // local_size
     size = _number(environ, "WORLD_SIZE")
-    return RankInfo(rank, size, _number(environ, "LOCAL_RANK"), local_size, node, "torchrun")
+    launcher: Launcher = "local" if MEETING in environ else "torchrun"
+    return RankInfo(rank, size, _number(environ, "LOCAL_RANK"), local_size, node, launcher)
 
 
 def _from_mpi(environ: Mapping[str, str], names: _MpiNames) -> RankInfo:
     rank = _number(environ, names.rank)
-    local_size = _positive(names.local_size, _text(environ, names.local_size))
+    local_size = positive(names.local_size, _text(environ, names.local_size))
     # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
     return RankInfo(
         rank=rank,
@@ -252,33 +241,6 @@ def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) ->
     return sizes[node]
 
 
-def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
-    if info.local_world_size == info.world_size:
-        return "127.0.0.1"
-    # srun puts task 0 on the first node of the step. mpirun's ranks know the job's list only, or
-    # would disagree: its remote daemons are a step of their own, without the first node.
-    names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
-    if info.launcher == "slurm":
-        names = ["SLURM_STEP_NODELIST", *reversed(names)]
-    for name in names:
-        if environ.get(name):
-            return first_host(environ[name])
-    # Last, because srun may have been typed on a login node, where no rank runs.
-    if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
-        return environ["SLURM_LAUNCH_NODE_IPADDR"]
-    raise ConfigError(
-        "MASTER_ADDR", "is not set and the ranks span nodes", "set it to rank 0's host"
-    )
-
-
-def first_host(node_list: str) -> str:
-    """The first name of a SLURM host list: `gpu[007-010,12],login` gives `gpu007`."""
-    match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
-    if match is None:
-        raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
-
-
 def _text(environ: Mapping[str, str], name: str) -> str:
     if name not in environ:
         raise ConfigError(name, "is not set although its launcher is", "start with the launcher")
@@ -292,7 +254,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _positive(name: str, text: str) -> int:
+def positive(name: str, text: str) -> int:
+    """The number that a variable holds. Raises ConfigError where it is none above zero."""
     number = _number({name: text}, name)
     if number < 1:
         raise ConfigError(name, f"is {text!r}", "it must be a number above 0")

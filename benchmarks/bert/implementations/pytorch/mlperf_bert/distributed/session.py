@@ -1,16 +1,19 @@
 """One process's time among the ranks: find out who it is, join the others, leave in order."""
 
 import gc
+import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mlperf_bert.distributed.binding import NOT_ASKED, bind
 from mlperf_bert.distributed.device import choose_device
@@ -19,14 +22,25 @@ from mlperf_bert.distributed.launch import (
     RankInfo,
     init_process_group,
     read_rank_info,
-    set_cpu_threads,
     shutdown,
 )
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.end_with_parent import end_with_parent
-from mlperf_bert.errors import UserError
+from mlperf_bert.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LostRanksError,
+    UserError,
+    one_line,
+)
 from mlperf_bert.whereabouts import Whereabouts
 
 Result = TypeVar("Result")
+Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)
+MOST_BYTES = 16 * 2**20  # of one rank's value; the longest are timelines, 100 bytes an event
+_ERRORS = (ConfigError, DataError, CheckpointError, LostRanksError, UserError)  # bases last
+_NO_RANK = "keep the ports of a job inside its cluster, and start its ranks with one version"
 PATIENCE = timedelta(minutes=10)  # with other ranks, where no config sets it
 
 
@@ -35,15 +49,22 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
 
     Otherwise the others would wait for the one that left, and end with gloo's or NCCL's error.
     """
-    error: UserError | None = None
+    error: list[str] | None = None
     try:
         result = action()
     except UserError as raised:
-        error = raised
+        error = _told(raised)
     error = next((found for found in from_all_ranks(info, error) if found is not None), None)
     if error is not None:
-        raise error
+        kind, *words = error
+        raise next(each for each in _ERRORS if each.__name__ == kind)(*words)
     return result
+
+
+def _told(error: UserError) -> list[str]:
+    """An error as it travels: the name of its kind, and its words, as long as they are shown."""
+    kind = next(each for each in _ERRORS if isinstance(error, each))
+    return [kind.__name__, *map(one_line, error.args)]
 
 
 def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
@@ -51,21 +72,51 @@ def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
     on_every_rank(info, action if info.rank == 0 else lambda: None)
 
 
-def from_all_ranks(info: RankInfo, value: Result) -> list[Result]:
-    """What every rank has, in their order, on every rank; it travels as a pickle."""
-    values = [value] * info.world_size
-    if info.world_size > 1:
-        dist.all_gather_object(values, value)
-    return values
+def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
+    """What every rank has, in their order, on every rank.
 
-
-def from_rank_zero(info: RankInfo, value: Result) -> Result:
-    """What rank 0 has, on every rank."""
+    It travels as JSON, so a tuple arrives as a list; at most MOST_BYTES of a rank. Raises
+    LostRanksError where what comes is not that.
+    """
+    own = _encode(value)
     if info.world_size == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+        return [_decode(0, own)]
+    sizes = [torch.tensor([0], device=own.device) for _ in range(info.world_size)]
+    dist.all_gather(sizes, torch.tensor([len(own)], device=own.device))
+    lengths = [_checked(rank, int(size)) for rank, size in enumerate(sizes)]
+    row = own.new_zeros(max(lengths))
+    row[: len(own)] = own
+    rows = [torch.empty_like(row) for _ in lengths]
+    dist.all_gather(rows, row)
+    texts = zip(rows, lengths, strict=True)
+    return [_decode(rank, text[:length]) for rank, (text, length) in enumerate(texts)]
+
+
+def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
+    """What rank 0 has, on every rank; as `from_all_ranks` has it."""
+    found: Plain = from_all_ranks(info, [value] if info.rank == 0 else [])[0][0]
+    return found
+
+
+def _encode(value: Any) -> Tensor:
+    """The bytes of `value` as JSON, where the ranks' collectives want them."""
+    text = json.dumps(value).encode()
+    assert len(text) <= MOST_BYTES
+    on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to("cuda" if on_gpu else "cpu")
+
+
+def _checked(rank: int, size: int) -> int:
+    if not 0 < size <= MOST_BYTES:
+        raise LostRanksError(f"rank {rank}", f"sends {size:,} bytes, as no rank does", _NO_RANK)
+    return size
+
+
+def _decode(rank: int, text: Tensor) -> Any:
+    try:
+        return json.loads(text.cpu().numpy().tobytes())
+    except (ValueError, RecursionError):
+        raise LostRanksError(f"rank {rank}", "sends what no rank does", _NO_RANK) from None
 
 
 def in_session(
@@ -87,7 +138,7 @@ def in_session(
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
-        end_with_parent()
+        end_with_parent(os.getppid())
     device = choose_device(device_name, info, share_gpu)
     bound = bind(info, device) if binding == "auto" else NOT_ASKED
     info = replace(info, binding=bound.words)

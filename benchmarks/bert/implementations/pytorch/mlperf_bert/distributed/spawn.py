@@ -1,86 +1,72 @@
-"""Start the ranks of this machine, for a command that no launcher started.
+"""Start the ranks of this machine, for a command that no launcher started, and watch over them.
 
-torchrun's own agent, called as a library: it watches the ranks, and when one fails ends the others.
-What it would print over a rank's own message is kept quiet; which rank failed first is said here.
+They meet through a file in a directory that is the user's alone, and talk over the loopback
+interface: no store listens, and nobody else can leave them anything to read.
 """
 
-import dataclasses
-import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Self
 
+from mlperf_bert.distributed.launch import MEETING
+from mlperf_bert.end_with_parent import end_with_parent
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.exit_statuses import INTERRUPTED, LOST, MISTAKE
+from mlperf_bert.exit_statuses import INTERRUPTED, LOST, MISTAKE, STOPPED
 from mlperf_bert.machine import memory_bytes
 from mlperf_bert.messages import say
-from mlperf_bert.signal_watch import CtrlC
-from mlperf_bert.stop_request import SIGNALS
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from mlperf_bert.signal_watch import CtrlC, catch, give_back
 
 _RANK_BYTES = 256 * 2**20  # of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
+_LEAVING_S = 30  # for ranks to leave after one that failed
+_POLL_S = 0.05
+_YIELDS_S = 1.0  # for a rank that failed by itself to be seen after one that only lost it
 
 
 def run_on_ranks(
-    arguments: Sequence[str],
-    num_ranks: int,
-    *,
-    stopped_status: int | None = None,
-    agreed_statuses: Sequence[int] = (),
+    arguments: Sequence[str], num_ranks: int, *, agreed_statuses: Collection[int] = (STOPPED,)
 ) -> int:
     """Run `python -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
-    Returns 0, or the exit status of the rank that failed first (128 + n for signal n). A line on
-    stderr names that rank where it was killed; where the ranks have a `stopped_status`, also where
-    it ended with anything but a user's mistake, that, or one of `agreed_statuses`.
+    Returns 0, or the exit status of the rank that failed first (128 + n for signal n), after which
+    the others get SIGTERM, and SIGKILL _LEAVING_S later. A line on stderr names that rank, unless
+    it ended with a user's mistake, or with one of `agreed_statuses`, as all do.
 
-    SIGTERM, SIGUSR1 and SIGINT to this process go to the ranks; SIGKILL follows SHUTDOWN_S later
-    (30 s before torch could be told), and `stopped_status` is returned. Where that is None, the
-    ranks do not end in order: they get SIGTERM, and 128 + n is returned. A second Ctrl-C ends this
-    process, and with it the ranks, at once.
+    SIGTERM, SIGUSR1, SIGHUP and SIGINT to this process go to the ranks, SIGKILL follows SHUTDOWN_S
+    later; returned is STOPPED, 0 where all had come to their end, or a user's mistake. A second
+    Ctrl-C ends the ranks and this process at once; on Linux they also end when it is killed.
 
-    Raises ConfigError for more ranks than the machine can hold.
+    Raises ConfigError where ranks cannot be started, or are more than the machine can hold.
     """
     _check_number(num_ranks)
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",  # else the machine's own name, which need not resolve: containers
-        max_restarts=0,
-        monitor_interval=0.1,
-        **_where_known(LaunchConfig),
-    )
-    came: list[int] = []
-    try:
-        with _passing_signals_on(came, in_order=stopped_status is not None):
-            elastic_launch(config, sys.executable)("-m", "mlperf_bert", *arguments)
-    except ChildFailedError as error:
-        rank, failure = _first(error.failures)
-        in_order = (MISTAKE, stopped_status, *agreed_statuses)
-        if failure.exitcode < 0 or (stopped_status and failure.exitcode not in in_order):
-            _say_first_cause(rank, failure)
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as error:
-        number = came[0] if came else int(error.sigval)
-        return stopped_status if stopped_status and number in SIGNALS else 128 + number
-    return 0
+    with _Signals() as signals, _place_to_meet() as directory, _Ranks() as ranks:
+        ranks.start(arguments, num_ranks, f"{directory}/store")
+        while ranks.run() and not signals.first and not ranks.have_failed((*agreed_statuses, LOST)):
+            time.sleep(_POLL_S)
+        first = ranks.first_failure()
+        ranks.end(signals)
+        if signals.at_once:
+            return INTERRUPTED
+        if signals.first:
+            return _after_signal(ranks, signals.first, agreed_statuses)
+        if first is None:
+            return 0
+        status = ranks.ended[first]
+        if status not in (MISTAKE, *agreed_statuses):
+            how = f"ended with status {status}"
+            if status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            say(f"first cause: rank {first} (pid {ranks.processes[first].pid}) {how}")
+        return status if status >= 0 else 128 - status
 
 
 def _check_number(num_ranks: int) -> None:
@@ -92,60 +78,126 @@ def _check_number(num_ranks: int) -> None:
         raise ConfigError(f"{num_ranks:,} ranks", problem, "start fewer (parallel.ranks_per_node)")
 
 
-@contextmanager
-def _passing_signals_on(came: list[int], *, in_order: bool) -> Iterator[None]:
-    """Note in `came` the signals that ask for an end, and have the agent send the first to ranks.
+def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]) -> int:
+    statuses = list(ranks.ended.values())
+    if all(status == -number for status in statuses):  # too early to say so themselves
+        say(f"{signal.Signals(number).name} before the first step: nothing to save")
+    if not any(statuses):
+        return 0
+    return next((each for each in (MISTAKE, *agreed_statuses) if each in statuses), STOPPED)
 
-    Not the later ones: the agent would begin to wait for its ranks again.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    ctrl_c = CtrlC()
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and ctrl_c.came_again():
-            os._exit(INTERRUPTED)
-        came.append(number)
-        if len(came) == 1:
-            passed_on = signal.Signals(number) if in_order else signal.SIGTERM
-            raise SignalException(f"{signal.Signals(number).name} came", passed_on)
-
-    previous = {number: signal.signal(number, take) for number in SIGNALS}
+def _place_to_meet() -> "tempfile.TemporaryDirectory[str]":
+    """A directory of mode 0700."""
     try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        return tempfile.TemporaryDirectory(prefix="mlperf_bert-", ignore_cleanup_errors=True)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}), and ranks meet there"
+        raise ConfigError("the directory for temporary files", problem, "set TMPDIR") from None
 
 
-def _first(failures: "Mapping[int, ProcessFailure]") -> "tuple[int, ProcessFailure]":
-    """The rank that failed first, and how.
-
-    The agent looks ten times a second and notes whole seconds. A rank that only lost another may
-    have ended within that time: it yields to one that did not, and was not ended by the agent.
-    """
-    ended_by_others = (LOST, -signal.SIGTERM)
-    first_rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
-    if first.exitcode in ended_by_others:
-        for rank, failure in failures.items():
-            is_as_early = failure.timestamp <= first.timestamp + 1
-            if is_as_early and failure.exitcode not in ended_by_others:
-                return rank, failure
-    return first_rank, first
-
-
-def _say_first_cause(rank: int, failure: "ProcessFailure") -> None:
-    ended = f"ended with status {failure.exitcode}"
-    if failure.exitcode < 0:
-        ended = f"was killed by {signal.Signals(-failure.exitcode).name}"
-    say(f"first cause: rank {rank} (pid {failure.pid}) {ended}")
-
-
-def _where_known(config_class: type) -> dict[str, Any]:
-    """Settings that older versions of torch do not have."""
-    settings = {
-        "shutdown_timeout": SHUTDOWN_S,
-        "signals_to_handle": "SIGHUP,SIGQUIT",  # the others are taken here
+def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
+    own = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
+    # Linux's and macOS's names of the loopback interface, for gloo's and NCCL's sockets.
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback[0])
+    return {
+        **os.environ,
+        **{name: str(n) for name, n in own.items()},
+        **interfaces,
+        MEETING: meeting,
     }
-    known = {field.name for field in dataclasses.fields(config_class)}
-    return {name: value for name, value in settings.items() if name in known}
+
+
+class _Signals:
+    """Notes the signals that ask for an end, while used as a context."""
+
+    def __init__(self) -> None:
+        self.first = 0  # number of the one that came first
+        self.at_once = False
+        self._ctrl_c = CtrlC()
+
+    def __enter__(self) -> Self:
+        self._previous = catch(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        give_back(self._previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.first = self.first or number
+        self.at_once |= number == signal.SIGINT and self._ctrl_c.came_again()
+
+
+class _Ranks:
+    """The processes, killed when the context is left."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.ended: dict[int, int] = {}  # rank to status, -n for signal n, in the order seen
+        self._failed_at: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+    def start(self, arguments: Sequence[str], count: int, meeting: str) -> None:
+        """Start all of them, from the main thread, with whose end they end."""
+        for rank in range(count):
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "mlperf_bert", *arguments],
+                    env=_environment(rank, count, meeting),
+                    start_new_session=True,  # a terminal's signals come from this process alone
+                    preexec_fn=partial(end_with_parent, os.getpid()),
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                problem = f"rank {rank} of {count} cannot be started ({error})"
+                raise ConfigError("ranks", problem, "use fewer, or raise ulimit -u") from None
+            self.processes.append(process)
+
+    def run(self) -> bool:
+        """Whether any of them does; to be asked again and again."""
+        for rank, process in enumerate(self.processes):
+            if rank not in self.ended and process.poll() is not None:
+                self.ended[rank] = process.returncode
+        return len(self.ended) < len(self.processes)
+
+    def have_failed(self, yielding: Collection[int]) -> bool:
+        """Whether one has; one with a yielding status only after a second.
+
+        Others end likewise, or have ended before, and are the cause.
+        """
+        failed = [status for status in self.ended.values() if status]
+        if failed and self._failed_at is None:
+            self._failed_at = time.monotonic()
+        return any(status not in yielding for status in failed) or (
+            self._failed_at is not None and time.monotonic() - self._failed_at > _YIELDS_S
+        )
+
+    def first_failure(self) -> int | None:
+        """The first that failed, so far; one that only lost others yields."""
+        failed = [rank for rank, status in self.ended.items() if status]
+        return min(failed, key=lambda rank: self.ended[rank] == LOST, default=None)
+
+    def end(self, signals: _Signals) -> None:
+        """Have those that run end, by the signal that came or else by SIGTERM."""
+        self._send(signals.first or signal.SIGTERM)
+        seconds = SHUTDOWN_S if signals.first else _LEAVING_S
+        deadline = time.monotonic() + seconds
+        while self.run() and not signals.at_once:
+            if time.monotonic() > deadline:
+                say(f"ranks did not end within {seconds} s, and are killed")
+                self._send(signal.SIGKILL)
+            time.sleep(_POLL_S)
+
+    def _send(self, number: int) -> None:
+        """To all that run, and what they have started."""
+        for rank, process in enumerate(self.processes):
+            if rank not in self.ended:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)

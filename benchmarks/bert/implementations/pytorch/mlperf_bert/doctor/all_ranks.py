@@ -14,7 +14,8 @@ import torch
 
 import mlperf_bert
 from mlperf_bert.distributed.device import choose_device
-from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name, set_cpu_threads
+from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.doctor.checks import LOCAL, NETWORK, make
 from mlperf_bert.doctor.findings import (
     Finding,

@@ -19,7 +19,8 @@ from mlperf_bert.config import RunConfig
 from mlperf_bert.config_checks import has_bert_large_sizes
 from mlperf_bert.distributed.binding import bind
 from mlperf_bert.distributed.device import choose_device
-from mlperf_bert.distributed.launch import RankInfo, host_name, set_cpu_threads
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.threads import set_cpu_threads
 from mlperf_bert.doctor.burn_in_config import candidates
 from mlperf_bert.doctor.burn_in_findings import judge, progress_line
 from mlperf_bert.doctor.findings import Finding, exit_status, fail, in_short

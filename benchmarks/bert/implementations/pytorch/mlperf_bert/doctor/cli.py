@@ -15,6 +15,7 @@ from mlperf_bert.doctor.checks import NAMES, NETWORK, make
 from mlperf_bert.doctor.findings import Finding, as_json, exit_status, fail, from_json, in_short
 from mlperf_bert.doctor.options import Options
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.exit_statuses import FAULT, STOPPED
 
 if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
@@ -144,6 +145,8 @@ def _chosen(args: argparse.Namespace) -> list[str]:
 def _rank_info() -> "RankInfo | None":
     """Who this process is; None where torch cannot be imported, which the checks then tell."""
     try:
+        import torch  # noqa: F401
+
         from mlperf_bert.distributed.launch import read_rank_info
     except Exception:
         return None
@@ -172,7 +175,9 @@ def _on_ranks(options: Options, ranks: int, name: str) -> tuple[list[Finding], d
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "findings.json"
-        status = run_on_ranks([*options.command, "--hand-over", str(path)], ranks)
+        status = run_on_ranks(
+            [*options.command, "--hand-over", str(path)], ranks, agreed_statuses=(FAULT, STOPPED)
+        )
         if not path.exists():
             found = f"{ranks} ranks ended with status {status} before they found anything"
             return [fail(name, found, "look above for what they said")], {}

@@ -4,18 +4,16 @@ No collective is needed, so one that is missing can be named, and a device can b
 """
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from mlperf_bert.distributed.launch import RankInfo, rendezvous
-from mlperf_bert.errors import UserError
+from mlperf_bert.distributed.launch import RankInfo, open_store
+from mlperf_bert.errors import LostRanksError, UserError
 
 _FAREWELL_S = 5.0  # for the others to read the last word of rank 0, whose process serves it
 _POLL_S = 0.05
@@ -91,43 +89,20 @@ class Meeting:
 
 
 def meet(info: RankInfo, timeout_s: float) -> Meeting:
-    """Open rank 0's store, or reach it. Raises MeetingError where that takes over `timeout_s`."""
-    address = rendezvous(info)
-    timeout = timedelta(seconds=timeout_s + _MORE_S)
+    """Open rank 0's store, or reach it. Raises MeetingError where that takes over `timeout_s`.
+
+    Raises ConfigError where rank 0 cannot serve it.
+    """
+    try:
+        store = open_store(info, timedelta(seconds=timeout_s))
+        store.set_timeout(timedelta(seconds=timeout_s + _MORE_S))
+    except LostRanksError as error:
+        raise MeetingError(*error.args) from None
+    except RuntimeError as error:  # of torch's agent
+        problem = f"cannot reach torchrun's store ({error})"
+        raise MeetingError(f"rank {info.rank}", problem, "look at torchrun's output") from None
     names: Any = dist
-    try:
-        if address == "env://":
-            # torchrun's agent serves the store, and its agents have met already.
-            found = names.rendezvous(address, info.rank, info.world_size, timeout=timeout)
-            store = next(iter(found))[0]
-        else:
-            place = urlsplit(address)
-            host, port = str(place.hostname), place.port or 0
-            if info.rank != 0 and not _until(lambda: _answers(host, port), timeout_s, _POLL_S):
-                raise ConnectionError
-            store = names.TCPStore(
-                host,
-                port,
-                info.world_size,
-                is_master=info.rank == 0,
-                timeout=timeout,
-                wait_for_workers=False,
-            )
-    except (RuntimeError, ConnectionError):
-        what = "cannot serve" if info.rank == 0 else "cannot reach rank 0"
-        remedy = "check MASTER_ADDR and MASTER_PORT, names of hosts and firewalls"
-        problem = f"{what} at {address} within {timeout_s:g} s"
-        raise MeetingError(f"rank {info.rank}", problem, remedy) from None
     return Meeting(names.PrefixStore("doctor", store), info)
-
-
-def _answers(host: str, port: int) -> bool:
-    """Whether someone listens there: asked here because torch prints many lines of a failure."""
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def _until(condition: Callable[[], bool], seconds: float, poll_s: float) -> bool:

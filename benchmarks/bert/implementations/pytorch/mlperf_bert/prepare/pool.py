@@ -29,9 +29,11 @@ def finished(
         return
     # spawn: a forked child would inherit the locks of whatever threads the caller runs.
     context = multiprocessing.get_context("spawn")
+    with _holding_back(signal.SIGHUP):
+        resource_tracker.ensure_running()  # which, started later, would let Ctrl-C through again
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
         others = set(multiprocessing.active_children())
-        with _without_interrupts():
+        with _holding_back(signal.SIGINT, signal.SIGHUP):
             futures = {pool.submit(function, job): job for job in jobs}
         workers_now = [each for each in multiprocessing.active_children() if each not in others]
         try:
@@ -48,13 +50,13 @@ def finished(
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back here, and from processes started here for as long as they live.
+def _holding_back(*numbers: signal.Signals) -> Iterator[None]:
+    """Hold signals back, here and, for as long as they live, from processes started here.
 
-    Each of them would else print where it was, one that has just started as well.
+    Of Ctrl-C each of them would else say where it was, one that has just started as well; of the
+    terminal's end (SIGHUP) they would die, and this process take that for a fault.
     """
-    resource_tracker.ensure_running()  # which, started later, would let it through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -169,7 +169,7 @@ def run_jobs(
     Raises:
         DataError: a run left no record, or none that can be read.
     """
-    start = run or _on_ranks
+    start = run or run_on_ranks
     waiting = [job for job in jobs if not has_ended(job.directory)]
     if len(waiting) < len(jobs):
         say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs have ended before and are kept")
@@ -192,10 +192,6 @@ def run_jobs(
             say(f"{job.title}: {what}; {_GOES_ON}")
             break
     return [read_run(job.directory) for job in jobs if has_ended(job.directory)], status
-
-
-def _on_ranks(words: Sequence[str], num_ranks: int) -> int:
-    return run_on_ranks(words, num_ranks, stopped_status=STOPPED)
 
 
 def _left(begun: float, done: int, of: int) -> str:

@@ -31,7 +31,7 @@ from mlperf_bert.squad.measures import Usage, UsageMeter
 from mlperf_bert.squad.microbatches import UpdatePlan
 from mlperf_bert.squad.progress import TrainingProgress
 from mlperf_bert.squad.record import RESULT
-from mlperf_bert.squad.result import Seconds, make_record
+from mlperf_bert.squad.result import Seconds, make_record, of_rank, to_plain
 from mlperf_bert.squad.scores import evaluate
 from mlperf_bert.squad.settings import SquadSettings
 from mlperf_bert.squad.spans import WindowReader
@@ -92,7 +92,7 @@ def fine_tune(
     scores = score_windows(engine, team, prepared.dev_windows, device)
     evaluated = _evaluate(settings, prepared, scores)
     seconds = Seconds(started - begun, trained - started, perf_counter() - trained)
-    of_ranks = from_all_ranks(info, (usage, log.clocked))
+    of_ranks = [of_rank(each) for each in from_all_ranks(info, to_plain(usage, log.clocked))]
     record = make_record(settings, prepared, plan, log, of_ranks, seconds, evaluated, device)
     weights = engine.weights() if save == "weights" else {}
     on_rank_zero(info, lambda: _write(run_dir, record, prepared, weights))

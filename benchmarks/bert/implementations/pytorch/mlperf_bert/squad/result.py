@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -19,6 +19,19 @@ from mlperf_bert.squad.record import SCHEMA_VERSION
 from mlperf_bert.squad.settings import EngineName, SquadSettings
 
 OfRank = tuple[Usage, list[list[StageEvent]]]
+
+
+def to_plain(usage: Usage, clocked: list[list[StageEvent]]) -> list[Any]:
+    """What a rank measured, as JSON can hold it."""
+    events = [[asdict(event) for event in update] for update in clocked]
+    return [{**asdict(usage), "cpus": sorted(usage.cpus)}, events]
+
+
+def of_rank(plain: list[Any]) -> OfRank:
+    """The inverse of `to_plain`."""
+    usage, clocked = plain
+    events = [[StageEvent(**event) for event in update] for update in clocked]
+    return Usage(**{**usage, "cpus": frozenset(usage["cpus"])}), events
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
     settings, data = settings_of(args, engine, args.seed), data_options(args)
     info = read_rank_info()
     if info.launcher == "single" and engine.ranks > 1:
-        return run_on_ranks(args.command_line, engine.ranks, stopped_status=STOPPED)
+        return run_on_ranks(args.command_line, engine.ranks)
     whereabouts = Whereabouts()
     run_dir = args.run_dir or _default_directory()  # holds the time: rank 0's counts
     lock = RunLock(run_dir if info.rank == 0 else None, "squad")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         on_rank_zero(info, lock.check)
-        own_dir = from_rank_zero(info, run_dir)
+        own_dir = Path(from_rank_zero(info, str(run_dir)))
         return _run_rank(args, settings, data, own_dir, info, device, whereabouts)
 
     device: Literal["auto", "cpu", "cuda"] = args.device

@@ -7,12 +7,11 @@ from typing import Any, Self
 
 from mlperf_bert.exit_statuses import INTERRUPTED
 from mlperf_bert.messages import say
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from mlperf_bert.signal_watch import catch, give_back
 
 
 class StopSignal:
-    """Notes SIGTERM, SIGINT and SIGUSR1 while used as a context; a second Ctrl-C ends at once.
+    """Notes the signals while used as a context; a second Ctrl-C ends at once.
 
     What trains then dies with this process.
     """
@@ -22,12 +21,11 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._previous = catch(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        give_back(self._previous)
 
     @property
     def came(self) -> bool:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from mlperf_bert.end_with_parent import end_with_parent
@@ -47,7 +48,7 @@ class TrialProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=end_with_parent,
+                    preexec_fn=partial(end_with_parent, os.getpid()),
                 )
             except OSError as error:
                 problem = f"{command[0]!r} cannot be started ({error.strerror})"

@@ -1,10 +1,12 @@
 """Several workers on this machine: the same command again, each with one training at a time."""
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from mlperf_bert.end_with_parent import end_with_parent
 from mlperf_bert.exit_statuses import STOPPED
@@ -26,7 +28,7 @@ def run_workers(command_line: Sequence[str], count: int, stop: StopSignal) -> in
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         for _ in range(count)
     ]
