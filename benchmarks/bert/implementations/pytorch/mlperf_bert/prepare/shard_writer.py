@@ -106,7 +106,7 @@ def _write_hdf5(opened: _PatientFile, examples: ExampleArrays) -> dict[str, Data
             dataset = file.create_dataset(name, data=stored, track_times=False)
             offset = dataset.id.get_offset()
             if offset is None:
-                raise DataError(f"{path}: {name}", "has no elements", "give more text")
+                raise DataError(f"{opened.name!s}: {name}", "has no elements", "give more text")
             places[name] = DatasetPlace(stored.dtype.str, stored.size, offset)
     return places
 
