@@ -1,0 +1,351 @@
+"""Every command that writes, on a real disk that is too small: how it ends, and what it leaves.
+
+A disk is a small tmpfs. A command first runs on a large one, which says how much it writes and how
+each file looks; then on disks from none free to just too small.
+
+    PYTHONPATH=benchmarks/bert/implementations/pytorch:tests:tests/reliability \
+      python tests/reliability/full_disk.py SIZES [NAME ...]
+
+prints a line a disk, for SIZES disks a command.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from import_cases import SMALL, VOCAB, make_foreign, make_from_text
+from own_texts import made_up_texts
+from submissions import OPEN, write_repository
+from support import CONFIGS, REPOSITORY, make_tiny_inputs, run_cli
+
+LARGE = 256 * 2**20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MISTAKE, MISSED = 2, 3  # exit statuses
+LARGEST_LEFT = 12  # names in a line
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the commands read, on another disk."""
+
+    root: Path
+
+    def __getattr__(self, name: str) -> Path:
+        return self.root / name
+
+    @property
+    def run(self) -> Path:
+        """A run that has ended, with a checkpoint."""
+        return self.root / "run" / "run_0"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.run / "checkpoints" / "step_00000020"
+
+
+def make_inputs(root: Path) -> Inputs:
+    """Data, a config, a run, its weights as another program's, a submission, texts."""
+    inputs = Inputs(root)
+    make_tiny_inputs(root)
+    (root / "own").mkdir()
+    (root / "own" / "text.txt").write_text("\n\n".join(made_up_texts()) + "\n")
+    (root / "foreign").mkdir()
+    make_foreign(make_from_text(root / "foreign"), root / "foreign")
+    write_repository(root / "submission", {OPEN: "open"})
+    (root / "space.toml").write_text(SPACE)
+    done(*train(inputs, root / "run"), expected=MISSED)
+    done("export", "--to", "huggingface", inputs.checkpoint, root / "huggingface")
+    done(*squad("train", root / "squad"))
+    return inputs
+
+
+def done(*words: object, expected: int = 0) -> None:
+    ended = run_cli(*words)
+    assert ended.returncode == expected, ended.stderr
+
+
+SPACE = '[[parameter]]\nkey = "optim.learning_rate"\nlow = 1e-4\nhigh = 1e-1\nscale = "log"\n'
+
+
+def train(inputs: Inputs, out: Path) -> tuple[object, ...]:
+    paths = ("--config", inputs.root / "tiny.toml", "--data", inputs.root, "--run-dir", out)
+    return ("train", *paths, "--set", "checkpoint.interval_steps=5")
+
+
+def squad(what: str, out: Path, *words: object) -> tuple[object, ...]:
+    tiny = ("--layers", 1, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
+    where = "--out" if what == "compare" else "--run-dir"
+    return ("squad", what, *tiny, "--updates", 2, "--microbatches", 4, where, out, *words)
+
+
+def prepare(*words: object) -> tuple[object, ...]:
+    lengths = ("--max-seq-length", 32, "--max-predictions", 5)
+    return ("prepare", *words, *lengths)
+
+
+# Name -> the command's words, of what it reads and the disk to write to.
+Words = Callable[[Inputs, Path], tuple[object, ...]]
+COMMANDS: dict[str, Words] = {
+    "prepare --text": lambda i, d: prepare(
+        *("--text", i.root / "train.txt", i.root / "eval.txt", "--vocab", i.root / "words.txt"),
+        *("--out", d / "set", "--workers", 1),
+    ),
+    "prepare --text, 2 workers": lambda i, d: prepare(
+        *("--text", i.root / "train.txt", i.root / "eval.txt", "--vocab", i.root / "words.txt"),
+        *("--out", d / "set", "--workers", 2),
+    ),
+    "prepare --corpus": lambda i, d: prepare(
+        *("--corpus", i.root / "own" / "text.txt", "--out", d / "set", "--workers", 1),
+        *("--documents", "empty-line", "--held-out", 0.2, "--vocab-size", 300),
+    ),
+    "prepare --embedded": lambda i, d: (
+        *("prepare", "--embedded", "--config", CONFIGS / "cpu_tiny.toml", "--out", d / "set"),
+    ),
+    "prepare --tfrecord": lambda i, d: (
+        *("prepare", "--tfrecord", *sorted((i.root / "foreign").glob("*.tfrecord"))),
+        *("--vocab", VOCAB, "--out", d / "set", "--workers", 1, *limits()),
+    ),
+    "prepare --hdf5": lambda i, d: (
+        *("prepare", "--hdf5", *sorted((i.root / "foreign").glob("*.fixed.hdf5"))),
+        *("--vocab", VOCAB, "--out", d / "set", "--workers", 2, *limits()),
+    ),
+    "stage-data": lambda i, d: (
+        *("stage-data", "--config", i.root / "tiny.toml", "--data", i.root, "--out", d / "set"),
+        "--whole",
+    ),
+    "convert": lambda i, d: (
+        *("convert", "--from", "huggingface", i.root / "huggingface", "--out", d / "checkpoint"),
+    ),
+    "export": lambda i, d: ("export", "--to", "huggingface", i.checkpoint, d / "exported"),
+    "train": lambda i, d: train(i, d / "run"),
+    "train, 2 ranks": lambda i, d: (
+        *train(i, d / "run"),
+        *("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8"),
+    ),
+    "report": lambda i, d: (
+        *("report", i.run, "--out", d / "page.html", "--png", d / "png"),
+        *("--tensorboard", d / "scalars"),
+    ),
+    "package": lambda i, d: (
+        *("package", "--root", i.root / "submission", "--out", d / "package"),
+        *("--ruleset", "5.0.0"),
+    ),
+    "tune": lambda i, d: (
+        *("tune", "--config", i.root / "tiny.toml", "--space", i.root / "space.toml"),
+        *("--data", i.root, "--study", d / "study", "--trials", 1, "--repeats", 0),
+        *("--set", "eval.target_accuracy=0.01"),
+    ),
+    "tune --workers 2": lambda i, d: (
+        *COMMANDS["tune"](i, d),
+        *("--workers", 2, "--trials", 3, "--repeats", 1, "--trainer", FAKE_TRAINER),
+    ),
+    "squad train": lambda i, d: squad("train", d / "run"),
+    "squad evaluate": lambda i, d: (
+        *("squad", "evaluate", "--model", i.root / "squad" / "model", "--max-length", 64),
+        *("--stride", 24, "--device", "cpu", "--predictions", d / "answers.json"),
+    ),
+    "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
+    "system": lambda i, d: ("system", "--describe", "--out", d / "system.json"),
+    "plan balance": lambda i, d: (
+        *("plan", "balance", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
+        *("--draws", 2, "--out", d / "balance.png"),
+    ),
+    "plan law": lambda i, d: ("plan", "law", "--out", d / "law.png"),
+    "plan buckets": lambda i, d: (
+        *("plan", "buckets", "--config", i.root / "tiny.toml", "--out", d / "buckets.png"),
+    ),
+    "plan suggest": lambda i, d: (
+        *("plan", "suggest", "--nodes", 1, "--gpus", 8, "--out", d / "suggested_1x8x16x1.toml"),
+    ),
+    "plan cluster": lambda i, d: (
+        *("plan", "cluster", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
+        *("--draws", 2, "--timeline", d / "timeline.png"),
+    ),
+    "bench profile": lambda i, d: (
+        *("bench", "profile", "--layers", 1, "--hidden", 16, "--heads", 2, "--batch", 2),
+        *("--vocab", 100, "--max-length", 32, "--steps", 2, "--plot", d / "profile.png"),
+    ),
+    "bench scale": lambda i, d: (
+        *("bench", "scale", "--layers", 1, "--hidden", 16, "--heads", 2, "--batch", 2),
+        *("--vocab", 100, "--max-length", 32, "--total-seconds", 1, "--plot", d / "scale.png"),
+    ),
+    "bench loader": lambda i, d: (
+        *("bench", "loader", "--dir", d / "set", "--megabytes", 1, "--rounds", 1),
+    ),
+}
+
+
+def limits() -> tuple[object, ...]:
+    return (
+        *("--max-seq-length", SMALL["max_seq_length"]),
+        *("--max-predictions", SMALL["max_predictions"]),
+    )
+
+
+FAKE_TRAINER = f"{sys.executable} {REPOSITORY / 'tests/unit/tune/fake_trainer.py'} quick"
+
+
+@contextmanager
+def disk(at: Path, free_bytes: int) -> Iterator[Path]:
+    """A file system with so much room, in whole pages."""
+    at.mkdir(exist_ok=True)
+    size = f"size={free_bytes + PAGE}"  # tmpfs takes 0 for no limit
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(at)], check=True)
+    try:
+        (at / ".filler").write_bytes(bytes(PAGE))
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+def used_bytes(at: Path) -> int:
+    status = os.statvfs(at)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize - PAGE
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended on a disk, and what is there."""
+
+    status: int
+    stderr: str
+    stdout: str
+    left: tuple[str, ...]
+    faults: tuple[str, ...]  # what must not be
+    seconds: float
+
+
+def run_on(name: str, inputs: Inputs, at: Path, whole: dict[str, bytes]) -> Ended:
+    """Run a command that writes to the disk `at`; `whole` are the files of a good run."""
+    began = time.monotonic()
+    ended = run_cli(*COMMANDS[name](inputs, at))
+    seconds = time.monotonic() - began
+    left = files_of(at)
+    faults = [f"half-written {path}" for path in left if is_half(at / path, path, whole)]
+    faults += line_faults(ended)
+    return Ended(ended.returncode, ended.stderr, ended.stdout, tuple(left), tuple(faults), seconds)
+
+
+def files_of(at: Path) -> dict[str, None]:
+    """Names of the files below, and of empty directories."""
+    found = {}
+    for path in sorted(at.rglob("*")):
+        if path.name != ".filler" and (path.is_file() or not any(path.iterdir())):
+            found[path.relative_to(at).as_posix()] = None
+    return found
+
+
+def line_faults(ended: "subprocess.CompletedProcess[str]") -> list[str]:
+    """An end that says why, in one line, with a status that the docs name."""
+    faults = []
+    # Every rank says it.
+    errors = {line for line in ended.stderr.splitlines() if ": error: " in line}
+    if ended.returncode not in (0, MISTAKE, MISSED):
+        faults.append(f"status {ended.returncode}")
+    if ended.returncode == MISTAKE and len(errors) != 1:
+        faults.append(f"{len(errors)} lines of errors")
+    for words in ("Traceback", "Exception ignored", "Segmentation", "Fatal Python"):
+        if words in ended.stderr + ended.stdout:
+            faults.append(words)
+    return faults
+
+
+def is_half(path: Path, name: str, whole: dict[str, bytes]) -> bool:
+    """Whether a file was not written to its end, or stands under a name of before that."""
+    if name.endswith((".tmp", ".partial")) or ".partial/" in name:
+        return True
+    contents = b"" if path.is_dir() else path.read_bytes()
+    if not whole or whole.get(name, b"") == contents:
+        return False
+    return not READS.get(path.suffix, lambda contents: False)(contents)
+
+
+def reads(parse: Callable[[str], object]) -> Callable[[bytes], bool]:
+    """Whether `parse` takes a file."""
+
+    def takes(contents: bytes) -> bool:
+        try:
+            parse(contents.decode())
+        except ValueError:
+            return False
+        return True
+
+    return takes
+
+
+def lines(text: str) -> None:
+    if text and not text.endswith("\n"):
+        raise ValueError
+
+
+def json_lines(text: str) -> None:
+    lines(text)
+    for line in text.splitlines():
+        json.loads(line)
+
+
+# Of files that are not the same in every run: how a whole one is told.
+READS: dict[str, Callable[[bytes], bool]] = {
+    ".json": reads(json.loads),
+    ".jsonl": reads(json_lines),
+    ".toml": reads(tomllib.loads),
+    ".log": reads(lines),
+    ".txt": reads(lines),
+    ".md": reads(lines),
+    ".html": lambda contents: contents.rstrip().endswith(b"</html>"),
+    ".png": lambda contents: b"IEND" in contents[-12:],
+}
+
+
+def sizes(needed: int, count: int) -> list[int]:
+    """Free bytes of so many disks, from none to just too small for `needed`."""
+    pages = needed // PAGE
+    evenly = [round(number * (pages - 1) / max(1, count - 1)) for number in range(count)]
+    # The last files of a command are often small ones.
+    return [
+        PAGE * number for number in sorted({*evenly, *range(max(0, pages - count // 3), pages)})
+    ]
+
+
+def sweep(name: str, inputs: Inputs, scratch: Path, count: int) -> Iterator[tuple[int, Ended]]:
+    """The good run, with the bytes that it leaves, then those on disks that are too small."""
+    at = scratch / "disk"
+    with disk(at, LARGE):
+        good = run_on(name, inputs, at, {})
+        whole = {path: (at / path).read_bytes() for path in good.left if (at / path).is_file()}
+        needed = used_bytes(at)
+    yield needed, good
+    for free in sizes(needed, count):
+        with disk(at, free):
+            yield free, run_on(name, inputs, at, whole)
+
+
+def main() -> None:
+    count, names = int(sys.argv[1]), sys.argv[2:] or list(COMMANDS)
+    scratch = Path(tempfile.mkdtemp(prefix="full-disk-"))
+    try:
+        kept = os.environ.get("FULL_DISK_INPUTS")
+        inputs = Inputs(Path(kept)) if kept else make_inputs(scratch)
+        for name in names:
+            for free, ended in sweep(name, inputs, scratch, count):
+                last = ended.stderr.rstrip().rpartition("\n")[2]
+                print(f"{name} | {free:,} | {ended.status} | {ended.seconds:.1f} s | {last}")
+                print(f"    left: {' '.join(ended.left[:LARGEST_LEFT])}")
+                for fault in ended.faults:
+                    print(f"    FAULT {fault}")
+                sys.stdout.flush()
+    finally:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()
