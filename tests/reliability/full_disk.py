@@ -78,7 +78,8 @@ SPACE = '[[parameter]]\nkey = "optim.learning_rate"\nlow = 1e-4\nhigh = 1e-1\nsc
 
 def train(inputs: Inputs, out: Path) -> tuple[object, ...]:
     paths = ("--config", inputs.root / "tiny.toml", "--data", inputs.root, "--run-dir", out)
-    return ("train", *paths, "--set", "checkpoint.interval_steps=5")
+    checkpoints = ("--set", "checkpoint.interval_steps=5", "--set", "checkpoint.keep_last=9")
+    return ("train", *paths, *checkpoints)
 
 
 def squad(what: str, out: Path, *words: object) -> tuple[object, ...]:
@@ -295,6 +296,7 @@ def json_lines(text: str) -> None:
 
 # Of files that are not the same in every run: how a whole one is told.
 READS: dict[str, Callable[[bytes], bool]] = {
+    "": reads(lines),  # LATEST; and files whose time alone counts
     ".json": reads(json.loads),
     ".jsonl": reads(json_lines),
     ".toml": reads(tomllib.loads),
@@ -308,12 +310,11 @@ READS: dict[str, Callable[[bytes], bool]] = {
 
 def sizes(needed: int, count: int) -> list[int]:
     """Free bytes of so many disks, from none to just too small for `needed`."""
-    pages = needed // PAGE
-    evenly = [round(number * (pages - 1) / max(1, count - 1)) for number in range(count)]
-    # The last files of a command are often small ones.
-    return [
-        PAGE * number for number in sorted({*evenly, *range(max(0, pages - count // 3), pages)})
-    ]
+    pages, edge = needed // PAGE, count // 4
+    evenly = {round(number * (pages - 1) / max(1, count - 1)) for number in range(count)}
+    # What comes first and what comes last are often small files.
+    wanted = {*evenly, *range(edge), *range(pages - edge, pages)}
+    return [PAGE * number for number in sorted(wanted) if 0 <= number < pages]
 
 
 def sweep(name: str, inputs: Inputs, scratch: Path, count: int) -> Iterator[tuple[int, Ended]]:
