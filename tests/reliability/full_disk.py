@@ -267,7 +267,8 @@ def is_half(path: Path, name: str, whole: dict[str, bytes]) -> bool:
     contents = b"" if path.is_dir() else path.read_bytes()
     if not whole or whole.get(name, b"") == contents:
         return False
-    return not READS.get(path.suffix, lambda contents: False)(contents)
+    suffix = "tfevents" if "tfevents" in name else path.suffix
+    return not READS.get(suffix, lambda contents: False)(contents)
 
 
 def reads(parse: Callable[[str], object]) -> Callable[[bytes], bool]:
@@ -294,9 +295,18 @@ def json_lines(text: str) -> None:
         json.loads(line)
 
 
+def frames(contents: bytes) -> bool:
+    """Whether a file of TensorBoard ends with the end of a record."""
+    start = 0
+    while start < len(contents):
+        start += 16 + int.from_bytes(contents[start : start + 8], "little")
+    return start == len(contents)
+
+
 # Of files that are not the same in every run: how a whole one is told.
 READS: dict[str, Callable[[bytes], bool]] = {
     "": reads(lines),  # LATEST; and files whose time alone counts
+    "tfevents": frames,
     ".json": reads(json.loads),
     ".jsonl": reads(json_lines),
     ".toml": reads(tomllib.loads),
