@@ -25,7 +25,7 @@ from pathlib import Path
 from import_cases import SMALL, VOCAB, make_foreign, make_from_text
 from own_texts import made_up_texts
 from submissions import OPEN, write_repository
-from support import CONFIGS, REPOSITORY, make_tiny_inputs, run_cli
+from support import CONFIGS, make_tiny_inputs, run_cli
 
 LARGE = 256 * 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -147,7 +147,7 @@ COMMANDS: dict[str, Words] = {
     ),
     "tune --workers 2": lambda i, d: (
         *COMMANDS["tune"](i, d),
-        *("--workers", 2, "--trials", 3, "--repeats", 1, "--trainer", FAKE_TRAINER),
+        *("--workers", 2, "--trials", 2),
     ),
     "squad train": lambda i, d: squad("train", d / "run"),
     "squad evaluate": lambda i, d: (
@@ -190,9 +190,6 @@ def limits() -> tuple[object, ...]:
         *("--max-seq-length", SMALL["max_seq_length"]),
         *("--max-predictions", SMALL["max_predictions"]),
     )
-
-
-FAKE_TRAINER = f"{sys.executable} {REPOSITORY / 'tests/unit/tune/fake_trainer.py'} quick"
 
 
 @contextmanager
