@@ -345,7 +345,7 @@ def main() -> None:
         inputs = Inputs(Path(kept)) if kept else make_inputs(scratch)
         for name in names:
             for free, ended in sweep(name, inputs, scratch, count):
-                last = ended.stderr.rstrip().rpartition("\n")[2]
+                last = ended.stderr.rstrip().rpartition("\n")[2].replace(str(scratch), "")
                 print(f"{name} | {free:,} | {ended.status} | {ended.seconds:.1f} s | {last}")
                 print(f"    left: {' '.join(ended.left[:LARGEST_LEFT])}")
                 for fault in ended.faults:
