@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
+from disk_commands import COMMANDS, Inputs, make_inputs
+from full_disk import MISTAKE, PAGE, disk, files_of, sweep
 
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import ShardSettings
