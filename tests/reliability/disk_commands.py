@@ -1,4 +1,4 @@
-"""Every command that writes, in words, with what it reads: of the sweep over disks that are full."""
+"""Every command that writes, in words, and what it reads: for the sweep over full disks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
