@@ -85,13 +85,22 @@ def test_another_pipe_that_breaks_is_a_fault() -> None:
     assert done.returncode == 1 and "of a worker" in done.stderr
 
 
-def test_output_that_finds_no_room_is_one_line() -> None:
+@pytest.mark.parametrize("options", [("-m",), ("-u", "-m")])  # found at the end, or at once
+def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None:
     words = ("config", CONFIGS / "cpu_tiny.toml", "--get", "run.max_steps")
     with open("/dev/full", "w") as full:
-        done = run_into(full.fileno(), "-m", "mlperf_bert", *words)
+        done = run_into(full.fileno(), *options, "mlperf_bert", *words)
     assert done.returncode == 2
-    assert done.stderr.startswith("mlperf_bert: error: stdout: No space left on device")
+    assert done.stderr.startswith("mlperf_bert: error: stdout")
+    assert "No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_mistake_keeps_its_status_where_nothing_can_be_printed() -> None:
+    command = [sys.executable, "-m", "mlperf_bert", "config", "missing.toml"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, timeout=280, check=False)
+    assert done.returncode == 2  # the interpreter's own would be 120
 
 
 def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:

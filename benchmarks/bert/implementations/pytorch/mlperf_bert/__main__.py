@@ -38,6 +38,7 @@ from mlperf_bert.tune import cli as tune_cli
 from mlperf_bert.watch import cli as watch_cli
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def entry() -> NoReturn:
@@ -55,15 +56,15 @@ def entry() -> NoReturn:
         else:
             with suppress(OSError):
                 sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
-    flushed = _flush_stdout()
+    flushed = _flush_stdout(speaks=status != MISTAKE)
+    _flush(sys.stderr)  # or the interpreter's end tries again, and leaves with 120
     if "mlperf_bert.distributed.session" in sys.modules:
         # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
         # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
-        # and after an error NCCL's are still up. How it trained counts, not who reads of it.
-        with suppress(OSError):
-            sys.stderr.flush()
+        # and after an error NCCL's are still up. How it trained counts, not who reads of it; but
+        # other commands are for what they print.
         remove_temporary()
-        os._exit(status)
+        os._exit(MISTAKE if flushed == MISTAKE and "train" not in sys.argv[1:3] else status)
     sys.exit(flushed or status)
 
 
@@ -81,24 +82,32 @@ def _is_unread(stream: TextIO | None) -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def _flush_stdout() -> int:
+def _flush_stdout(*, speaks: bool) -> int:
     """Write what is still to be written; 0, or the status for what has become of it."""
-    if sys.stdout is None:  # closed from the beginning
+    error = _flush(sys.stdout)
+    if error is None:
         return 0
+    if _is_gone(error):
+        return NOBODY_READS
+    if speaks:
+        say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
+    return MISTAKE
+
+
+def _flush(stream: TextIO | None) -> OSError | None:
+    """Write what is still to be written; where that fails, why, and it is dropped."""
+    if stream is None:  # closed from the beginning
+        return None
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError as error:
-        status = NOBODY_READS if _is_gone(error) else MISTAKE
-        if status == MISTAKE:
-            say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
-    else:
-        return 0
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or its end tries again
-    return status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and status 2."""
+    """Run one command; a user's mistake, or a full disk, is one line on stderr and status 2."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     args = _parser().parse_args([word for word in words if word != DEBUG])
     args.command_line = words
@@ -111,6 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         say_error(error)
         return error.exit_status
+    except OSError as error:
+        if DEBUG in words or error.errno not in _NO_ROOM:
+            raise
+        where = one_line(str(error.filename or "stdout or a file"))
+        say_error(f"{where}: {error.strerror}; make room there, or write to another place")
+        return MISTAKE
     except Exception as error:
         if DEBUG in words or not _is_out_of_memory(error):
             raise

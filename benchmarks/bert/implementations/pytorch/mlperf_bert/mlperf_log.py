@@ -7,6 +7,7 @@ the field `epoch_num`.
 """
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -200,6 +201,23 @@ def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
 
 class _NewFileHandler(logging.FileHandler):
     """Appends lines to a file that it created; an error is raised, where logging prints it."""
+
+    _error: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or none of it, and none after one that failed. Raises OSError."""
+        if self._error is not None:  # mllog takes the first, and logs that
+            raise self._error
+        assert self.stream is not None
+        file = self.stream.fileno()
+        end = os.fstat(file).st_size
+        try:
+            super().emit(record)
+        except OSError as error:
+            self._error = error
+            os.ftruncate(file, end)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # for the rest, which is still kept
+            raise
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         raise  # logging calls this inside its `except`

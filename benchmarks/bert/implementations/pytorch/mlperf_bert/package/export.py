@@ -57,7 +57,8 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
         _export_descriptions(root / "systems", systems, tree, problems)
     except OSError as error:
         reason = error.strerror or "cannot be copied"
-        raise DataError(str(error.filename), reason, "make it readable, check free space") from None
+        where = error.filename2 or error.filename  # of a copy that failed, the second is written
+        raise DataError(str(where), reason, "make it readable, check free space") from None
     return systems, problems
 
 

@@ -1,10 +1,11 @@
 """Writing one shard: an HDF5 file of contiguous arrays, then the sidecar that completes it."""
 
 import hashlib
+import io
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -15,6 +16,9 @@ from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidec
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.untrusted import file_sha256
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
@@ -52,17 +56,57 @@ def write_shard(
     return sidecar
 
 
+class _PatientFile(io.FileIO):
+    """Keeps the error of a full disk from libhdf5 (2.0), which ends the process on it.
+
+    After the first error nothing more is written; `check` raises it.
+    """
+
+    error: OSError | None = None
+
+    def write(self, contents: "ReadableBuffer", /) -> int:
+        """Write all of it, unless that failed before."""
+        left = memoryview(contents).cast("B")
+        try:
+            while left and self.error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return memoryview(contents).nbytes
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size, unless something failed before."""
+        try:
+            if self.error is None:
+                return super().truncate(size)
+        except OSError as error:
+            self.error = error
+        return self.tell() if size is None else size
+
+    def check(self) -> None:
+        """Raise the first error."""
+        if self.error is not None:
+            raise self.error
+
+
 def _write_arrays(path: Path, examples: ExampleArrays) -> dict[str, DatasetPlace]:
+    with _PatientFile(path, "w+") as opened:
+        places = _write_hdf5(opened, examples)
+        opened.check()
+    return places
+
+
+def _write_hdf5(opened: _PatientFile, examples: ExampleArrays) -> dict[str, DatasetPlace]:
     places = {}
     with h5py.File(
-        path, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
+        opened, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
     ) as file:
         for name, stored in _stored_arrays(examples):
             # No time stamps: the same examples must give the same bytes.
             dataset = file.create_dataset(name, data=stored, track_times=False)
             offset = dataset.id.get_offset()
             if offset is None:
-                raise DataError(f"{path}: {name}", "has no elements", "give more text")
+                raise DataError(f"{opened.name!s}: {name}", "has no elements", "give more text")
             places[name] = DatasetPlace(stored.dtype.str, stored.size, offset)
     return places
 

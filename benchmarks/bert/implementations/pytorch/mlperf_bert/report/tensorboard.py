@@ -1,10 +1,14 @@
 """A run's numbers as TensorBoard scalars, written after the fact; needs the extra `tensorboard`."""
 
+import os
+import platform
+import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any
 
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.data.atomic import write_file
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.report.facts import RunFacts
 
 _NOT_SCALARS = ("step", "samples")
@@ -38,19 +42,19 @@ def write_scalars(directory: Path, facts: RunFacts) -> int:
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
+    # Not its EventFileWriter: the thread of that prints a traceback where the disk is full.
+    contents = BytesIO()
+    records = RecordWriter(contents)
+    records.write(Event(file_version="brain.Event:2").SerializeToString())
     count = 0
-    try:
-        writer: Any = EventFileWriter(str(directory))
-        for step, name, value in _scalars(facts):
-            summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-            writer.add_event(Event(step=step, summary=summary))
-            count += 1
-        writer.close()
-    except OSError as error:
-        reason = error.strerror or "cannot be written"
-        raise DataError(str(directory), reason, "name a directory that can be written") from None
+    for step, name, value in _scalars(facts):
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+        records.write(Event(step=step, summary=summary).SerializeToString())
+        count += 1
+    name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}"
+    write_file(directory / name, contents.getvalue())
     return count
 
 

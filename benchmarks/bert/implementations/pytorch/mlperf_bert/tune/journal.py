@@ -4,17 +4,19 @@ Journal files need no database and no file locks of the kernel, so workers on se
 share one over NFS. Nothing in them is a pickle: Optuna has pickles for Redis alone.
 """
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.untrusted import in_brief, parse_json_object, read_regular_file
 
 if TYPE_CHECKING:
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileOpenLock
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 MAX_JOURNAL_BYTES = 64 * 2**20  # 12,000 trainings with twenty evaluations each
 _MAX_LINE_BYTES = 2**20  # accuracies of 10,000 evaluations have 220 kB
@@ -39,7 +41,6 @@ def open_journal(path: Path) -> "JournalStorage":
     be glued to it. Raises DataError where the file is too large or is no journal.
     """
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
 
     if path.is_symlink():
         raise DataError(str(path), "is a link, and what it leads to would be written to", REMEDY)
@@ -48,7 +49,7 @@ def open_journal(path: Path) -> "JournalStorage":
             check_journal(path)
             _cut_unfinished_line(path)
     try:
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=_lock(path)))
+        return JournalStorage(_backend(path))
     except Exception as error:  # Optuna takes its journal on trust: anything may come of another
         raise DataError(str(path), f"is no journal of Optuna ({error!r})", REMEDY) from None
 
@@ -69,6 +70,28 @@ def check_journal(path: Path) -> None:
             raise DataError(where, f"is no record ({error})", REMEDY) from None
         if type(operation) is not int or operation not in _OPERATIONS:
             raise DataError(where, f"op_code is {in_brief(operation)}", REMEDY)
+
+
+def _backend(path: Path) -> "JournalFileBackend":
+    from optuna.storages.journal import JournalFileBackend
+
+    class WholeLines(JournalFileBackend):
+        """Optuna's own leaves half a line on a full disk, to which the next writer's is glued."""
+
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+            left = memoryview(lines.encode())
+            with held(_lock(path)), path.open("ab", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)
+                    raise
+
+    return WholeLines(str(path), lock_obj=_lock(path))
 
 
 @contextmanager

@@ -1,0 +1,120 @@
+"""A disk that is really full, a small tmpfs, under everything that writes."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disk_commands import COMMANDS, Inputs, make_inputs
+from full_disk import MISTAKE, PAGE, disk, files_of, sweep
+
+from mlperf_bert.data.shards import Shard
+from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.mlperf_log import MlperfLog
+from mlperf_bert.prepare.examples import ExampleArrays
+from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.tune.journal import check_journal, open_journal
+from support import make_tiny_inputs, mlperf_records
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+SETTINGS = ShardSettings(
+    vocabulary_sha256="0" * 64,
+    max_seq_length=8,
+    max_predictions=2,
+    seed=1,
+    dupe_factor=1,
+    split_sentences=False,
+    pick_eval=None,
+)
+
+
+def examples(count: int) -> ExampleArrays:
+    """Of eight tokens each, one masked."""
+    return ExampleArrays(
+        input_ids=np.arange(8 * count).astype(np.uint16),
+        offsets=np.arange(count + 1) * 8,
+        segment_b_start=np.full(count, 4, np.uint16),
+        masked_lm_positions=np.full(count, 2, np.uint16),
+        masked_lm_ids=np.full(count, 7, np.uint16),
+        masked_lm_offsets=np.arange(count + 1),
+        next_sentence_label=np.zeros(count, np.uint8),
+    )
+
+
+@needs_root
+def test_a_shard_of_any_part_of_which_there_is_no_room_for(tmp_path: Path) -> None:
+    """libhdf5 itself ends the process where its last write fails."""
+    finished = []
+    for free in range(0, 14 * PAGE, PAGE):
+        with disk(tmp_path / "disk", free) as at:
+            path = at / "shard.hdf5"
+            try:
+                write_shard(
+                    path, examples(1000), source_name="x", source_sha256="0", settings=SETTINGS
+                )
+            except DataError as error:
+                assert "No space left on device" in str(error)
+                assert list(files_of(at)) in ([], ["shard.hdf5"])  # without its sidecar: not there
+            else:
+                assert len(Shard(path).arrays().input_ids) == 8000
+                finished.append(free)
+    assert 0 < len(finished) < 10
+
+
+@needs_root
+def test_an_mlperf_log_ends_with_a_whole_record(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", 3 * PAGE) as at:
+        log = MlperfLog(at / "result_0.txt", True)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            for number in range(1000):
+                log.eval_start(number)
+        (at / ".filler").unlink()
+        log.close()  # with room again: what could not be written is not made up for
+        numbers = [each["metadata"]["epoch_num"] for each in mlperf_records(at / "result_0.txt")]
+        assert numbers == list(range(len(numbers))) and len(numbers) > 10
+
+
+@needs_root
+def test_a_journal_of_tune_has_whole_lines(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    with disk(tmp_path / "disk", 3 * PAGE) as at:
+        path = at / "journal.log"
+        study = optuna.create_study(storage=open_journal(path), study_name="trials")
+        with pytest.raises(OSError, match="No space left on device"):
+            for number in range(1000):
+                study.set_user_attr("fact", "x" * number)
+        assert path.read_bytes().endswith(b"\n")
+        (at / ".filler").unlink()
+        study.set_user_attr("fact", "last")
+        check_journal(path)
+        again = optuna.load_study(storage=open_journal(path), study_name="trials")
+        assert again.user_attrs["fact"] == "last"
+
+
+@pytest.mark.real
+@needs_root
+def test_prepare_ends_in_one_line(tmp_path: Path) -> None:
+    make_tiny_inputs(tmp_path)
+    (good, *full) = sweep("prepare --text", Inputs(tmp_path), tmp_path, 4)
+    assert (good[1].status, good[1].faults) == (0, ())
+    assert [(ended.status, ended.faults) for _, ended in full] == [(MISTAKE, ())] * len(full)
+    assert all("No space left on device" in ended.stderr for _, ended in full)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.mark.longest
+@pytest.mark.timeout(3600)
+@needs_root
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_writes(name: str, inputs: Inputs, tmp_path: Path) -> None:
+    (good, *full) = sweep(name, inputs, tmp_path, 12)
+    assert good[1].faults == ()
+    assert {free: ended.faults for free, ended in full if ended.faults} == {}
+    assert full[0][1].status == MISTAKE
+    for free, ended in full:
+        print(f"{free:,}: {ended.status}, {ended.stderr.rstrip().rpartition(chr(10))[2]}")
