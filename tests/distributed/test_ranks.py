@@ -160,7 +160,7 @@ def test_ranks_start_by_themselves_without_a_launcher(
 ) -> None:
     done = run_cli(*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8))
     assert done.returncode == 3
-    assert done.stderr == ""  # nothing of the agent's over the ranks' own words
+    assert done.stderr == ""  # nothing over the ranks' own words
     assert_same_losses(tmp_path / "run", one_rank)
 
 

@@ -33,7 +33,7 @@ from support import make_tiny_inputs
 
 SEED = 20261122
 KILLS = 30
-AGENT_PATIENCE_S = 30  # of torch's agent with a rank that ignores SIGTERM, as a stopped one must
+LAUNCHER_PATIENCE_S = 30  # with a rank that ignores SIGTERM, as a stopped one must
 SLACK_S = 30  # for processes to end, on a machine that has other work
 OTHER_RANKS_TOLERANCE = 5e-6  # of losses; those of another batch differ in the second digit
 
@@ -78,7 +78,7 @@ def test_a_rank_that_stops_ends_the_job(tiny: tuple[Path, Path], tmp_path: Path)
         await_step(job, run, 20)
         freeze([ranks[1]])
         job.wait_until(lambda: len(job.ranks()) == 1, seconds + SLACK_S)
-        assert job.ended(AGENT_PATIENCE_S + SLACK_S) == LOST  # the stopped one has gone as well
+        assert job.ended(LAUNCHER_PATIENCE_S + SLACK_S) == LOST  # the stopped one has gone as well
         assert f"within {seconds} s (run.hang_timeout_s)" in job.printed()
     assert run.check_checkpoints() > 0
 

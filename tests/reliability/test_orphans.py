@@ -35,6 +35,12 @@ def leaves_none(setup: Setup, root: Path, wait_s: float) -> str:
     return phase
 
 
+@pytest.fixture(autouse=True)
+def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that is killed leaves the directory where its ranks met."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 @pytest.mark.real
 def test_no_rank_is_left(tmp_path: Path) -> None:
     setup = Setup(*make_tiny_inputs(tmp_path), ranks=2)

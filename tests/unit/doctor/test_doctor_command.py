@@ -68,7 +68,7 @@ def test_a_check_that_fails_does_not_stop_the_others(
 def test_ranks_that_end_before_they_report_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mlperf_bert.distributed.spawn.run_on_ranks", lambda words, ranks: 9)
+    monkeypatch.setattr("mlperf_bert.distributed.spawn.run_on_ranks", lambda *_, **__: 9)
     assert main(["doctor", "--only", "network", "--device", "cpu"]) == 1
     assert "2 ranks ended with status 9" in capsys.readouterr().out
 

@@ -2,9 +2,9 @@
 
 A command that does nothing else with them ends in order (`ending_in_order`); `tune` notes them
 (tune/stop_signal.py), and so do ranks in the loop (stop_request.py). Ranks that have not come to
-the first step, or have none, end at once (`SignalWatch`), and so does what sees Ctrl-C twice. There
-a handler in Python runs when the main thread is back in the interpreter, which it is
-not for minutes where it waits for other ranks. So a thread is told, whatever the main one does.
+the first step, or have none, end at once (`SignalWatch`), and at a second Ctrl-C all do. A handler
+in Python runs when the main thread is back in the interpreter, which it is not for minutes where it
+waits for other ranks: so there a thread is told, and acts whatever the main one does.
 """
 
 import os

@@ -80,6 +80,8 @@ def _check_number(num_ranks: int) -> None:
 
 def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]) -> int:
     statuses = list(ranks.ended.values())
+    if len(statuses) < len(ranks.processes):  # which has been said
+        return STOPPED
     if all(status == -number for status in statuses):  # too early to say so themselves
         say(f"{signal.Signals(number).name} before the first step: nothing to save")
     if not any(statuses):
@@ -143,7 +145,8 @@ class _Ranks:
     def __exit__(self, *_: object) -> None:
         self._send(signal.SIGKILL)
         for process in self.processes:
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # storage that is gone keeps even the killed
+                process.wait(timeout=5)
 
     def start(self, arguments: Sequence[str], count: int, meeting: str) -> None:
         """Start all of them, from the main thread, with whose end they end."""
@@ -192,7 +195,7 @@ class _Ranks:
         while self.run() and not signals.at_once:
             if time.monotonic() > deadline:
                 say(f"ranks did not end within {seconds} s, and are killed")
-                self._send(signal.SIGKILL)
+                return
             time.sleep(_POLL_S)
 
     def _send(self, number: int) -> None:

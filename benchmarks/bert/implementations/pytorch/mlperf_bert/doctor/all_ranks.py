@@ -98,7 +98,7 @@ def _examine(
         findings += _network(info, here, meeting, options)
     findings = local + findings
     status = exit_status(findings)
-    show(findings)  # before any rank ends: where one fails, torchrun ends the others
+    show(findings)  # before any rank ends: where one fails, the launcher ends the others
     meeting.announce("status", status)
     meeting.part(others=len(here) - 1)
     return status

@@ -118,7 +118,7 @@ def _with_others(info: RankInfo, seconds: float, options: Options, show: Show) -
         meeting.part()
         return status
     results = meeting.receive("result", came, end - time.monotonic())
-    # Shown before any rank ends: where one fails, torchrun ends the others.
+    # Shown before any rank ends: where one fails, the launcher ends the others.
     status = _judged(results, info.world_size, show)
     meeting.announce("status", status)
     meeting.part(others=len(results) - 1)
