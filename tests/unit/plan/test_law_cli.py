@@ -120,8 +120,8 @@ def test_a_table_that_is_none_is_refused(
     [
         ("nowhere", "nowhere: does not exist"),
         ("own.csv/logs", "own.csv/logs: Not a directory"),
-        ("n" * 300, "File name too long"),
-        ("n" * 300 + ".csv", "File name too long"),
+        ("n" * 300, "with names of up to 300"),
+        ("n" * 300 + ".csv", "with names of up to 304"),
     ],
 )
 def test_a_path_that_cannot_be_read(

@@ -36,6 +36,8 @@ def compiled_arithmetic(function: Function) -> Function:
 
 
 def _compile(function: Function, **options: Any) -> Function:
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return function
     directory = set_code_caches()["NUMBA_CACHE_DIR"]
     # numba may have been imported before.
     numba.config.CACHE_DIR = str(directory)  # type: ignore[attr-defined]
