@@ -165,7 +165,7 @@ def _has_begun(log: Path) -> bool:
         with BufferedReader(open_regular_file(log)) as file:
             return any(b'"run_start"' in line for line in file)
     except OSError as error:
-        raise reading_error(log, error, missing="is missing", remedy="try again") from None
+        raise reading_error(log, error, missing="is missing", remedy="move it away") from None
 
 
 def _outcome_of(state: CheckpointState) -> RunOutcome:
