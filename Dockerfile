@@ -21,7 +21,7 @@ RUN unset PIP_CONSTRAINT \
     && python3 -m pip --python /opt/venv/bin/python install --no-cache-dir --require-hashes --no-deps \
         --only-binary :all: --requirement hashed.txt \
     && python3 -m pip --python /opt/venv/bin/python install --no-cache-dir \
-        --requirement pinned.txt --constraint requirements/pinned.txt
+        --only-binary :all: --requirement pinned.txt --constraint requirements/pinned.txt
 ENV PYTHON=/opt/venv/bin/python PATH=/opt/venv/bin:$PATH
 
 # A user that is nobody else; home, runs and the embedded corpus may be written under any other --user too.

@@ -40,7 +40,8 @@ install_locked() {
     "$venv/bin/python" "$root/tools/lock.py" select "$work" ${extra:+--extra "$extra"} &&
         install --require-hashes --no-deps --only-binary :all: --requirement "$work/hashed.txt" &&
         # With what this index's build of torch asks for: CUDA's libraries, or nothing.
-        install --requirement "$work/pinned.txt" --constraint "$root/requirements/pinned.txt" &&
+        install --only-binary :all: --requirement "$work/pinned.txt" \
+            --constraint "$root/requirements/pinned.txt" &&
         install --no-deps --no-build-isolation --editable "$root"
 }
 

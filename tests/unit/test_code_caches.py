@@ -87,6 +87,22 @@ def nothing_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(("mode", "umask"), [(0o755, 0o002), (0o710, 0o007), (0o701, 0o020)])
+def test_what_is_made_in_a_directory_is_not_for_others_to_write(
+    nothing_named: Path, mode: int, umask: int
+) -> None:
+    (nothing_named / "mine").mkdir()
+    (nothing_named / "mine").chmod(mode)
+    os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "mine")
+    set_code_caches()
+    before = os.umask(umask)
+    try:
+        with pytest.raises(ConfigError, match=f"umask {umask:03o} lets them write in it; make it"):
+            set_code_caches()
+    finally:
+        os.umask(before)
+
+
 def test_every_compiler_gets_a_directory_of_its_own(nothing_named: Path) -> None:
     found = set_code_caches()
     assert found == {name: Path(os.environ[name]) for name in VARIABLES}

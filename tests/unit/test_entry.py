@@ -137,6 +137,12 @@ program.entry()
 """
 
 
+def test_a_signal_while_options_are_read_is_one_line() -> None:
+    code = "import os\nprogram._parser = lambda: os.kill(os.getpid(), 1)"
+    done = run_process(sys.executable, "-c", ENTRY.format(code))
+    assert (done.returncode, done.stderr) == (75, "mlperf_bert: interrupted by SIGHUP\n")
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_a_signal_ends_a_command_in_order(name: str) -> None:
     done = run_process(sys.executable, "-c", ASKED_TO_END, getattr(signal, name).value, "SIG_DFL")

@@ -14,8 +14,12 @@ import pytest
 
 from forked_starts import Started, start_each
 from mlperf_bert.checkpoint.state import verify
+from mlperf_bert.config_io import load_config
 from mlperf_bert.data.atomic import check_writable, replaced_file, write_file
-from mlperf_bert.errors import UnreadableError
+from mlperf_bert.errors import ConfigError, DataError, UnreadableError
+from mlperf_bert.line_file import LineFile
+from mlperf_bert.resume import find_start
+from mlperf_bert.run_directory import RunDirectory
 from resume_cases import MISSED, run_train
 from support import snapshot
 
@@ -230,6 +234,16 @@ def test_a_link_is_replaced_where_a_file_is_renamed_to_its_name(cases: dict[str,
     assert links == {"config_0.toml", "environment_0.json"} | {
         *("damaged_step_00000003", "damaged_step_00000003_1")
     }
+
+
+def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tiny_config: Path, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, 0)
+    for pipe in (directory.mlperf_log, tmp_path / "stdout.log"):
+        os.mkfifo(pipe)
+    with pytest.raises(DataError, match="is not a regular file"):
+        find_start("auto", directory, load_config(tiny_config))
+    with pytest.raises(ConfigError, match=r"stdout\.log: cannot be opened"):
+        LineFile(tmp_path / "stdout.log", print, continued=True)
 
 
 def test_nothing_is_written_through_a_link_at_a_temporary_name(tmp_path: Path) -> None:

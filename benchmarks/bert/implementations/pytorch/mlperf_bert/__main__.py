@@ -109,9 +109,9 @@ def _flush(stream: TextIO | None) -> OSError | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake, or a full disk, is one line on stderr and status 2."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    args = _parser().parse_args([word for word in words if word != DEBUG])
-    args.command_line = words
     try:
+        args = _parser().parse_args([word for word in words if word != DEBUG])
+        args.command_line = words
         check_paths(args)
         set_code_caches()
         return int(args.run(args))

@@ -21,6 +21,7 @@ _COMPILERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
 def set_code_caches() -> dict[str, Path]:
@@ -37,6 +38,7 @@ def set_code_caches() -> dict[str, Path]:
     for variable, path in found.items():
         try:
             found[variable] = _own(path)
+            _check_contents(found[variable])
         except OSError as error:
             remedy = f"make it yours alone (chmod 700), or unset {variable}"
             raise ConfigError(variable, f"{path} {error.strerror}", remedy) from None
@@ -97,6 +99,14 @@ def _own(path: Path) -> Path:
         if above.st_mode & _OTHERS_MAY_WRITE and not above.st_mode & stat.S_ISVTX:
             raise _refusal(f"is in {parent}, which others may write")
     return path
+
+
+def _check_contents(path: Path) -> None:
+    """Raise OSError where others may come to what a compiler makes in `path`, and write it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    if path.stat().st_mode & _OTHERS_MAY_ENTER and ~umask & _OTHERS_MAY_WRITE:
+        raise _refusal(f"may be entered by others, and umask {umask:03o} lets them write in it")
 
 
 def _refusal(reason: str) -> OSError:

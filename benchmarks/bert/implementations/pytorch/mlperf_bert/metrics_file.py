@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from mlperf_bert.data.atomic import replaced_file
 from mlperf_bert.data.present import reading_error
 from mlperf_bert.line_file import LineFile
 from mlperf_bert.untrusted import open_regular_file
+
+_MOST_BYTES = 2**20  # of a line, far more than one of ours has
 
 
 class MetricsFile:
@@ -65,7 +68,7 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with BufferedReader(open_regular_file(path)) as file:
-            yield from file
+            yield from iter(partial(file.readline, _MOST_BYTES), b"")
     except FileNotFoundError:
         return
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from mlperf_bert.errors import CheckpointError, ConfigError, DataError, Unreadab
 from mlperf_bert.outcome import RunOutcome, read_outcome
 from mlperf_bert.resume_checks import allowed_differences, check_same, check_seed
 from mlperf_bert.run_directory import RunDirectory
+from mlperf_bert.untrusted import open_regular_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,10 +162,10 @@ def _other_code(path: Path) -> Iterator[str]:
 def _has_begun(log: Path) -> bool:
     """Whether the clock of an attempt had started."""
     try:
-        with log.open("rb") as file:
+        with BufferedReader(open_regular_file(log)) as file:
             return any(b'"run_start"' in line for line in file)
     except OSError as error:
-        raise reading_error(log, error, missing="is missing", remedy="try again") from None
+        raise reading_error(log, error, missing="is missing", remedy="move it away") from None
 
 
 def _outcome_of(state: CheckpointState) -> RunOutcome:

@@ -24,7 +24,7 @@ _FLOCK = "@hhqqi"  # of Linux, 64 bits: kind, whence, start, length, process
 def refuse_owned(root: Path, name: str) -> None:
     """Raise ConfigError where a run has an owner; a look before ranks are started, no promise."""
     with suppress(OSError):  # of which RunLock tells
-        file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR | os.O_NONBLOCK)
+        file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR)
         try:
             wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
@@ -114,8 +114,7 @@ class RunLock:
 
     def _locked(self, root: Path, path: Path) -> int | None:
         """The file, with the lock; None where an owner has just taken it away."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK
-        file = not_through_a_link(str(path), flags)
+        file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

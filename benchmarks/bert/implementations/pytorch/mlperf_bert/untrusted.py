@@ -31,8 +31,11 @@ def open_regular_file(path: Path) -> FileIO:
 
 
 def not_through_a_link(path: str, flags: int) -> int:
-    """Open a file for writing, as `opener` of `open`: OSError (ELOOP) for a symbolic link."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    """Open a file for writing, as `opener` of `open`, without waiting on a pipe in its place.
+
+    Raises OSError (ELOOP, ENXIO) for a symbolic link, and for a pipe that nobody reads.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
