@@ -9,10 +9,9 @@ from mlperf_bert.checkpoint.files import complete
 from mlperf_bert.checkpoint.manifest import (
     Manifest,
     complete_checkpoints,
-    has_had_checkpoints,
     read_manifest,
 )
-from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
+from mlperf_bert.checkpoint.retention import bring_back, discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.state import CheckpointState
 
 
@@ -112,4 +111,6 @@ def test_one_of_the_same_step_is_there_until_the_other_is(
         complete(partial, final, read_manifest(final))
     sweep(tmp_path)  # by the next start
     assert {path.name for path in tmp_path.iterdir()} == {"replaced_step_00000010"}
-    assert has_had_checkpoints(tmp_path)
+    bring_back(tmp_path)
+    bring_back(tmp_path)
+    assert steps(tmp_path) == [10]

@@ -111,7 +111,7 @@ def test_ranks_meet_where_nobody_else_may_be(tmp_path: Path) -> None:
     assert stat.S_IMODE(int(mode, 8)) == 0o700
     assert facts[:3] == ["1", "0", "1"]
     assert Path(facts[3]).parent.parent == tmp_path
-    assert gloo == nccl and gloo in ("lo", "lo0")
+    assert gloo in ("lo", "lo0") and nccl == f"={gloo}"
 
 
 def test_ranks_that_cannot_be_started_are_one_line(stands_for_python: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,7 @@ say_result() { # index, seconds, start, last line of its log before that
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
     local index=$1 seed=$2 log=$LOGDIR/result_$1.txt status restarts=0 start start_time last
+    [ ! -e "$log" ] || [ -f "$log" ] || fail "$log is no file; remove it, or give another LOGDIR"
     last=$(tail -n 1 "$log" 2>/dev/null || true)
     while :; do
         start=$(date +%s)

@@ -13,6 +13,7 @@ from mlperf_bert.checkpoint.manifest import (
     read_manifest,
     resolve,
 )
+from mlperf_bert.checkpoint.retention import bring_back
 from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.config import RunConfig
 from mlperf_bert.data.present import is_there, reading_error
@@ -98,6 +99,7 @@ def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
 def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
     remarks = []
     ended = _read_outcome(directory)
+    bring_back(directory.checkpoints)
     for path in named_checkpoints(directory.checkpoints):
         try:
             state = verify(path)

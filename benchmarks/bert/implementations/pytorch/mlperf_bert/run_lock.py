@@ -76,7 +76,8 @@ class RunLock:
             return
         if self._file is not None:
             with suppress(OSError):
-                self._path.unlink()
+                if _is_at(self._file, self._path):
+                    self._path.unlink()
             os.close(self._file)
         if self._has_made_root:
             with suppress(OSError):  # of a directory that has a run in it now
@@ -114,7 +115,9 @@ class RunLock:
 
     def _locked(self, root: Path, path: Path) -> int | None:
         """The file, with the lock; None where an owner has just taken it away."""
-        file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT)
+        file = not_through_a_link(
+            str(path), os.O_RDWR | os.O_CREAT, mode=0o600
+        )  # or readers lock it
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -128,7 +131,12 @@ class RunLock:
             problem = f"{root} has no locks ({error.strerror})"
             say(f"warning: {problem}: nothing keeps a second start out of this run")
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), os.lstat(path)):
+            # Another name of it would have us write into whatever else that is.
+            if _is_at(file, path) and os.fstat(file).st_nlink == 1:
                 return file
         os.close(file)
         return None
+
+
+def _is_at(file: int, path: Path) -> bool:
+    return os.path.samestat(os.fstat(file), os.lstat(path))

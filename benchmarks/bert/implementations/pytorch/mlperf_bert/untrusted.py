@@ -30,12 +30,12 @@ def open_regular_file(path: Path) -> FileIO:
     raise OSError(errno.EINVAL, "is not a regular file")
 
 
-def not_through_a_link(path: str, flags: int) -> int:
+def not_through_a_link(path: str, flags: int, mode: int = 0o666) -> int:
     """Open a file for writing, as `opener` of `open`, without waiting on a pipe in its place.
 
     Raises OSError (ELOOP, ENXIO) for a symbolic link, and for a pipe that nobody reads.
     """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:

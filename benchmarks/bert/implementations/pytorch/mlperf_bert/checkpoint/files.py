@@ -25,7 +25,7 @@ from mlperf_bert.checkpoint.manifest import (
     FileEntry,
     Manifest,
 )
-from mlperf_bert.checkpoint.retention import move_aside
+from mlperf_bert.checkpoint.retention import REPLACED, move_aside
 from mlperf_bert.checkpoint.snapshot import Snapshot
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.data.atomic import write_file
@@ -84,7 +84,7 @@ def complete(partial: Path, final: Path, manifest: Manifest) -> None:
     for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
     # One of the same step goes last: removed first, it would be lost to a kill in between.
-    replaced = move_aside(final, "replaced") if is_there(final) else None
+    replaced = move_aside(final, REPLACED) if is_there(final) else None
     partial.rename(final)
     _flush_directory(final.parent)
     if replaced is not None:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from mlperf_bert.checkpoint.manifest import complete_checkpoints, named_checkpoints, step_of
 from mlperf_bert.checkpoint.state import read_state
-from mlperf_bert.data.present import is_there
+from mlperf_bert.data.present import is_there, names_in, reading_error
 from mlperf_bert.errors import CheckpointError
+
+REPLACED = "replaced"  # said of a checkpoint, until another of its step is there
 
 
 def prune(directory: Path, keep_last: int) -> None:
@@ -37,6 +39,20 @@ def move_aside(path: Path, word: str) -> Path:
         aside = first.with_name(f"{first.name}_{number}")
     path.rename(aside)
     return aside
+
+
+def bring_back(directory: Path) -> None:
+    """Give a checkpoint its name back where the one that was to replace it is not there.
+
+    Its writer was killed. Raises UnreadableError.
+    """
+    for name in names_in(directory):
+        path = directory / name.removeprefix(f"{REPLACED}_")
+        if path.name != name and step_of(path) >= 0 and not is_there(path):
+            try:
+                (directory / name).rename(path)
+            except OSError as error:
+                raise reading_error(path, error, missing="is missing", remedy="") from None
 
 
 def sweep(directory: Path) -> None:

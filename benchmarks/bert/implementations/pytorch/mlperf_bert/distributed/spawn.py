@@ -102,7 +102,8 @@ def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
     own = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
     # Linux's and macOS's names of the loopback interface, for gloo's and NCCL's sockets.
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback[0])
+    # To NCCL a name is the beginning of one, unless it follows "=".
+    interfaces = {"GLOO_SOCKET_IFNAME": loopback[0], "NCCL_SOCKET_IFNAME": f"={loopback[0]}"}
     return {
         **os.environ,
         **{name: str(n) for name, n in own.items()},
