@@ -6,7 +6,6 @@
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -163,9 +162,3 @@ class RunDirectory:
         with suppress(OSError):  # what cannot be removed must not hide the error
             shutil.rmtree(self.run)
             self.mlperf_log.unlink(missing_ok=True)
-
-
-def default_root(config_path: Path) -> Path:
-    """`runs/<utc>-<config>` below the current directory."""
-    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return Path("runs") / f"{utc}-{config_path.stem}"

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import platform
-import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,20 +17,6 @@ _TRIES = 100  # while other owners leave, who take the file away with them
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # on this file system
 _MOST_BYTES = 500  # of what an owner says of itself
-_FLOCK = "@hhqqi"  # of Linux, 64 bits: kind, whence, start, length, process
-
-
-def refuse_owned(root: Path, name: str) -> None:
-    """Raise ConfigError where a run has an owner; a look before ranks are started, no promise."""
-    with suppress(OSError):  # of which RunLock tells
-        file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR)
-        try:
-            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
-            if kind != fcntl.F_UNLCK:
-                raise _refusal(file, root, name)
-        finally:
-            os.close(file)
 
 
 def _refusal(file: int, root: Path, name: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import time
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.config_io import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
-    from mlperf_bert.run_lock import refuse_owned
+    from mlperf_bert.run_lock import RunLock
 
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
@@ -64,13 +65,16 @@ def run(args: argparse.Namespace) -> int:
         return _train_with_readers(args, config)
     parallel = config.parallel
     if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
-        if args.run_dir is not None:
-            refuse_owned(args.run_dir, _name(args))
-        return run_on_ranks(
-            args.command_line,
-            parallel.ranks_per_node,
-            agreed_statuses=(STOPPED, TARGET_MISSED),
-        )
+        if args.resume == "auto":
+            _check_run_dir(args)
+        root = args.run_dir or _default_root(args.config)
+        with RunLock(root, _name(args)) as lock:  # at once, and for as long as there are ranks
+            lock.check()
+            return run_on_ranks(
+                [*args.command_line, "--run-dir", str(root)],
+                parallel.ranks_per_node,
+                agreed_statuses=(STOPPED, TARGET_MISSED),
+            )
     return _train_as_rank(args, config)
 
 
@@ -91,13 +95,25 @@ def _train_as_rank(
 ) -> int:
     """Train, rank 0 as the one owner of the run's directory."""
     from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.run_directory import default_root
     from mlperf_bert.run_lock import RunLock
 
     info = process.role.info if process else read_rank_info()
-    root = args.run_dir or default_root(args.config)  # holds the time: rank 0's counts
-    with RunLock(root if info.rank == 0 else None, _name(args)) as lock:
+    root = args.run_dir or _default_root(args.config)  # holds the time: rank 0's counts
+    is_owner = info.rank == 0 and info.launcher != "local"  # there who started the ranks is
+    with RunLock(root if is_owner else None, _name(args)) as lock:
         return _train_in(root, lock, info, args, config, process)
+
+
+def _default_root(config_path: Path) -> Path:
+    """`runs/<utc>-<config>` below the current directory."""
+    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return Path("runs") / f"{utc}-{config_path.stem}"
+
+
+def _check_run_dir(args: argparse.Namespace) -> None:
+    if args.run_dir is None:
+        remedy = "give the directory of the run to go on with"
+        raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
 
 
 def _name(args: argparse.Namespace) -> str:
@@ -189,9 +205,8 @@ def _agree_on_start(
         resume = args.resume or "none"
         if is_restart and (args.resume is None or directory.exists):
             resume = "auto"
-        if resume == "auto" and args.run_dir is None:
-            remedy = "give the directory of the run to go on with"
-            raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
+        if resume == "auto":
+            _check_run_dir(args)
         found[0] = find_start(resume, directory, config)
         if found[0].ended is not None:
             print(_ended_in_words(found[0], directory), flush=True)
