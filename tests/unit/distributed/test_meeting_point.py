@@ -70,7 +70,8 @@ def test_ranks_of_one_mpiexec_agree_also_behind_shells() -> None:
     code = (
         "import os, types; from mlperf_bert.distributed.meeting_point import rendezvous; "
         "two = types.SimpleNamespace(launcher=0, world_size=2, local_world_size=2); "
-        "print(rendezvous(two, os.environ)[1])"
+        "port = rendezvous(two, os.environ)[1]; "
+        "os.write(1, str(port).encode() + bytes([10]))"  # in one piece: both write there
     )
     program = f"{sys.executable} -c '{code}'"
     rank = "PMI_RANK={0} PMI_SIZE=2 MPI_LOCALRANKID={0} MPI_LOCALNRANKS=2"
