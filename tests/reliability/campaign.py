@@ -147,6 +147,8 @@ class Campaign:
         run = Run(self.directory / f"run-{self.runs:02d}")
         killed: list[Kill] = []
         for aim in (*aims, None):
+            if killed and killed[-1].phase == "end":
+                aim = None  # nothing is left of it that could be killed
             newest, attempt = run.newest_step(), Attempt(run)
             with setup.start(run, "--resume", "auto") as job:
                 kill = aim and self._kill(job, setup, expected, attempt, aim)
