@@ -228,7 +228,7 @@ def run_soak(tmp_path: Path, plan: Plan, settled_steps: int) -> list[Sample]:
     return soak.samples
 
 
-@pytest.mark.real
+@pytest.mark.longest
 def test_a_short_soak(tmp_path: Path) -> None:
     run_soak(tmp_path, SHORT, settled_steps=0)
 
