@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -73,8 +74,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def function_of(
     module: str, inner: Callable[[float], object] = time.sleep, name: str = "wait"
 ) -> Any:
-    """One that calls `inner`, which waits, in a module of that name."""
-    names: dict[str, Any] = {"__name__": module, "inner": inner}
+    """One that calls `inner`, which waits, as if it were written in that module."""
+    waits_for = getattr(import_module(module), "WAITS_FOR", None)
+    names: dict[str, Any] = {"__name__": module, "WAITS_FOR": waits_for, "inner": inner}
     exec(f"def {name}(seconds): inner(seconds)", names)
     return names[name]
 

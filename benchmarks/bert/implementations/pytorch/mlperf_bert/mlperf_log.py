@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import mlperf_bert
 from mlperf_bert.config import RunConfig
 from mlperf_bert.errors import ConfigError
 
@@ -249,7 +250,7 @@ def _make_logger(logger_class: Any, handler: logging.FileHandler) -> Any:
     logger = logging.Logger("mlperf_log", logging.INFO)
     logger.addHandler(handler)
     # Paths inside the package are logged relative to it: where it is installed is nobody's matter.
-    root = re.escape(str(Path(__file__).resolve().parent.parent))
+    root = re.escape(str(Path(mlperf_bert.__file__).resolve().parent.parent))
     return logger_class(logger, root_dir=root)
 
 

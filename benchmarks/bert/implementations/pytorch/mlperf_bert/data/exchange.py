@@ -21,6 +21,7 @@ from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, Packet, join, pack, unpack
 from mlperf_bert.errors import DataError, UserError
 
+WAITS_FOR = "ranks"  # for distributed/failures.py
 _LEAVING = -1  # in place of a message's size
 _LEAVE_TIMEOUT = timedelta(seconds=10)
 

@@ -24,6 +24,7 @@ from mlperf_bert.data.shards import size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
+WAITS_FOR = "loader"  # for distributed/failures.py
 PREFETCHED_STEPS = 2
 PATIENCE_S = 5.0
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.step_plan import StepPlan
 
+WAITS_FOR = "device"  # for distributed/failures.py
+
 
 @dataclass(frozen=True, slots=True)
 class StagedBatches:

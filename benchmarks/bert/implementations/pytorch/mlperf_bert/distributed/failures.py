@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
+from typing import Literal
 
 import torch.distributed as dist
 
@@ -18,14 +19,10 @@ from mlperf_bert.whereabouts import Whereabouts
 # A rank that hangs by itself says so before those that wait for it give up and have it killed;
 # so these get more time, of their collectives first.
 GRACE = timedelta(seconds=2)
-_WAITING = (
-    *("torch.distributed", "torch.autograd", "mlperf_bert.distributed"),
-    "mlperf_bert.data.exchange",
-)
-_LOADER = "mlperf_bert.data.loader"
-# Who reads waits for storage, also over NCCL; but for the device where it brings batches there.
-_READING = (_LOADER, "mlperf_bert.eval_batches")
-_TO_DEVICE = ("mlperf_bert.data.staging", "mlperf_bert.data.capacity_staging")
+# What a module waits for, by its own word: `WAITS_FOR` in it, whatever the module is called.
+Waits = Literal["ranks", "loader", "storage", "device"]
+_READING: tuple[Waits, ...] = ("loader", "storage")
+_OURS = __name__.partition(".")[0] + "."
 
 
 @contextmanager
@@ -94,7 +91,7 @@ def _telling_frame(thread: int) -> FrameType:
     """What `thread`, which trains, is at; the loader's thread where it waits for that one."""
     frames = sys._current_frames()
     own = frames[thread]
-    waits_for_loader = _module(own) == "threading" and _passes_through(own, (_LOADER,))
+    waits_for_loader = _module(own) == "threading" and _passes_through(own, ("loader",))
     if waits_for_loader and not _has_failed(thread):
         for other in threading.enumerate():
             if other.name == "loader" and other.ident in frames:
@@ -108,11 +105,12 @@ def _waits_for_others(frame: FrameType) -> bool:
     Over NCCL the host does wherever it needs a number from the device, or room in its queue. A
     wait for the own reader process does not count: nobody knows better than this rank.
     """
-    if _module(frame).startswith(_WAITING):
+    if _waits_for(frame) == "ranks":
         return True
     if not _over_nccl():
         return False
-    return not _passes_through(frame, _READING) or _passes_through(frame, _TO_DEVICE)
+    # Who reads waits for storage; but for the device where it brings batches there.
+    return not _passes_through(frame, _READING) or _passes_through(frame, ("device",))
 
 
 def _has_failed(thread: int) -> bool:
@@ -125,14 +123,22 @@ def _over_nccl() -> bool:
     return dist.is_initialized() and dist.get_backend() == "nccl"
 
 
-def _passes_through(innermost: FrameType, modules: tuple[str, ...]) -> bool:
-    return any(_module(frame) in modules for frame in _outward(innermost))
+def _passes_through(innermost: FrameType, waits: tuple[Waits, ...]) -> bool:
+    return any(_waits_for(frame) in waits for frame in _outward(innermost))
+
+
+def _waits_for(frame: FrameType) -> str | None:
+    """What a frame's module waits for, where it is one that waits."""
+    if _module(frame).startswith(("torch.distributed", "torch.autograd", f"{__package__}.")):
+        return "ranks"
+    waits: str | None = frame.f_globals.get("WAITS_FOR")
+    return waits
 
 
 def _place(innermost: FrameType) -> str:
     """The innermost place of this package that a thread is at."""
     for frame in _outward(innermost):
-        if _module(frame).startswith("mlperf_bert."):
+        if _module(frame).startswith(_OURS):
             return f"in {_module(frame)}, line {frame.f_lineno}"
     return f"in {_module(innermost)}"
 
