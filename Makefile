@@ -32,8 +32,8 @@ test-slow: setup test-oldest
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -m longest
 
 # Model, optimizer, steps, graphs, bench and kernels on the oldest torch allowed, with its Triton; 6 GB once.
-OLDEST = tests/unit/model tests/unit/optim tests/unit/bench \
-	$(addprefix tests/unit/test_, replay.py graphs.py precision.py)
+OLDEST = tests/unit/model tests/unit/optim tests/unit/step tests/tools/bench \
+	tests/unit/parts/test_precision.py
 test-oldest:
 	tools/venv.sh dev oldest
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)

@@ -38,7 +38,7 @@ if [ ! -d "$root/$launch" ]; then
     echo "run_and_time.sh: error: $root is not the tree; submit from the top of the tree" >&2
     exit 2
 fi
-configs=$root/benchmarks/bert/implementations/pytorch/configs
+configs=$root/benchmarks/bert/implementations/pytorch/mlperf_bert/configs
 if [ -n "${CORPUS:-}" ]; then CONFIG=${CONFIG:-$configs/own_text_cpu.toml}; fi
 CONFIG=${CONFIG:-$configs/cpu_tiny.toml}
 NEXP=${NEXP:-1}

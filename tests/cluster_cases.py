@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlperf_bert.config_sections import ClipPolicy, ModelSection
-from mlperf_bert.plan.cluster.constants import Constants, default_constants
-from mlperf_bert.plan.cluster.machine import make_machine
-from mlperf_bert.plan.cluster.software import Software, software, with_capture
-from mlperf_bert.plan.cluster.step import Job, StepTiming, simulate_step
-from mlperf_bert.plan.cluster.workload import Workload, even_workload
+from bert_tools.plan.cluster.constants import Constants, default_constants
+from bert_tools.plan.cluster.machine import make_machine
+from bert_tools.plan.cluster.software import Software, software, with_capture
+from bert_tools.plan.cluster.step import Job, StepTiming, simulate_step
+from bert_tools.plan.cluster.workload import Workload, even_workload
+from mlperf_bert.config.sections import ClipPolicy, ModelSection
 
 # No overheads: what is left is work and messages.
 FREE = replace(

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mlperf_bert.crc32c import masked_crc32c
+from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.data.shards import Shard
 
 Example = dict[str, list[int]]  # name of a feature, without padding -> values

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_bert.log_reader import TOKEN
+from bert_tools.common.log_reader import TOKEN
 from support import mlperf_records
 
 RUNS = 10
@@ -44,7 +44,7 @@ def write_run(
     path: Path, minutes: float, samples: int, *, ranks: int | None = None, status: str = "success"
 ) -> None:
     """One run that trains on so many samples in so many minutes."""
-    from mlperf_bert.mlperf_log import MlperfLog
+    from mlperf_bert.run.mlperf_log import MlperfLog
 
     log = MlperfLog(path, True)
     log.run_start()

@@ -6,8 +6,8 @@ Written from the definition, one rule after the other, to hold `squad/answers.py
 import math
 from collections.abc import Sequence
 
-from mlperf_bert.squad.questions import Questions
-from mlperf_bert.squad.windows import Windows
+from bert_tools.squad.questions import Questions
+from bert_tools.squad.windows import Windows
 
 
 def most_context(spans: Sequence[tuple[int, int]], token: int) -> int:

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.report.charts import charts_of
-from mlperf_bert.report.facts import RunFacts, read_facts
-from mlperf_bert.report.page import report_page
-from mlperf_bert.report.run_files import find_runs
+from bert_tools.report.charts import charts_of
+from bert_tools.report.facts import RunFacts, read_facts
+from bert_tools.report.page import report_page
+from bert_tools.report.run_files import find_runs
 
 TAGS = {
     *("html", "head", "meta", "title", "style", "script", "body", "main", "header", "footer"),

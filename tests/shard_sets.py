@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlperf_bert.bench.synthetic import synthetic_samples
+from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, write_index
 from mlperf_bert.data.published_shapes import SHORTEST

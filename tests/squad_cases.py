@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.squad.settings import SquadSettings, parse_engine
+from bert_tools.squad.settings import SquadSettings, parse_engine
+from mlperf_bert.config.sections import ModelSection
 
 VOCABULARY = 64
 LONGEST = 24

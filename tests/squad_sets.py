@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mlperf_bert.prepare.vocabulary import Vocabulary, parse_vocabulary
-from mlperf_bert.squad.questions import Questions, parse_questions
+from bert_tools.squad.questions import Questions, parse_questions
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, parse_vocabulary
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.config_io import config_from_tables
-from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.log_reader import TOKEN
-from mlperf_bert.mlperf_log import MlperfLog
+from bert_tools.common.log_reader import TOKEN
+from bert_tools.package.export import CODE_DIRECTORIES, CODE_FILES
+from bert_tools.package.system_description import FIELDS
+from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
-from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES
-from mlperf_bert.system_description import FIELDS
+from mlperf_bert.run.mlperf_log import MlperfLog
 from support import mlperf_records
 
 OPEN, CLOSED = "acme_n1_open", "acme_n1_closed"

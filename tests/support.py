@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bert_tools
 import mlperf_bert
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.prepare.build import prepare_text
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = Path(mlperf_bert.__file__).parent
-CONFIGS = PACKAGE.parent / "configs"
+TOOLS = Path(bert_tools.__file__).parent
+CONFIGS = PACKAGE / "configs"
 NUM_WORDS = 64
 REDUCED = (  # what makes a command of the README that trains end soon
     " --set eval.target_accuracy=0.03 --set eval.interval_samples=500"

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mlperf_bert.convert.protobuf import varint
-from mlperf_bert.convert.tensorflow_bundle import BundleTensor
-from mlperf_bert.convert.tensorflow_table import open_table
-from mlperf_bert.crc32c import crc32c, mask, masked_crc32c
+from bert_tools.convert.protobuf import varint
+from bert_tools.convert.tensorflow_bundle import BundleTensor
+from bert_tools.convert.tensorflow_table import open_table
+from mlperf_bert.common.crc32c import crc32c, mask, masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57
 Field = tuple[int, "int | bytes | list[Field]"]

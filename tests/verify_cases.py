@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import OWN_DIGEST, Manifest, ShardEntry, write_index
-from mlperf_bert.data.records import write_json
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.prepare.examples import ExampleArrays

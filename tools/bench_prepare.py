@@ -26,8 +26,8 @@ from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
 from mlperf_bert.prepare.python_docs import collect_documents
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
-from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.prepare.wordpiece import Tokenizer
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from mlperf_bert.vocabulary.wordpiece import Tokenizer
 
 # The plain version belongs to the tests, which are no package: it is there to check, not to use.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -22,18 +22,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlperf_bert import reader_process
-from mlperf_bert.build import build
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
+from mlperf_bert.cli import reader_process
+from mlperf_bert.cli.reader_process import run_reader
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import RankInfo, read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.reader_process import run_reader
-from mlperf_bert.run_directory import RunDirectory
-from mlperf_bert.warm_up import warm_up
+from mlperf_bert.parts.build import build
+from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.step.warm_up import warm_up
 
 # The made-up text belongs to the tests, which are no package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.build_loader import make_planner
-from mlperf_bert.build_start import make_model
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import config_to_tables, load_config
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.files import config_to_tables, load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
+from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clip_policies import (
     combine_norms,
@@ -29,13 +28,14 @@ from mlperf_bert.distributed.clip_policies import (
     limit_before_allreduce,
     limit_factor,
 )
-from mlperf_bert.eval_batches import tokens_per_forward
-from mlperf_bert.evaluate import Evaluator
+from mlperf_bert.evaluation.batches import tokens_per_forward
+from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
-from mlperf_bert.open_data import RunData, open_data
 from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.step import forward
+from mlperf_bert.parts.loader import make_planner
+from mlperf_bert.parts.start import make_model
+from mlperf_bert.step.eager import forward
 
 WARM_UP_SAMPLES = 4096
 QUARTILES = torch.tensor([0.25, 0.5, 0.75])

@@ -4,19 +4,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.plan.cluster.ablation import ablation
-from mlperf_bert.plan.cluster.calibration import compare, published_steps
-from mlperf_bert.plan.cluster.constants import default_constants
-from mlperf_bert.plan.cluster.plot import (
+from bert_tools.plan.cluster.ablation import ablation
+from bert_tools.plan.cluster.calibration import compare, published_steps
+from bert_tools.plan.cluster.constants import default_constants
+from bert_tools.plan.cluster.plot import (
     ablation_picture,
     calibration_picture,
     sweep_picture,
     timeline_picture,
 )
-from mlperf_bert.plan.cluster.question import Question, answer
-from mlperf_bert.plan.cluster.sweep import sweep
-from mlperf_bert.plan.sample_index import SampleIndex
+from bert_tools.plan.cluster.question import Question, answer
+from bert_tools.plan.cluster.sweep import sweep
+from bert_tools.plan.sample_index import SampleIndex
+from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 PAPER = Question(
     nodes=128,

@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from mlperf_bert.plan.entries import Entry, chosen
-from mlperf_bert.plan.published_results import published_entries
-from mlperf_bert.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
+from bert_tools.plan.entries import Entry, chosen
+from bert_tools.plan.published_results import published_entries
+from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "scaling_law.png"
 NVIDIA_A100 = ("submitter=NVIDIA", "division=closed", "accelerator~A100")

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from mlperf_bert.config_checks import CLOSED_MOST_BATCH
-from mlperf_bert.plan.convergence import convergence_points, expected_samples
-from mlperf_bert.plan.recipes import LambRecipe, lamb_recipe, published_sets
+from bert_tools.plan.recipes import LambRecipe, lamb_recipe, published_sets
+from mlperf_bert.config.checks import CLOSED_MOST_BATCH
+from mlperf_bert.evaluation.convergence import convergence_points, expected_samples
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "hyperparameters.png"
 SMALLEST = 256

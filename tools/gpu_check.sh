@@ -25,7 +25,7 @@ dry-run:: | list::) stages=(1 2 3) ;;
 esac
 
 # Device and sizes: here and nowhere else. All but 320 sequences shall fit 80 GB.
-CONFIG=benchmarks/bert/implementations/pytorch/configs/h200_1x1x448x1.toml
+CONFIG=benchmarks/bert/implementations/pytorch/mlperf_bert/configs/h200_1x1x448x1.toml
 if [[ $MODE == dry-run ]]; then
     DEVICE=cpu BATCH=4 LARGE_BATCHES=(6 8) MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2 BURN_IN=2s PATIENCE=4
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64

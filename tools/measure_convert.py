@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from mlperf_bert.checkpoint.huggingface.export import config_json
+from mlperf_bert.checkpoint.huggingface.safetensors_file import read_safetensors
 from mlperf_bert.checkpoint.tensor_file import write_tensors
-from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.convert.export import config_json
-from mlperf_bert.convert.safetensors_file import read_safetensors
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 LARGE = ModelSection()
 WITH_WORDS = ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")

@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from mlperf_bert.errors import DataError
-from mlperf_bert.log_reader import read_foreign_log
-from mlperf_bert.report.curves import curves_for
-from mlperf_bert.report.run import Evaluation, read_run
-from mlperf_bert.watch.remaining import Forecast, by_curve, by_published
+from bert_tools.common.log_reader import read_foreign_log
+from bert_tools.report.curves import curves_for
+from bert_tools.report.run import Evaluation, read_run
+from bert_tools.watch.remaining import Forecast, by_curve, by_published
+from mlperf_bert.common.errors import DataError
 
 REPOSITORY = Path(__file__).parents[1]
 OWN_TARGETS = (0.20, 0.22, 0.24, 0.25, 0.26, 0.265, 0.27)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_bert.bench.synthetic import synthetic_samples
+from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.masking import DynamicMasks

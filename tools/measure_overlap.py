@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.data.atomic import make_directory, write_file
-from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import ConfigError, UserError
 from overlap_link import ADDRESSES, INTERFACE, check_possible, linked_namespaces
 from overlap_rank import (
     ALONE,

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 
 INTERFACE = "veth0"  # the same name in both namespaces
 ADDRESSES = ("10.0.0.1", "10.0.0.2")

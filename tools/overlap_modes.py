@@ -20,7 +20,12 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config_sections import ClipPolicy, ClipSection, ModelSection, OptimSection
+from mlperf_bert.config.sections import (
+    ClipPolicy,
+    ClipSection,
+    ModelSection,
+    OptimSection,
+)
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clip_hook import ClipOutcome
@@ -35,7 +40,7 @@ from mlperf_bert.optim.flat_layout import plan_layout
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.loss_scale import no_loss_scale
 from mlperf_bert.optim.registry import make_optimizer, make_optimizer_alone
-from mlperf_bert.step import EagerStep
+from mlperf_bert.step.eager import EagerStep
 
 BUCKET_CAP_MB = 2.5  # MiB
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.bench.synthetic import synthetic_samples
-from mlperf_bert.config_sections import ModelSection
+from bert_tools.bench.synthetic import synthetic_samples
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session

@@ -12,21 +12,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mlperf_bert.build_loader import make_planner
-from mlperf_bert.build_start import make_model
-from mlperf_bert.build_step import build_step
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
-from mlperf_bert.data.atomic import make_directory, replaced_file, write_file
+from mlperf_bert.common.atomic import make_directory, replaced_file, write_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
+from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.launch import read_rank_info
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import correct_predictions
-from mlperf_bert.open_data import RunData, open_data
+from mlperf_bert.parts.loader import make_planner
+from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.step import build_step
 from mlperf_bert.prepare.corpus import prepare_embedded
-from mlperf_bert.step import EagerStep, forward
+from mlperf_bert.step.eager import EagerStep, forward
 
 CPU = torch.device("cpu")
 IMPLEMENTATION = Path(__file__).parents[1] / "benchmarks" / "bert" / "implementations" / "pytorch"

@@ -28,9 +28,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from clip_study_runs import Cell, make_config, run_cell
-from mlperf_bert.config_io import config_to_tables
-from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
-from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.common.errors import DataError, UserError
+from mlperf_bert.config.files import config_to_tables
 
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 COMPARED_WITH = "after_allreduce"

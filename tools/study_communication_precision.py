@@ -25,8 +25,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 
-from mlperf_bert.data.atomic import make_directory, write_file
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import DataError
 
 Wire = Callable[[np.ndarray], np.ndarray]
 

@@ -27,8 +27,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 
-from mlperf_bert.data.atomic import make_directory, write_file
-from mlperf_bert.errors import UserError
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import UserError
 from position_runs import (
     FIRST_PHASE_OF,
     RANGES_OF_SHORT,

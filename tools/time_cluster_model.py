@@ -2,11 +2,11 @@
 
 import time
 
+from bert_tools.plan.cluster.constants import default_constants
+from bert_tools.plan.cluster.question import Question
+from bert_tools.plan.cluster.run import simulate_steps
+from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.plan.cluster.constants import default_constants
-from mlperf_bert.plan.cluster.question import Question
-from mlperf_bert.plan.cluster.run import simulate_steps
-from mlperf_bert.plan.sample_index import SampleIndex
 
 
 def main() -> None:

@@ -18,14 +18,18 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlperf_bert.bench import cli
-from mlperf_bert.bench.batches import run_updates
-from mlperf_bert.bench.run_options import make_config
-from mlperf_bert.bench.training_run import training_run
-from mlperf_bert.config_io import load_config
+from bert_tools.bench import cli
+from bert_tools.bench.batches import run_updates
+from bert_tools.bench.run_options import make_config
+from bert_tools.bench.training_run import training_run
+from mlperf_bert.config.files import load_config
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.capacity_staging import blank
-from mlperf_bert.memory.plan import (
+from mlperf_bert.model import bert, fp8_blocks
+from mlperf_bert.model.attention_choice import AttentionChoice
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.parts.memory_plan import (
     GIB,
     USABLE_OF_NAMED,
     expected_forward,
@@ -33,10 +37,6 @@ from mlperf_bert.memory.plan import (
     largest_batch,
     plan_memory,
 )
-from mlperf_bert.model import bert, fp8_blocks
-from mlperf_bert.model.attention_choice import AttentionChoice
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import pretraining_loss
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "benchmarks/bert/implementations/pytorch/configs/h200_1x1x448x1.toml"

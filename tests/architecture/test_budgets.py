@@ -1,4 +1,4 @@
-"""Budgets: 300 lines a file, 60 a function (complexity 10 is ruff's C901), 40 MB in all."""
+"""Budgets: 600 lines a file, 60 a function (complexity 10 is ruff's C901), 40 MB in all."""
 
 import ast
 import subprocess
@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from support import PACKAGE, REPOSITORY
+from support import PACKAGE, REPOSITORY, TOOLS
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_TREE_BYTES = 40 * 10**6
 EXCEPTIONS: dict[str, str] = {}  # path -> reason; at most three
 
-FILES = sorted(path for folder in (PACKAGE, REPOSITORY / "tests") for path in folder.rglob("*.py"))
+FILES = sorted(
+    path for folder in (PACKAGE, TOOLS, REPOSITORY / "tests") for path in folder.rglob("*.py")
+)
 
 
 def name(path: Path) -> str:
@@ -40,7 +42,7 @@ def test_exceptions_are_few_and_real() -> None:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_first_line_says_the_job(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    if path.is_relative_to(PACKAGE):
+    if not path.is_relative_to(REPOSITORY / "tests"):
         assert docstring and docstring.splitlines()[0].endswith((".", ":"))
 
 

@@ -7,7 +7,7 @@ import chromium
 import pytest
 from chromium import DESK, PHONE, Scheme, opened
 
-from mlperf_bert.config_io import config_to_toml, load_config
+from mlperf_bert.config.files import config_to_toml, load_config
 from report_pages import page_of
 from support import TINY_CONFIG
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from bert_tools.package.export import CODE_DIRECTORIES, CODE_FILES, export
+from bert_tools.package.verdict import make_package
 from mlperf_bert.__main__ import main
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.package.export import CODE_DIRECTORIES, CODE_FILES, export
-from mlperf_bert.package.verdict import make_package
+from mlperf_bert.common.errors import ConfigError
 from submissions import (
     CLOSED,
     DIVISIONS,

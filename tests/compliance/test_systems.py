@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 
-from mlperf_bert.config_io import load_config
-from mlperf_bert.system_description import FIELDS, check_description
+from bert_tools.package.system_description import FIELDS, check_description
+from mlperf_bert.config.files import load_config
 from support import CONFIGS, REPOSITORY
 
 SYSTEMS = sorted((REPOSITORY / "systems").glob("*.json"))

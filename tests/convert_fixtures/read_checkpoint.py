@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from mlperf_bert.convert.tensorflow import open_tensorflow
-from mlperf_bert.crc32c import crc32c
+from bert_tools.convert.tensorflow import open_tensorflow
+from mlperf_bert.common.crc32c import crc32c
 
 MIB = 2**20
 

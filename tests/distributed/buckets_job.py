@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
-from mlperf_bert.warm_up import synthetic_batch
+from mlperf_bert.step.warm_up import synthetic_batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = (("fp32", 0.1), ("bf16", 0.1), ("fp32", 0.05), ("fp32", 25.0))

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.build import build
-from mlperf_bert.build_loader import make_planner
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
@@ -27,8 +26,9 @@ from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.run_directory import RunDirectory
+from mlperf_bert.parts.build import build
+from mlperf_bert.parts.loader import make_planner
+from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 
 SIZES = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=4")

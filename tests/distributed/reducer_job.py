@@ -14,7 +14,7 @@ from clip_job import BUCKET_CAP_MB, CASES, FORWARDS, POLICIES, SCALES, make_mode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clipping import Clipping, make_clipping

@@ -24,7 +24,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.distributed.shard_group import ShardGroup
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.warm_up import warm_up
+from mlperf_bert.step.warm_up import warm_up
 
 STEPS = 50
 RULES = {  # and rates that learn something in STEPS

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mlperf_bert.build_start import make_model
-from mlperf_bert.build_step import build_step
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step import EagerStep
+from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.step import build_step
+from mlperf_bert.step.eager import EagerStep
 
 CPU = torch.device("cpu")
 MICRO_BATCHES, SEQUENCES, MASKED = 4, 2, 2  # of an update, of each, of each sequence

@@ -18,19 +18,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # of squad_cases
 
+from bert_tools.squad.bubble import StageClock, StageEvent, bubble_by_formula, measured_bubble
+from bert_tools.squad.engines.build import make_engine
+from bert_tools.squad.engines.contract import REPLICA, STAGE, Team
+from bert_tools.squad.engines.schedules import make_schedule
+from bert_tools.squad.engines.stage_modules import TimedStage
+from bert_tools.squad.evaluate import score_windows
+from bert_tools.squad.loop import Loop
+from bert_tools.squad.microbatches import UpdatePlan
+from bert_tools.squad.model import draw_weights
+from bert_tools.squad.settings import Schedule
+from bert_tools.squad.spans import WindowReader
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.squad.bubble import StageClock, StageEvent, bubble_by_formula, measured_bubble
-from mlperf_bert.squad.engines.build import make_engine
-from mlperf_bert.squad.engines.contract import REPLICA, STAGE, Team
-from mlperf_bert.squad.engines.schedules import make_schedule
-from mlperf_bert.squad.engines.stage_modules import TimedStage
-from mlperf_bert.squad.evaluate import score_windows
-from mlperf_bert.squad.loop import Loop
-from mlperf_bert.squad.microbatches import UpdatePlan
-from mlperf_bert.squad.model import draw_weights
-from mlperf_bert.squad.settings import Schedule
-from mlperf_bert.squad.spans import WindowReader
 from squad_cases import SMALL, made_up_windows, small_settings
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.stragglers import StragglerWatch
+from mlperf_bert.run.stragglers import StragglerWatch
 
 STEPS = 3
 SHORT_S, LONG_S = 0.01, 0.15

@@ -15,7 +15,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step import training_loss_sums
+from mlperf_bert.step.eager import training_loss_sums
 
 RANKS = 2
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")

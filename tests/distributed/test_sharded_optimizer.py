@@ -33,8 +33,8 @@ from forked_ranks import run_ranks
 from mlperf_bert.checkpoint import load
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.checkpoint.state import read_state
+from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import BLOCK
 
 # Absolute, of weights: sums of four ranks in another order, 50 steps with an epsilon of 1e-6.

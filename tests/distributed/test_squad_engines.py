@@ -22,7 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     output = tmp_path_factory.mktemp("squad")
     script = Path(__file__).with_name("squad_job.py")
     statuses, printed = run_ranks(
-        script, (output,), RANKS, imports=["mlperf_bert.squad.fine_tune"], timeout_s=800
+        script, (output,), RANKS, imports=["bert_tools.squad.fine_tune"], timeout_s=800
     )
     assert statuses == [0] * RANKS, printed
     return {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.signal_watch import TWICE_S
+from mlperf_bert.signals.signal_watch import TWICE_S
 from support import REPOSITORY
 
 GO_ON = r"to go on, all else as before: RESUME=auto LOGDIR={} \./run_and_time\.sh$"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_cases import Case, bounds_of, check_policy, make_case, results
-from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy, grouped
 from mlperf_bert.model.attention_choice import TOLERANCE, choose_attention
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from mlperf_bert.bench import cli
-from mlperf_bert.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_ours
-from mlperf_bert.bench.contenders import make_data
-from mlperf_bert.bench.other_peers import BUILDERS, make_other_peers
-from mlperf_bert.bench.peer import make_peer
-from mlperf_bert.config_sections import ModelSection
+from bert_tools.bench import cli
+from bert_tools.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_ours
+from bert_tools.bench.contenders import make_data
+from bert_tools.bench.other_peers import BUILDERS, make_other_peers
+from bert_tools.bench.peer import make_peer
+from mlperf_bert.config.sections import ModelSection
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: nothing is measured on one here"

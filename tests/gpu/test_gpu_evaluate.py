@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.config_sections import ModelSection, StepMode
+from mlperf_bert.config.sections import ModelSection, StepMode
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.eval_schedule import Beside
-from mlperf_bert.evaluate import Evaluator
-from mlperf_bert.mlperf_log import MlperfLog
+from mlperf_bert.evaluation.evaluate import Evaluator
+from mlperf_bert.evaluation.schedule import Beside
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.replay import Replay
+from mlperf_bert.run.mlperf_log import MlperfLog
+from mlperf_bert.step.replay import Replay
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: nothing is captured here"

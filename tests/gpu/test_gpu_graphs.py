@@ -7,8 +7,8 @@ import torch
 
 from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_smallest
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.graphs import use_capturable_stream
-from mlperf_bert.warm_up import warm_up
+from mlperf_bert.step.captured import use_capturable_stream
+from mlperf_bert.step.warm_up import warm_up
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: nothing can be captured here"

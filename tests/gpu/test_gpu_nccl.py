@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from graph_cases import LARGE, SMALL, Run, to_smallest
 from mlperf_bert.distributed.shard_group import ShardGroup
-from mlperf_bert.graphs import use_capturable_stream
-from mlperf_bert.warm_up import warm_up
+from mlperf_bert.step.captured import use_capturable_stream
+from mlperf_bert.step.warm_up import warm_up
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: nothing can be captured here"

@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 
 import verify_cases as cases
+from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import INDEX_ARRAYS
-from mlperf_bert.data.records import write_json
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 
 SHARD = "train/shards/b.hdf5"

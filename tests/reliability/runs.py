@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import torch
 
-from mlperf_bert.build import make_model
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_config, read_manifest
 from mlperf_bert.checkpoint.state import verify
+from mlperf_bert.parts.build import make_model
 from support import mlperf_records
 
 Phase = Literal["start-up", "step", "evaluation", "checkpoint", "end"]

@@ -8,13 +8,13 @@ import pytest
 from disk_commands import COMMANDS, Inputs, make_inputs
 from full_disk import MISTAKE, PAGE, disk, files_of, sweep
 
+from bert_tools.tune.journal import check_journal, open_journal
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.mlperf_log import MlperfLog
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.shard_writer import write_shard
-from mlperf_bert.tune.journal import check_journal, open_journal
+from mlperf_bert.run.mlperf_log import MlperfLog
 from support import make_tiny_inputs, mlperf_records
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

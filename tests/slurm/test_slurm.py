@@ -17,7 +17,7 @@ from pathlib import Path
 import cluster as slurm
 import pytest
 
-from mlperf_bert.config_io import load_config
+from mlperf_bert.config.files import load_config
 from mlperf_bert.data.index import Manifest
 from support import (
     CONFIGS,
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or ""),
 ]
 MLPERF_BERT = ".venv/bin/mlperf_bert"
-CPU_TINY = "benchmarks/bert/implementations/pytorch/configs/cpu_tiny.toml"
+CPU_TINY = "benchmarks/bert/implementations/pytorch/mlperf_bert/configs/cpu_tiny.toml"
 TWO_BY_TWO = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=8")
 TWO_NODES = ("parallel.nodes=2", "parallel.ranks_per_node=1", "parallel.local_batch_size=8")
 ENDLESS = ("run.max_steps=1000000", "run.log_interval_steps=50", "eval.interval_samples=1000000")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
 

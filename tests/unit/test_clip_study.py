@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import MIB
 from support import REPOSITORY
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from mlperf_bert.common.errors import UserError
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.errors import UserError
-from mlperf_bert.evaluate import Evaluator
+from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining
 from support import NUM_WORDS, REPOSITORY, prepare_small, write_synthetic_text
 

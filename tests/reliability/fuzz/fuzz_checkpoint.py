@@ -13,8 +13,8 @@ from mlperf_bert.checkpoint.load import load_checkpoint, restore_rank_states
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer

@@ -25,16 +25,16 @@ from foreign_files import (
     write_tfrecord,
     write_tfrecord_gz,
 )
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples, read_tfrecord
 from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, NUM_ROWS
 from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.tfrecord import MOST_RECORD_BYTES
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
-from mlperf_bert.untrusted import read_regular_file
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 
 WIDTH, ROOM = 16, 4
 RECORDS, PACKED_RECORDS, MESSAGE, ROWS = "a.tfrecord", "b.tfrecord.gz", "message", "rows"

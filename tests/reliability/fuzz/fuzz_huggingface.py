@@ -11,15 +11,19 @@ from fuzz_mutations import mutate_bytes, mutate_json
 from fuzz_parser import Parser
 from torch import Tensor
 
+from bert_tools.convert import convert
+from mlperf_bert.checkpoint.huggingface.export import config_json
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, INDEX, SINGLE, open_huggingface
+from mlperf_bert.checkpoint.huggingface.tokenizer import tokenizer_files
+from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WORD_PIECES,
+)
 from mlperf_bert.checkpoint.tensor_file import write_tensors
-from mlperf_bert.config_sections import ModelSection
-from mlperf_bert.convert import convert
-from mlperf_bert.convert.export import config_json
-from mlperf_bert.convert.huggingface import CONFIG, INDEX, SINGLE, open_huggingface
-from mlperf_bert.convert.tokenizer import tokenizer_files
-from mlperf_bert.convert.vocabulary_files import TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, parse_vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 
 WORDS = (*SPECIAL_TOKENS, "one", "##two", "caf\u00e9")
 PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -7,7 +7,7 @@ from pathlib import Path
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
 from fuzz_parser import Parser
 
-from mlperf_bert.data.atomic import make_directory
+from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.prepare.clean_text import clean_document
 from mlperf_bert.prepare.near_duplicates import windows_of
 from mlperf_bert.prepare.own_documents import next_document, sections

@@ -46,24 +46,29 @@ from fuzz_tensorflow import TENSORFLOW_PARSERS
 from fuzz_tokenizer import TOKENIZER_PARSERS
 from fuzz_tune import TUNE_PARSERS
 
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import config_from_tables, config_to_tables, config_to_toml, load_config
+from bert_tools.common.log_reader import TOKEN, read_log
+from bert_tools.package.plausibility import check_course
+from bert_tools.package.run_facts import read_facts
+from bert_tools.package.system_cli import problems_of
+from bert_tools.package.system_description import FIELDS
+from bert_tools.report.metrics_reader import read_metrics
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.records import read_record, write_json
+from mlperf_bert.config.files import (
+    config_from_tables,
+    config_to_tables,
+    config_to_toml,
+    load_config,
+)
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import OWN_DIGEST, LengthIndex, Manifest
 from mlperf_bert.data.length_histogram import read_histogram
-from mlperf_bert.data.records import read_record, write_json
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.data.stage_record import StagedPart, StageRecord, check_stage, plan_settings
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.log_reader import TOKEN, read_log
-from mlperf_bert.outcome import read_outcome
-from mlperf_bert.package.plausibility import check_course
-from mlperf_bert.package.run_facts import read_facts
-from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.report.metrics_reader import read_metrics
-from mlperf_bert.system_cli import problems_of
-from mlperf_bert.system_description import FIELDS
+from mlperf_bert.run.outcome import read_outcome
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from support import TINY_CONFIG
 
 MANIFEST = "index/dataset.json"

@@ -7,12 +7,12 @@ from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
 from fuzz_parser import Parser
 from fuzz_run_files import CONFIG, LOG, METRICS, OUTCOME, RUN, make_run
 
-from mlperf_bert.log_reader import TOKEN
-from mlperf_bert.report.charts import charts_of
-from mlperf_bert.report.facts import read_facts
-from mlperf_bert.report.page import report_page
-from mlperf_bert.report.run_files import find_runs
-from mlperf_bert.report.summary import as_json, lines_of
+from bert_tools.common.log_reader import TOKEN
+from bert_tools.report.charts import charts_of
+from bert_tools.report.facts import read_facts
+from bert_tools.report.page import report_page
+from bert_tools.report.run_files import find_runs
+from bert_tools.report.summary import as_json, lines_of
 from report_pages import checked
 
 ENVIRONMENT = "environment.json"

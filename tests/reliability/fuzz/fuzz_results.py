@@ -8,14 +8,14 @@ from pathlib import Path
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
 from fuzz_parser import Parser
 
+from bert_tools.common.log_reader import TOKEN
+from bert_tools.plan.entries import Entry, Skipped
+from bert_tools.plan.law_text import in_words
+from bert_tools.plan.log_tree import read_tree
+from bert_tools.plan.published_results import COLUMNS, read_table
+from bert_tools.plan.scaling_law import fit_law, marginal_cost
 from log_trees import write_system
-from mlperf_bert.errors import DataError
-from mlperf_bert.log_reader import TOKEN
-from mlperf_bert.plan.entries import Entry, Skipped
-from mlperf_bert.plan.law_text import in_words
-from mlperf_bert.plan.log_tree import read_tree
-from mlperf_bert.plan.published_results import COLUMNS, read_table
-from mlperf_bert.plan.scaling_law import fit_law, marginal_cost
+from mlperf_bert.common.errors import DataError
 
 LOG = "results/acme/bert/result_1.txt"
 DESCRIPTION = "systems/acme.json"

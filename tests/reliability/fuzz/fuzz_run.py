@@ -18,7 +18,7 @@ from fuzz_world import World
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.untrusted import MAX_JSON_BYTES
+from mlperf_bert.common.untrusted import MAX_JSON_BYTES
 
 BATCH = 1000
 MOST_GROWTH_MIB = 512

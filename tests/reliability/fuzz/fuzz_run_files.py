@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from mlperf_bert.errors import DataError
-from mlperf_bert.log_reader import read_foreign_log
-from mlperf_bert.outcome import RunOutcome
-from mlperf_bert.report.doctor import diagnose
-from mlperf_bert.report.run import read_run
-from mlperf_bert.watch.frame import frame, status_line
-from mlperf_bert.watch.look import Watcher
-from mlperf_bert.watch.snapshot import snapshot
+from bert_tools.common.log_reader import read_foreign_log
+from bert_tools.report.doctor import diagnose
+from bert_tools.report.run import read_run
+from bert_tools.watch.frame import frame, status_line
+from bert_tools.watch.look import Watcher
+from bert_tools.watch.snapshot import snapshot
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.run.outcome import RunOutcome
 from support import TINY_CONFIG
 
 LOG = "result_0.txt"

@@ -10,14 +10,14 @@ from fuzz_mutations import mutate_json
 from fuzz_parser import Parser
 from fuzz_tokenizer import LINES, tokenizer_json
 
-from mlperf_bert.prepare.tokenizer_file import load
-from mlperf_bert.prepare.vocabulary import Vocabulary
-from mlperf_bert.squad.answers import find_answers
-from mlperf_bert.squad.offsets import make_offset_encoder
-from mlperf_bert.squad.predictions import read_predictions
-from mlperf_bert.squad.questions import parse_questions, read_questions
-from mlperf_bert.squad.scores import evaluate, score
-from mlperf_bert.squad.windows import make_windows
+from bert_tools.squad.answers import find_answers
+from bert_tools.squad.offsets import make_offset_encoder
+from bert_tools.squad.predictions import read_predictions
+from bert_tools.squad.questions import parse_questions, read_questions
+from bert_tools.squad.scores import evaluate, score
+from bert_tools.squad.windows import make_windows
+from mlperf_bert.vocabulary.tokenizer_file import load
+from mlperf_bert.vocabulary.word_pieces import Vocabulary
 from squad_sets import qa, set_of, vocabulary_of
 
 SET = "set.json"

@@ -6,10 +6,10 @@ from pathlib import Path
 from fuzz_mutations import mutate_json
 from fuzz_parser import Parser
 
-from mlperf_bert.squad.comparison import Conditions, compare_runs
-from mlperf_bert.squad.plot import goodput_picture, timeline_picture
-from mlperf_bert.squad.record import RESULT, read_run
-from mlperf_bert.squad.table import in_words
+from bert_tools.squad.comparison import Conditions, compare_runs
+from bert_tools.squad.plot import goodput_picture, timeline_picture
+from bert_tools.squad.record import RESULT, read_run
+from bert_tools.squad.table import in_words
 
 
 def make_record(directory: Path) -> None:

@@ -10,12 +10,12 @@ from tempfile import NamedTemporaryFile
 from fuzz_mutations import mutate_bytes
 from fuzz_parser import Parser
 
-from mlperf_bert.convert.tensorflow import open_tensorflow
-from mlperf_bert.convert.tensorflow_bundle import BundleTensor, read_bundle
-from mlperf_bert.convert.tensorflow_errors import damage_of
-from mlperf_bert.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
-from mlperf_bert.convert.tensorflow_table import open_table
-from mlperf_bert.untrusted import read_regular_file
+from bert_tools.convert.tensorflow import open_tensorflow
+from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
+from bert_tools.convert.tensorflow_errors import damage_of
+from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
+from bert_tools.convert.tensorflow_table import open_table
+from mlperf_bert.common.untrusted import read_regular_file
 from tensorflow_cases import OBJECTS, V1_SHARDS, V2_SHARDS
 from tensorflow_tables import (
     block_of,

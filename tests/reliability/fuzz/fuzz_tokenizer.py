@@ -10,7 +10,7 @@ from fuzz_mutations import mutate_json
 from fuzz_parser import Parser
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from mlperf_bert.prepare.tokenizer_file import load
+from mlperf_bert.vocabulary.tokenizer_file import load
 
 LINES = ("The model was trained on text.", "</s> [MASK] \u00e9\u4e00 a\u0301", " ", "x" * 300)
 OF_BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

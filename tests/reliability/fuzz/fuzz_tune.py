@@ -9,13 +9,13 @@ from typing import Any
 from fuzz_mutations import mutate_lines, mutate_toml
 from fuzz_parser import Parser
 
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
-from mlperf_bert.tune.journal import check_journal, open_journal
-from mlperf_bert.tune.settings import with_values
-from mlperf_bert.tune.space import draw, read_space, space_as_json, space_for
-from mlperf_bert.tune.store import as_record
-from support import CONFIGS, PACKAGE
+from bert_tools.tune.journal import check_journal, open_journal
+from bert_tools.tune.settings import with_values
+from bert_tools.tune.space import draw, read_space, space_as_json, space_for
+from bert_tools.tune.store import as_record
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from support import CONFIGS, TOOLS
 
 SPACE = "space.toml"
 JOURNAL = "journal.log"
@@ -41,7 +41,7 @@ class Ends:
 
 def make_space(directory: Path) -> None:
     """Every form of a parameter."""
-    shipped = (PACKAGE / "tune" / "spaces" / "optimizers.toml").read_text()
+    shipped = (TOOLS / "tune" / "spaces" / "optimizers.toml").read_text()
     stepped = '\n[[parameter]]\nkey = "schedule.decay_steps"\nlow = 100\nhigh = 900\nstep = 100\n'
     (directory / SPACE).write_text(shipped + stepped)
 

@@ -6,7 +6,7 @@ from random import Random
 
 from fuzz_parsers import Parser
 
-from mlperf_bert.errors import UserError
+from mlperf_bert.common.errors import UserError
 
 MOST_OF_A_MESSAGE = 4000  # characters
 

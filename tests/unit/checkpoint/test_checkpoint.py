@@ -10,10 +10,10 @@ from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.checkpoint.state import CheckpointState
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import load_config
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.registry import make_optimizer_alone
 from support import TINY_CONFIG

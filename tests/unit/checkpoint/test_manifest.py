@@ -10,7 +10,7 @@ import pytest
 
 from mlperf_bert.checkpoint.manifest import FileEntry, Manifest, read_manifest, resolve
 from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.common.errors import CheckpointError
 
 STATE = CheckpointState(
     step=7,

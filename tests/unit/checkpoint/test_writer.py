@@ -11,9 +11,9 @@ from mlperf_bert.checkpoint import writer as writer_module
 from mlperf_bert.checkpoint.manifest import complete_checkpoints
 from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.config_io import load_config
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.registry import make_optimizer_alone

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.config_sections import BalancePolicy, CountsPerRank, Deal
+from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal
 from mlperf_bert.data.balance import TOKENS, Assignment, Balance, CostModel, Float64Array, deal
 
 POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.balance import CostModel
 from mlperf_bert.data.batch_sampler import BalancedBatchSampler
-from mlperf_bert.errors import ConfigError, DataError
 from support import REPOSITORY
 
 LENGTHS = np.random.default_rng(4).integers(1, 400, 203)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlperf_bert.config_sections import SamplerName
+from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mlperf_bert.bench.synthetic import synthetic_samples
+from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.capacity_staging import CapacityStaging, blank

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlperf_bert.config_sections import SamplerName
+from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.capacity import LADDER_CAPACITIES, ForwardSizes
 from mlperf_bert.data.choose_capacity import PLANNED_STEPS, WASTE, plan_shapes, shape_of

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_token_packets import SMALL, make_samples
 
-from mlperf_bert.config_sections import BalancePolicy, Deal
+from mlperf_bert.config.sections import BalancePolicy, Deal
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.exchange import dealt
 from mlperf_bert.data.exchange_routes import wanted_places

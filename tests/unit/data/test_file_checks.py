@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.file_checks import (
     check_digest,
     check_size,
@@ -14,7 +15,6 @@ from mlperf_bert.data.file_checks import (
     file_size,
     map_file,
 )
-from mlperf_bert.errors import DataError
 
 CONTENTS = b"12345"
 DIGEST = hashlib.sha256(CONTENTS).hexdigest()

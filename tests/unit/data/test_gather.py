@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data import gather
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.compiled_gather import fill, measure
@@ -17,7 +18,6 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.sidecar import DATASET_DTYPES, read_sidecar
-from mlperf_bert.errors import ConfigError, DataError
 from shard_sets import assert_same_batch, write_set
 
 DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import Baseline, LengthIndex, Manifest, ShardEntry, write_index
-from mlperf_bert.errors import DataError
 
 LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)
 COUNTS = np.array([1, 2, 1, 1, 3, 1], dtype=np.uint8)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.length_histogram import LengthHistogram, read_histogram, wikipedia_lengths
-from mlperf_bert.errors import DataError
 from support import run_process
 
 THREE = LengthHistogram(lengths=np.array([5, 9, 20]), counts=np.array([1, 2, 7]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data import read_ahead as read_ahead_module
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.gather import Gatherer
@@ -20,7 +21,6 @@ from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader, Samples, Shard
 from mlperf_bert.data.staging import Staging
 from mlperf_bert.data.step_plan import StepPlan, StepPlanner
-from mlperf_bert.errors import DataError
 
 CPU = torch.device("cpu")
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import DirectSource, Loader
@@ -14,7 +15,6 @@ from mlperf_bert.data.loader_dali import DaliSource
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
-from mlperf_bert.errors import ConfigError
 from shard_sets import assert_same_batch, write_set
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chi_square import chi_square, critical_value
-from mlperf_bert.config_sections import MASKING_RATES
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.config.sections import MASKING_RATES
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.gather import Gatherer
@@ -21,7 +22,6 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
-from mlperf_bert.errors import DataError
 from plain_masking import plain_masks
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set
 

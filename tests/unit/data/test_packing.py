@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.packing import best_fit_decreasing
-from mlperf_bert.errors import DataError
 
 
 def free_space(lengths: list[int], capacity: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.bench.synthetic import synthetic_samples
+from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.padding import NO_SAMPLE, pad

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chi_square import chi_square, critical_value
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import (
@@ -18,7 +19,6 @@ from mlperf_bert.data.sampler import (
     default_quantiles,
     epochs_of,
 )
-from mlperf_bert.errors import ConfigError
 
 NUM_SAMPLES = st.integers(1, 200)
 BATCHES = st.integers(1, 50)

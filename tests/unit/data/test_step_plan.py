@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.config_sections import (
+from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,
     CountsPerRank,

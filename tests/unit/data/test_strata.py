@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chi_square import chi_square, critical_value
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import Sampler
@@ -17,7 +18,6 @@ from mlperf_bert.data.strata import (
     Strata,
     StrataSampler,
 )
-from mlperf_bert.errors import ConfigError
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 SEEDS = st.integers(0, 2**63 - 1)

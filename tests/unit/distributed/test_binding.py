@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import machine_trees
+from mlperf_bert.common.machine import Machine, read_machine
 from mlperf_bert.distributed import binding, session
 from mlperf_bert.distributed.binding import Binding, Choice, bind, choose_cpus, near_nodes
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.threads import set_cpu_threads
-from mlperf_bert.machine import Machine, read_machine
-from mlperf_bert.run_directory import environment
+from mlperf_bert.run.directory import environment
 from support import run_process
 
 NEAR = machine_trees.DGX_GPU_NODES
@@ -188,7 +188,7 @@ REALLY = """
 import os, torch
 from mlperf_bert.distributed import binding
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.machine import Machine, NumaNode
+from mlperf_bert.common.machine import Machine, NumaNode
 before = os.sched_getaffinity(0)
 here = tuple(sorted(before))
 cores = tuple((cpu,) for cpu in here)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config_sections import ClipSection, OptimSection
+from mlperf_bert.config.sections import ClipSection, OptimSection
 from mlperf_bert.distributed.clip_hook import ClipOutcome
 from mlperf_bert.distributed.clip_policies import (
     gradient_norm,

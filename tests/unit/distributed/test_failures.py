@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from mlperf_bert.common.errors import DataError, LostRanksError
 from mlperf_bert.distributed import failures
 from mlperf_bert.distributed.failures import naming_failures, watching
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.errors import DataError, LostRanksError
-from mlperf_bert.whereabouts import Whereabouts
+from mlperf_bert.signals.whereabouts import Whereabouts
 
 INFO = RankInfo(1, 4, 1, 2, 0, "slurm")
 PATIENCE = timedelta(seconds=20)
@@ -117,9 +117,9 @@ def test_a_loop_that_goes_on_no_more_is_named_with_its_place(
 @pytest.mark.parametrize(
     ("module", "inner", "lines"),
     [
-        ("mlperf_bert.metrics", time.sleep, 0),
-        ("mlperf_bert.stop_request", time.sleep, 0),
-        ("mlperf_bert.eval_batches", queued, 1),  # for its own thread that reads
+        ("mlperf_bert.run.metrics", time.sleep, 0),
+        ("mlperf_bert.signals.stop_request", time.sleep, 0),
+        ("mlperf_bert.evaluation.batches", queued, 1),  # for its own thread that reads
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.shards"), 1),
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.staging"), 0),
     ],
@@ -156,7 +156,7 @@ def test_who_waits_for_the_loader_is_where_its_thread_is(
     assert all(f"in {module}, line 1; look for storage" in line for line in said)
 
 
-@pytest.mark.parametrize("module", ["mlperf_bert.data.loader", "mlperf_bert.heartbeat"])
+@pytest.mark.parametrize("module", ["mlperf_bert.data.loader", "mlperf_bert.signals.heartbeat"])
 def test_an_error_on_its_way_out_speaks_for_itself(module: str, said: list[str]) -> None:
     leave = function_of(module, queued, name="__exit__")
     try:

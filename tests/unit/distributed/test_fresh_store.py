@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from mlperf_bert.common.errors import LostRanksError
 from mlperf_bert.distributed.fresh_store import fresh_store
-from mlperf_bert.errors import LostRanksError
 
 PATIENCE = timedelta(seconds=20)
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed import launch
 from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.threads import set_cpu_threads
-from mlperf_bert.errors import ConfigError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 LOCAL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

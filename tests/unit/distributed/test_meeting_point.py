@@ -12,10 +12,10 @@ from test_launch import BATCH_SHELL, HYDRA, OPEN_MPI, STEP, TORCHRUN
 
 from forked_ranks import free_port
 from listening import listeners
+from mlperf_bert.common.errors import ConfigError, LostRanksError
 from mlperf_bert.distributed import meeting_point
 from mlperf_bert.distributed.launch import RankInfo, read_rank_info
 from mlperf_bert.distributed.meeting_point import rendezvous, store_of_rank_zero
-from mlperf_bert.errors import ConfigError, LostRanksError
 
 PORT = {"MASTER_PORT": "4000"}
 ON_ONE_NODE = {"MPI_LOCALNRANKS": "4"}

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed.launch import Launcher, RankInfo
 from mlperf_bert.distributed.reader_roles import mpi_process, role_of
-from mlperf_bert.errors import ConfigError
 
 
 def process(rank: int, size: int, on_node: int, launcher: Launcher = "mpi") -> RankInfo:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from bert_tools.squad.bubble import StageEvent
+from bert_tools.squad.measures import Usage
+from bert_tools.squad.result import of_rank, to_plain
+from mlperf_bert.checkpoint.resume import NEW_RUN, Start
 from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.common.errors import CheckpointError, DataError, LostRanksError, UserError
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
-from mlperf_bert.errors import CheckpointError, DataError, LostRanksError, UserError
-from mlperf_bert.outcome import RunOutcome
-from mlperf_bert.resume import NEW_RUN, Start
-from mlperf_bert.squad.bubble import StageEvent
-from mlperf_bert.squad.measures import Usage
-from mlperf_bert.squad.result import of_rank, to_plain
+from mlperf_bert.run.outcome import RunOutcome
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 ONE_OF_TWO = RankInfo(0, 2, 0, 2, 0, "mpi")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.clipping import make_clipping
 from mlperf_bert.distributed.wire import (
     LARGEST_SUM_EXPONENT,

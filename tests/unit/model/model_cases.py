@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss

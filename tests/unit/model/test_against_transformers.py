@@ -14,8 +14,8 @@ from model_cases import (
     worst_gradient_difference,
 )
 
-from mlperf_bert.bench.peer import padded_inputs
-from mlperf_bert.config_sections import ModelSection
+from bert_tools.bench.peer import padded_inputs
+from mlperf_bert.config.sections import ModelSection
 
 RAGGED = {
     "ragged": (7, 31, 12, 64, 5, 40, 33),

@@ -14,7 +14,7 @@ from model_cases import CPU, TINY
 from torch import Tensor
 
 from attention_cases import NUM_HEADS, check_policy, layout_of, make_case, queries_of, results
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
 from mlperf_bert.model.attention_choice import TOLERANCE, choose_attention, choose_fastest
 from mlperf_bert.model.attention_trial import Trial

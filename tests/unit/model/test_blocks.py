@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.model.blocks import (
     MOST_CHANNELS,
     Blocks,

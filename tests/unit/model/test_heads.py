@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
-from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
 from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums

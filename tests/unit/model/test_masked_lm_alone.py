@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from model_cases import CPU, TINY, gradients, our_loss, ragged_batch, scattered_model
 from transformers import BertConfig, BertForMaskedLM
 
-from mlperf_bert.bench.flops import done_flops, model_flops
-from mlperf_bert.bench.peer import padded_inputs
+from bert_tools.bench.flops import done_flops, model_flops
+from bert_tools.bench.peer import padded_inputs
+from bert_tools.plan.buckets_model import parameter_shapes
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import resolve
 from mlperf_bert.checkpoint.state import read_state
-from mlperf_bert.config_io import load_config
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.config.files import load_config
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.plan.buckets_model import parameter_shapes
 from resume_cases import MISSED, run_train
 
 ALONE = replace(TINY, objective="mlm")

@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlperf_bert.bench.batches import run_updates
-from mlperf_bert.config_io import load_config
-from mlperf_bert.config_sections import ModelSection
+from bert_tools.bench.batches import run_updates
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.capacity_staging import blank
-from mlperf_bert.memory.plan import (
+from mlperf_bert.model import bert, fp8_blocks
+from mlperf_bert.model.attention_choice import AttentionChoice
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.parts.memory_plan import (
     expected_forward,
     forward_of_lengths,
     forward_of_shape,
     kernels_of,
 )
-from mlperf_bert.memory.saved import Kernels, SavedBytes
-from mlperf_bert.model import bert, fp8_blocks
-from mlperf_bert.model.attention_choice import AttentionChoice
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.step import weights_dtype
+from mlperf_bert.parts.memory_saved import Kernels, SavedBytes
+from mlperf_bert.step.eager import weights_dtype
 from support import CONFIGS
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -8,7 +8,7 @@ import torch
 from mlperf_logging import compliance_checker
 from model_cases import TINY
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mlperf_bert.config_sections import OptimSection
+from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.optim.param_groups import param_groups
 from mlperf_bert.optim.registry import make_optimizer_alone
 

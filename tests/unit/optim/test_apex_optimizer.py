@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.build_start import make_model
-from mlperf_bert.build_step import build_step
 from mlperf_bert.checkpoint.optimizer_state import read_shards, shard_tensors
 from mlperf_bert.checkpoint.tensor_file import write_tensors
-from mlperf_bert.config_io import load_config
-from mlperf_bert.config_sections import OptimSection
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
 from mlperf_bert.optim.lamb import lamb_update
 from mlperf_bert.optim.registry import BY_APEX, make_optimizer_alone
-from mlperf_bert.warm_up import synthetic_batch, warm_up
+from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.step import build_step
+from mlperf_bert.step.warm_up import synthetic_batch, warm_up
 from support import TINY_CONFIG
 
 RATES = [0.01, 0.03, 0.02, 0.005, 0.01]

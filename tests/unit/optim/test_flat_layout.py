@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights, views

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import OptimSection
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.lamb import lamb_update, trust_ratio

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mlperf_bert.config_sections import ScheduleSection
+from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.optim.schedule import learning_rate, learning_rates
 
 BASE = 3.9299421615882676e-4

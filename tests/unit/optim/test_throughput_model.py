@@ -5,13 +5,7 @@ import random
 
 import pytest
 
-from mlperf_bert.optim.throughput_model import (
-    Measured,
-    Setup,
-    ThroughputModel,
-    best_setup,
-    fit,
-)
+from bert_tools.report.throughput_model import Measured, Setup, ThroughputModel, best_setup, fit
 
 ONE_NODE = ThroughputModel(
     alpha_grad=0.01, beta_grad=0.002, alpha_node=0.03, beta_node=0.001, gamma=2.0

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import Document, PlainExampleMaker, as_documents
 
 
@@ -126,7 +126,7 @@ def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
     code = (
         "from mlperf_bert.prepare.compiled_examples import add_pass\n"
         "from mlperf_bert.prepare.examples import compile_examples\n"
-        "from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary\n"
+        "from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary\n"
         "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
         "compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
         "print(sum(add_pass.stats.cache_hits.values()))"
@@ -144,8 +144,8 @@ def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
 def test_a_damaged_cache_is_one_line(tmp_path: Path) -> None:
     code = (
         "from mlperf_bert.prepare.examples import compile_examples\n"
-        "from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS, Vocabulary\n"
-        "from mlperf_bert.errors import ConfigError\n"
+        "from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary\n"
+        "from mlperf_bert.common.errors import ConfigError\n"
         "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
         "try: compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
         "except ConfigError as error: print(error)"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from foreign_files import Example, write_fixed, write_packed, write_ragged
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare.foreign_features import (
     ABSENT,
     FEATURES,

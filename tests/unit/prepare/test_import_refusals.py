@@ -15,12 +15,12 @@ import pytest
 
 from foreign_files import Writer, examples_of, write_fixed, write_packed, write_ragged
 from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples, read_tfrecord
 from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 
 OF_TENSORFLOW = Path(__file__).parents[2] / "data/tensorflow/own_seq64_dupe3_seed12345.tfrecord"
 Change = Callable[[Path], None]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.data.atomic import remove_temporaries, replaced_file
+from mlperf_bert.common.atomic import remove_temporaries, replaced_file
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.errors import DataError
 from support import run_process
 
 Prepare = Callable[..., Manifest]

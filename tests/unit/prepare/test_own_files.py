@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare import own_files
 from mlperf_bert.prepare.own_documents import Piece, sections
 from mlperf_bert.prepare.own_files import Form, Packing, find_files, opened

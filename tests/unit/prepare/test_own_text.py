@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import Segments
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_files, own_parts
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
 from mlperf_bert.prepare.own_request import OwnText
 from mlperf_bert.prepare.own_text import prepare_own_text
 from mlperf_bert.prepare.own_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify.check import verify
-from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from own_texts import contents, made_up_document, made_up_texts, make, own_text
 
 

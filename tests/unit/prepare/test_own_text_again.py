@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_parts
 from mlperf_bert.prepare.own_request import OwnText
 from mlperf_bert.prepare.own_text import prepare_own_text

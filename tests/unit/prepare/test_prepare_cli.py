@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.cli import add_arguments, run
 
 VOCAB = Path(__file__).parents[2] / "golden" / "data" / "own_vocab.txt"

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
-from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.prepare.wordpiece import Tokenizer
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from mlperf_bert.vocabulary.wordpiece import Tokenizer
 
 Prepare = Callable[..., Manifest]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hostile_readers import DEEDS
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.sandbox_server import Limits
 from support import run_process

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from foreign_files import framed
-from mlperf_bert.crc32c import masked_crc32c
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.crc32c import masked_crc32c
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare import tfrecord
 from mlperf_bert.prepare.tfrecord import BLOCK_BYTES, MOST_RECORD_BYTES, read_records
 

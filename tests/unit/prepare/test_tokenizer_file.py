@@ -12,14 +12,14 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import ConfigError, DataError, UserError
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.errors import ConfigError, DataError, UserError
-from mlperf_bert.prepare import tokenizer_file
-from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary, make_encoder
 from mlperf_bert.prepare.documents import tokenize_documents
-from mlperf_bert.prepare.vocabulary import load_vocabulary
-from mlperf_bert.prepare.wordpiece import PlainTokenizer
+from mlperf_bert.vocabulary import tokenizer_file
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, make_encoder
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from mlperf_bert.vocabulary.wordpiece import PlainTokenizer
 from resume_cases import MISSED, run_train
 from support import metrics_losses, prepare_small, run_cli
 from verify_cases import check, failed

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, trainers
 
-from mlperf_bert.errors import DataError
-from mlperf_bert.prepare import tokenizer_file
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.vocabulary import tokenizer_file
 
 TEXT = "\u00e9\u4e00 a text, and a \ufdfa"
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 LINES = ["the thing sings the song", "the Thing! thinks; the things sing", "oh, oh oh."]
 

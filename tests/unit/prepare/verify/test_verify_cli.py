@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.verify.cli import add_arguments, run
 from mlperf_bert.prepare.verify.report import MAX_PROBLEM_LINES
 from verify_cases import check, flip, shard

@@ -4,7 +4,7 @@
 
 own_text_options() { # what decides the data; sets `data_options`, and adds to options and overrides
     local name number tokens numbers=(max_seq_length max_predictions)
-    local count='import pathlib, sys; from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
+    local count='import pathlib, sys; from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 print(len(load_any_vocabulary(pathlib.Path(sys.argv[1]))))'
     data_options=(--corpus "$CORPUS")
     if [ -n "${VOCAB:-}" ]; then

@@ -16,26 +16,30 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
-from mlperf_bert import evaluate_cli, fill_cli, system_cli, train_cli
-from mlperf_bert.bench import cli as bench_cli
-from mlperf_bert.code_caches import remove_temporary, set_code_caches
-from mlperf_bert.config_options import add_config, check_paths
-from mlperf_bert.convert import convert_cli, export_cli
-from mlperf_bert.doctor import cli as doctor_cli
-from mlperf_bert.end_with_parent import end_with_script
-from mlperf_bert.errors import UserError, one_line
-from mlperf_bert.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS, STOPPED
-from mlperf_bert.messages import say, say_error
-from mlperf_bert.package import cli as package_cli
-from mlperf_bert.plan import cli as plan_cli
-from mlperf_bert.plan import config_cli
+from bert_tools.bench import cli as bench_cli
+from bert_tools.convert import convert_cli
+from bert_tools.doctor import cli as doctor_cli
+from bert_tools.package import cli as package_cli
+from bert_tools.package import system_cli
+from bert_tools.plan import cli as plan_cli
+from bert_tools.report import cli as report_cli
+from bert_tools.squad import cli as squad_cli
+from bert_tools.tune import cli as tune_cli
+from bert_tools.watch import cli as watch_cli
+from mlperf_bert.cli import config as config_cli
+from mlperf_bert.cli import evaluate as evaluate_cli
+from mlperf_bert.cli import export as export_cli
+from mlperf_bert.cli import fill as fill_cli
+from mlperf_bert.cli import train as train_cli
+from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
+from mlperf_bert.common.errors import UserError, one_line
+from mlperf_bert.common.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS, STOPPED
+from mlperf_bert.common.messages import say, say_error
+from mlperf_bert.config.options import add_config, check_paths
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
-from mlperf_bert.report import cli as report_cli
-from mlperf_bert.signal_watch import Ended, ending_in_order
-from mlperf_bert.squad import cli as squad_cli
-from mlperf_bert.tune import cli as tune_cli
-from mlperf_bert.watch import cli as watch_cli
+from mlperf_bert.signals.end_with_parent import end_with_script
+from mlperf_bert.signals.signal_watch import Ended, ending_in_order
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -193,8 +197,8 @@ def _add(commands: Any, name: str, module: ModuleType, text: str) -> None:
 
 
 def _stage_data(args: argparse.Namespace) -> int:
-    from mlperf_bert.config_io import load_config
-    from mlperf_bert.stage_data import stage_data
+    from mlperf_bert.cli.stage_data import stage_data
+    from mlperf_bert.config.files import load_config
 
     config = load_config(args.config, args.set)
     stage_data(config, args.data, args.out, node=args.node, whole=args.whole)

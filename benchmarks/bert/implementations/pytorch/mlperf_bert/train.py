@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.build import Parts
-from mlperf_bert.eval_schedule import Evaluated
-from mlperf_bert.outcome import RunOutcome
-from mlperf_bert.warm_up import warm_up
+from mlperf_bert.evaluation.schedule import Evaluated
+from mlperf_bert.parts.build import Parts
+from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.step.warm_up import warm_up
 
 MAX_SKIPPED_IN_A_ROW = 10
 

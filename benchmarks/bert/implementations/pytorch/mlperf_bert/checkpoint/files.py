@@ -28,8 +28,8 @@ from mlperf_bert.checkpoint.manifest import (
 from mlperf_bert.checkpoint.retention import REPLACED, move_aside
 from mlperf_bert.checkpoint.snapshot import Snapshot
 from mlperf_bert.checkpoint.tensor_file import write_tensors
-from mlperf_bert.data.atomic import write_file
-from mlperf_bert.data.present import is_there
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.present import is_there
 
 POLL_S = 0.1
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself

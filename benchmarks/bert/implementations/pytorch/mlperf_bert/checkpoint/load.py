@@ -21,9 +21,9 @@ from mlperf_bert.checkpoint.manifest import (
 from mlperf_bert.checkpoint.optimizer_state import read_shards
 from mlperf_bert.checkpoint.rank_states import set_rank_states
 from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
+from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
-from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 

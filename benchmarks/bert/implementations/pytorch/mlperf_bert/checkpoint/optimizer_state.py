@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import ELSE
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.optim.flat_layout import Segment
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 

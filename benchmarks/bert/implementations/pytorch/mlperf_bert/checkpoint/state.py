@@ -14,10 +14,10 @@ from mlperf_bert.checkpoint.manifest import (
     step_of,
     verify_files,
 )
-from mlperf_bert.data.records import Record, read_record, write_json
-from mlperf_bert.errors import CheckpointError, DataError
-from mlperf_bert.outcome import Status, as_status
-from mlperf_bert.untrusted import in_brief
+from mlperf_bert.common.errors import CheckpointError, DataError
+from mlperf_bert.common.records import Record, read_record, write_json
+from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.run.outcome import Status, as_status
 
 _MOST_NUMBERS = 1000
 

@@ -16,14 +16,14 @@ from mlperf_bert.checkpoint.manifest import LATEST, FileEntry, Manifest, step_di
 from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.snapshot import HostCopies, Snapshot, take_snapshot
 from mlperf_bert.checkpoint.state import CheckpointState
-from mlperf_bert.config import RunConfig
-from mlperf_bert.config_io import config_to_tables
-from mlperf_bert.data.atomic import write_file
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import CheckpointError, UserError
+from mlperf_bert.config.files import config_to_tables
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
-from mlperf_bert.environment import package_version
-from mlperf_bert.errors import CheckpointError, UserError
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.run.environment import package_version
 
 POLL_S = 0.1
 PATIENCE_S = 5.0  # with the thread of a run that failed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import BalancePolicy, CountsPerRank, Deal
+from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal
 from mlperf_bert.data.even_slots import even_slots
 from mlperf_bert.data.permutation import Int64Array
 

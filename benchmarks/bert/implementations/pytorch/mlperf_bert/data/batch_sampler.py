@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import BalancePolicy, CountsPerRank, Deal, SamplerName
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal, SamplerName
 from mlperf_bert.data.balance import TOKENS, Balance, CostModel
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import Sampler
-from mlperf_bert.errors import ConfigError, DataError
 
 
 class BalancedBatchSampler:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import SamplerName
+from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.sampler import (
     QuantileSampler,
     Sampler,

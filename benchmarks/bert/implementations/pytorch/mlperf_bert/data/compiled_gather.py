@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import compiled
+from mlperf_bert.common.compiled import compiled
 
 # One row a shard: the address of each of its arrays, and what is needed to stay within them.
 SHARD_ROW = np.dtype(

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.config_sections import Deal
+from mlperf_bert.common.errors import DataError, UserError
+from mlperf_bert.config.sections import Deal
 from mlperf_bert.data.balance import deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.masking import STATIC, Masks
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, Packet, join, pack, unpack
-from mlperf_bert.errors import DataError, UserError
 
 WAITS_FOR = "ranks"  # for distributed/failures.py
 _LEAVING = -1  # in place of a message's size

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from stat import S_ISREG
 
-from mlperf_bert.errors import DataError
-from mlperf_bert.untrusted import file_sha256, open_regular_file
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import file_sha256, open_regular_file
 
 
 def file_size(path: Path, remedy: str) -> int:

@@ -16,12 +16,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.atomic import make_directory, write_file
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.records import Record, read_record, without_defaults, write_json
+from mlperf_bert.common.untrusted import MAX_JSON_BYTES, read_regular_file
 from mlperf_bert.data.file_checks import map_file
-from mlperf_bert.data.records import Record, read_record, without_defaults, write_json
 from mlperf_bert.data.sidecar import SEGMENTS, Segments, read_sidecar, sidecar_path
-from mlperf_bert.errors import DataError
-from mlperf_bert.untrusted import MAX_JSON_BYTES, read_regular_file
 
 INDEX_FORMAT_VERSION = 2
 REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again: shards are kept"

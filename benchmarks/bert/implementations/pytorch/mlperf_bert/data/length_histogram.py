@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.data.shards import IntArray
-from mlperf_bert.errors import DataError
-from mlperf_bert.untrusted import read_regular_file
 
 LONGEST = 65_535  # tokens: lengths are held in 16 bits
 _HEADER = "length,count"

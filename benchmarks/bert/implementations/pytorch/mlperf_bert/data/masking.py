@@ -11,13 +11,13 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.mask_counts import masked_count_table, special_ids
 from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.errors import DataError
 
 _DRAWN = ("masked_token_index", "labels")  # everything else of a batch is as it was
 

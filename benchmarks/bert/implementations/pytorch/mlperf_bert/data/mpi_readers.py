@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlperf_bert.common.errors import UserError
 from mlperf_bert.data.exchange_routes import wanted_places
 from mlperf_bert.data.mpi_pair import Pair, Tag, from_json, wait_until
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.token_packets import Bytes, Packet, join, to_packet, unpack
-from mlperf_bert.errors import UserError
 
 if TYPE_CHECKING:
     from mpi4py import MPI

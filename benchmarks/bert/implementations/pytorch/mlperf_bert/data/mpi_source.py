@@ -2,12 +2,12 @@
 
 import time
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.masking import STATIC, Masks
 from mlperf_bert.data.mpi_pair import POLL_S, Pair, Tag, from_json
 from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.data.token_packets import Bytes, Packet, unpack
-from mlperf_bert.errors import DataError
 
 CLOSE_TIMEOUT_S = 10
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mlperf_bert.compiled import cache_directory
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.compiled import cache_directory
+from mlperf_bert.common.errors import ConfigError
 
 
 @contextmanager

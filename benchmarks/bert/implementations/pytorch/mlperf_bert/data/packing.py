@@ -6,8 +6,8 @@ Source: Johnson, Near-optimal bin packing algorithms, 1973; for BERT's lengths, 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.errors import DataError
 
 # A group holds sequences no shorter than this share of its longest one: fewer calls against less
 # padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from mlperf_bert.config import RunConfig
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.choose_capacity import plan_shapes
@@ -10,7 +11,6 @@ from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.data.step_plan import StepPlanner
-from mlperf_bert.seeds import derive_seed
 
 SHORTEST = 5  # [CLS] word [SEP] word [SEP]
 MASKED_SHARE = 0.15  # of a sequence's tokens

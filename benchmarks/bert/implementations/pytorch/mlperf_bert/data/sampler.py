@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.permutation import Int64Array, permute, permute_many
-from mlperf_bert.errors import ConfigError
 
 MOST_QUANTILES = 64
 

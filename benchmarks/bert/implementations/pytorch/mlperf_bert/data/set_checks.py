@@ -12,11 +12,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.file_checks import check_digest, check_size
 from mlperf_bert.data.index import INDEX_ARRAYS, IndexFile, LengthIndex, Manifest, ShardEntry
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.sidecar import Sidecar, sidecar_path
-from mlperf_bert.errors import DataError
 
 SHARD_REMEDY = (
     "delete this shard, its sidecar and index/dataset.json, then run the same "

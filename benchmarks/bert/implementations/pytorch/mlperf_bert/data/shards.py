@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.file_checks import check_size, map_file
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import REMEDY, Sidecar, read_sidecar
 from mlperf_bert.data.stage_record import is_partial
-from mlperf_bert.errors import DataError
 
 IntArray = NDArray[np.int64]
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from mlperf_bert.data.records import Record, read_record, without_defaults, write_json
-from mlperf_bert.errors import DataError
-from mlperf_bert.untrusted import in_brief
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.records import Record, read_record, without_defaults, write_json
+from mlperf_bert.common.untrusted import in_brief
 
 SHARD_FORMAT_VERSION = 1
 

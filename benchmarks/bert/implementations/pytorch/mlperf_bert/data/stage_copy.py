@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.atomic import replaced_file
+from mlperf_bert.common.atomic import replaced_file
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import open_regular_file
 from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.shards import IntArray, Shard
 from mlperf_bert.data.sidecar import DatasetPlace
 from mlperf_bert.data.stage_record import NOT_STAGED
-from mlperf_bert.errors import DataError
-from mlperf_bert.untrusted import open_regular_file
 
 PAGE_BYTES = 4096  # what a file system stores or leaves out of a sparse file
 CHUNK_BYTES = 2**23

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mlperf_bert.config import RunConfig
-from mlperf_bert.data.records import read_record, write_json
-from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.untrusted import MAX_JSON_BYTES, in_brief, read_regular_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.records import read_record, write_json
+from mlperf_bert.common.untrusted import MAX_JSON_BYTES, in_brief, read_regular_file
+from mlperf_bert.config.run_config import RunConfig
 
 STAGE_FILE = "stage.json"
 STAGE_FORMAT_VERSION = 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import BalanceModel, LossNormalization
+from mlperf_bert.config.sections import BalanceModel, LossNormalization
 from mlperf_bert.data.balance import AS_DRAWN, TOKENS, Balance, CostModel, Float64Array
 from mlperf_bert.data.mask_counts import CountsByLength
 from mlperf_bert.data.permutation import Int64Array

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.permutation import Int64Array, permute_many
 from mlperf_bert.data.sampler import epochs_of
-from mlperf_bert.errors import ConfigError
 
 NUM_STRATA = 4  # of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens
 

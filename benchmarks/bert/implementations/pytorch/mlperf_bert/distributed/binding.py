@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from mlperf_bert.common.machine import Machine, NumaNode, format_cpu_list, read_machine, usable_cpus
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.machine import Machine, NumaNode, format_cpu_list, read_machine, usable_cpus
 
 # The number of the system call, by Linux's tables; its mode, and the most nodes it can name.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket, Work
 
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.clip_policies import (
     clips_before,
     combine_norms,

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlperf_bert.config_checks import CLIPPED_TOGETHER
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.checks import CLIPPED_TOGETHER
+from mlperf_bert.config.sections import ClipSection
 
 _ROW = 1024
 

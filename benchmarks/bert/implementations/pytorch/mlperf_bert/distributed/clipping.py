@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 from mlperf_bert.distributed.clip_hook import Bucket, ClipOutcome, ClipState, clip_hook
 from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm, limit_factor

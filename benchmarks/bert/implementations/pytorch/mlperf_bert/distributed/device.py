@@ -4,8 +4,8 @@ from typing import Literal
 
 import torch
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.errors import ConfigError
 
 
 def choose_device(

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import ClipSection
+from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.clip_hook import Bucket, ClipOutcome, ClipState
 from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm
 from mlperf_bert.distributed.clipping import outcome_after

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from mlperf_bert.errors import LostRanksError
+from mlperf_bert.common.errors import LostRanksError
 
 POLL_S = 0.05
 _QUESTION = "mlperf_bert/who is there"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed.meeting_point import (
     file_store,
     interface_of,
@@ -19,7 +20,6 @@ from mlperf_bert.distributed.meeting_point import (
     rendezvous,
     store_of_rank_zero,
 )
-from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

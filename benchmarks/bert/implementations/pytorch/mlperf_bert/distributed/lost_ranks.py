@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from mlperf_bert.errors import LostRanksError
+from mlperf_bert.common.errors import LostRanksError
 
 # Words of gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
 _OF_GLOO = ("gloo/transport", "caused pair closure")

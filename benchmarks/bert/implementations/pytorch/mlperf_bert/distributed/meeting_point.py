@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.errors import ConfigError, LostRanksError
+from mlperf_bert.common.errors import ConfigError, LostRanksError
 
 if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo

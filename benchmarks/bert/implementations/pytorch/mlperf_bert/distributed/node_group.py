@@ -7,10 +7,10 @@ mix with the trainer's.
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.config_sections import BalancePolicy
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
-from mlperf_bert.errors import ConfigError
 
 
 def make_exchange_group(

@@ -15,6 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mlperf_bert.common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LostRanksError,
+    UserError,
+    one_line,
+)
 from mlperf_bert.distributed.binding import NOT_ASKED, bind
 from mlperf_bert.distributed.device import choose_device
 from mlperf_bert.distributed.failures import GRACE, naming_failures, watching
@@ -25,16 +33,8 @@ from mlperf_bert.distributed.launch import (
     shutdown,
 )
 from mlperf_bert.distributed.threads import set_cpu_threads
-from mlperf_bert.end_with_parent import end_with_parent
-from mlperf_bert.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    LostRanksError,
-    UserError,
-    one_line,
-)
-from mlperf_bert.whereabouts import Whereabouts
+from mlperf_bert.signals.end_with_parent import end_with_parent
+from mlperf_bert.signals.whereabouts import Whereabouts
 
 Result = TypeVar("Result")
 Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from mlperf_bert.config_sections import DataParallel
+from mlperf_bert.config.sections import DataParallel
 from mlperf_bert.distributed.launch import RankInfo
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
+from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.distributed.launch import RankInfo, positive
-from mlperf_bert.machine import usable_cpus
 
 
 def set_cpu_threads(

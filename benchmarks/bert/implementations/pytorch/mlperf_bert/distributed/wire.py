@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlperf_bert.config_sections import AllreduceDtype, ClipSection
+from mlperf_bert.config.sections import AllreduceDtype, ClipSection
 from mlperf_bert.distributed.clip_policies import clips_before
 
 UNSCALED_LOSS_EXPONENT = 10

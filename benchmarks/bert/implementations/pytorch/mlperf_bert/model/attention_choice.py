@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mlperf_bert.config_sections import AttentionName, ModelSection
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import AttentionName, ModelSection
 from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
 from mlperf_bert.model.attention_trial import Timer, Trial, seconds_on_cuda
 from mlperf_bert.model.varlen_operators import cudnn, flash

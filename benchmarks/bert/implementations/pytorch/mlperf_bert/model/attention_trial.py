@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.attention import AttentionPolicy, reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries

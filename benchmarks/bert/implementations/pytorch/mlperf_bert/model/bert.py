@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_choice import AttentionChoice, choose_attention

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import KernelsName
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import KernelsName
 from mlperf_bert.model.cross_entropy import cross_entropy_sum
 from mlperf_bert.model.dropout import DropoutSite, dropout
 

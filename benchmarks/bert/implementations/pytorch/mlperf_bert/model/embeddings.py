@@ -6,7 +6,7 @@ Shape letters: T tokens, D hidden, V vocabulary (padded to a multiple of 8).
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.dropout import DropoutKeys, make_site

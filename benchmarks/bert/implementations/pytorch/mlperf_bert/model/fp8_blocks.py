@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.blocks import Blocks, ReferenceBlocks, choose_blocks
 from mlperf_bert.model.dropout import DropoutSite, dropout
 from mlperf_bert.model.fp8 import Fp8Scales, ProductScales, check_fp8, product

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import HeadName, ModelSection
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import HeadName, ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
 from mlperf_bert.model.cross_entropy import cross_entropy_sum

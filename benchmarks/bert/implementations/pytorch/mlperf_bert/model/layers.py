@@ -8,7 +8,7 @@ Attribute names are those of Hugging Face's BertForPreTraining, so that state_di
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks

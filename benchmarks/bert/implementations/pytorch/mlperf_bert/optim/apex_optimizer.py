@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.optim.flat_buffers import FlatBuffers, views
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, OtherShards
 from mlperf_bert.optim.flat_shard import Constants, StepScalars

@@ -4,8 +4,8 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from mlperf_bert.config_sections import OptimSection
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.optim.adamw import AdamW
 from mlperf_bert.optim.apex_optimizer import ApexAdamW, ApexLAMB
 from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights

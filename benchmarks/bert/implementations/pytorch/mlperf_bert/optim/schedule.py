@@ -10,7 +10,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import ScheduleSection
+from mlperf_bert.config.sections import ScheduleSection
 
 
 def learning_rates(

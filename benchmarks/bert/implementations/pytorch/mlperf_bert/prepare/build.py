@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_bert.data.atomic import make_directory, remove_temporaries, write_file
-from mlperf_bert.data.file_progress import progress_of
+from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import Segments, ShardSettings, sidecar_path
-from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.prepare.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary
 from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary
 
 MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
 WORKER_DIED = "a worker process died, most often for want of memory"

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Protocol
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.prepare import (
     corpus_cli,
     embedded_cli,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import compiled
+from mlperf_bert.common.compiled import compiled
 
 IntArray = NDArray[np.int64]
 Span = tuple[int, int]  # start, end

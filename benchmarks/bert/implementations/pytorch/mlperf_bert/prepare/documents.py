@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.any_vocabulary import Encoder
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare.sentences import split_sentences
+from mlperf_bert.vocabulary.any_vocabulary import Encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.prepare.source_options import number
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsCont
 
 def run(args: argparse.Namespace) -> int:
     """Prepare unless it is there. Raises ConfigError and DataError."""
-    from mlperf_bert.config_io import load_config
+    from mlperf_bert.config.files import load_config
     from mlperf_bert.prepare.corpus import prepare_embedded
 
     if args.config is None:

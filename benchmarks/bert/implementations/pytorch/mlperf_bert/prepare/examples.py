@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import compiled
+from mlperf_bert.common.compiled import compiled
 from mlperf_bert.data.numba_cache import usable_cache
-from mlperf_bert.prepare.any_vocabulary import AnyVocabulary
 from mlperf_bert.prepare.compiled_examples import (
     WORDS,
     Collected,
@@ -24,7 +23,8 @@ from mlperf_bert.prepare.compiled_examples import (
     shuffle,
 )
 from mlperf_bert.prepare.documents import Documents
-from mlperf_bert.prepare.wordpiece import token_dtype
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
+from mlperf_bert.vocabulary.wordpiece import token_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

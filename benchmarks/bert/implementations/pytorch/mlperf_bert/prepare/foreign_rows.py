@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import compiled
+from mlperf_bert.common.compiled import compiled
 from mlperf_bert.prepare.foreign_features import (
     ABSENT,
     IDS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare.foreign_features import (
     ABSENT,
     FEATURES,

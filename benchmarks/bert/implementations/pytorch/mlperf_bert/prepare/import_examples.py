@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import check_settings, make_set, shard_jobs
 from mlperf_bert.prepare.examples import pick_evenly
 from mlperf_bert.prepare.foreign_examples import (
@@ -23,7 +23,7 @@ from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.shard_job import ShardJob, is_finished
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.verify.check import verify
-from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 
 Format = Literal["tfrecord", "hdf5"]
 FORMATS: dict[Format, str] = {"tfrecord": "TFRecord files", "hdf5": "HDF5 files"}

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlperf_bert.data.atomic import make_directory, replaced_file
+from mlperf_bert.common.atomic import make_directory, replaced_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.untrusted import file_sha256, open_regular_file
 from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import (
@@ -20,11 +22,9 @@ from mlperf_bert.data.sidecar import (
     read_sidecar,
     sidecar_path,
 )
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import check_settings, index_set, make_shards, shard_jobs
 from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
-from mlperf_bert.prepare.vocabulary import Vocabulary, load_vocabulary
-from mlperf_bert.untrusted import file_sha256, open_regular_file
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 
 FETCH = "fetch it again with download_dataset.sh"
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.prepare.source_options import summary, workers
 
 OPTIONS = ("vocab", "workers", "parts", "join")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare.own_files import Form, Packing, opened
 
 DocumentRule = Literal["empty-line", "line", "file"]

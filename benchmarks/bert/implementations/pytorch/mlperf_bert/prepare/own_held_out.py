@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.atomic import write_file
-from mlperf_bert.data.file_progress import progress_of
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.prepare.near_duplicates import (
     MOST_SHARE,
     held_out_windows,

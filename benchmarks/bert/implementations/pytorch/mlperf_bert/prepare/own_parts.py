@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlperf_bert.data.atomic import write_file
-from mlperf_bert.data.records import Record, read_record, write_json
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.records import Record, read_record, write_json
 from mlperf_bert.prepare.clean_text import REASONS, clean_document
 from mlperf_bert.prepare.own_documents import (
     DocumentRule,

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_bert.data.atomic import write_file
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.data.index import VOCABULARY_FILES
-from mlperf_bert.data.records import read_record, write_json
 from mlperf_bert.data.sidecar import Segments, ShardSettings
-from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
 from mlperf_bert.prepare.build import check_settings
 from mlperf_bert.prepare.own_documents import DocumentRule
 from mlperf_bert.prepare.own_files import TextFile, digests, find_files
 from mlperf_bert.prepare.own_parts import REMEDY, Rules, default_share
 from mlperf_bert.prepare.own_vocabulary import check_vocab_size
 from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 
 RECORD_VERSION = 1
 

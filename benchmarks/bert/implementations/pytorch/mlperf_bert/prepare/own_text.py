@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from mlperf_bert.data.atomic import make_directory, write_file
-from mlperf_bert.data.file_progress import progress_of
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.file_progress import progress_of
+from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.records import write_json
-from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.prepare.build import WORKER_DIED, prepare_text
 from mlperf_bert.prepare.own_files import TextFile, digests, find_files
 from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
@@ -43,7 +42,8 @@ from mlperf_bert.prepare.own_request import (
 )
 from mlperf_bert.prepare.own_vocabulary import own_vocabulary
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.prepare.vocabulary import load_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 
 RECIPE = "own-1"
 EVAL_DUPE_FACTOR = 2  # as of the embedded corpus: fewer passes give an unsteady accuracy

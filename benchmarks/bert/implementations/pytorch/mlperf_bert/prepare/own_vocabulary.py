@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_bert.data.file_progress import progress_of
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.train_vocabulary import count_words, vocabulary_of_words
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 SAMPLE_BYTES = 64 * 2**20
 LEAST_VOCAB_SIZE = 256

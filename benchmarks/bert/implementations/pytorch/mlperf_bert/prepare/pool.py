@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import TypeVar
 
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

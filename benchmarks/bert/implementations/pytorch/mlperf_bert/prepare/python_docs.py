@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlperf_bert.errors import DataError
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare.sentences import split_sentences
 
 TextDocument = tuple[str, ...]  # sentences

@@ -17,9 +17,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.records import Record
+from mlperf_bert.common.untrusted import parse_json_object
 from mlperf_bert.data.file_checks import file_size
-from mlperf_bert.data.records import Record
-from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.sandbox_server import (
     BEFORE_ERROR,
     FAILED,
@@ -31,7 +32,6 @@ from mlperf_bert.prepare.sandbox_server import (
     TOO_MUCH,
     Limits,
 )
-from mlperf_bert.untrusted import parse_json_object
 
 # The path of modules is that of this process, so that a test's own reader is found as well.
 _BOOT = (

@@ -3,13 +3,8 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.sidecar import Segments, ShardSettings, read_sidecar, sidecar_path
-from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.any_vocabulary import (
-    AnyVocabulary,
-    load_any_vocabulary,
-    make_encoder,
-)
 from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
 from mlperf_bert.prepare.examples import (
     ExampleArrays,
@@ -19,6 +14,7 @@ from mlperf_bert.prepare.examples import (
 )
 from mlperf_bert.prepare.shard_writer import write_shard
 from mlperf_bert.prepare.whole_sequences import SequenceMaker, compile_sequences
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, make_encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.atomic import replaced_file, write_file
+from mlperf_bert.common.atomic import replaced_file, write_file
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.untrusted import file_sha256
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.machine import usable_cpus
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.machine import usable_cpus
 
 if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.compiled import compiled
+from mlperf_bert.common.compiled import compiled
 from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, LENGTHS, WEIGHTS
 from mlperf_bert.prepare.foreign_rows import Rows
 

@@ -18,9 +18,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.crc32c import masked_crc32c
-from mlperf_bert.errors import DataError
-from mlperf_bert.untrusted import open_regular_file
+from mlperf_bert.common.crc32c import masked_crc32c
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import open_regular_file
 
 REMEDY = "get the file again: it is damaged, or no TFRecord file"
 # One example of 65,535 tokens, the longest that a shard holds, has a third of it.

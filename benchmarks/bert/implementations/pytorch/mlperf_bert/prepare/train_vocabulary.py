@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
-from mlperf_bert.prepare.wordpiece import MAX_WORD_CHARS, basic_words
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
+from mlperf_bert.vocabulary.wordpiece import MAX_WORD_CHARS, basic_words
 
 Pair = tuple[str, str]
 

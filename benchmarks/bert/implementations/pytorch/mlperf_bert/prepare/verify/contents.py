@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config_sections import STORED_MASKING_RATE
+from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.mask_counts import masked_count_table
 from mlperf_bert.data.shards import ShardArrays

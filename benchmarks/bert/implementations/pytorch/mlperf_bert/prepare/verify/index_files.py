@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import INDEX_ARRAYS, REMEDY, LengthIndex, Manifest
 from mlperf_bert.data.set_checks import check_index_file
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.report import Check
 
 SAMPLES_AT_A_TIME = 2**22

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Baseline
 from mlperf_bert.data.set_checks import SHARD_REMEDY, VOCABULARY_REMEDY
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.verify.contents import Tally
 from mlperf_bert.prepare.verify.report import Check
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.errors import DataError, one_line
+from mlperf_bert.common.errors import DataError, one_line
 
 SCHEMA_VERSION = 1
 MAX_PROBLEM_LINES = 20

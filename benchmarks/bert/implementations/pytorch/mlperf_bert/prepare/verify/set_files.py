@@ -6,7 +6,8 @@ missing or foreign file is found in seconds. Nothing is trusted: names and count
 
 from pathlib import Path
 
-from mlperf_bert.data.atomic import is_temporary
+from mlperf_bert.common.atomic import is_temporary
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.file_checks import check_size, file_size
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Manifest
@@ -18,10 +19,9 @@ from mlperf_bert.data.set_checks import (
     wrong_settings,
 )
 from mlperf_bert.data.sidecar import Sidecar, read_sidecar, sidecar_path
-from mlperf_bert.errors import DataError
-from mlperf_bert.prepare.any_vocabulary import load_any_vocabulary
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.vocabulary import SPECIAL_TOKENS
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 
 def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:

@@ -5,11 +5,11 @@ Training never opens HDF5, so a file that others cannot read would train all the
 
 from pathlib import Path
 
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.sidecar import Sidecar
-from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.sandbox import Sandbox
-from mlperf_bert.untrusted import in_brief
 
 LAYOUT_READER = "mlperf_bert.prepare.verify.hdf5_layout:read_layout"
 

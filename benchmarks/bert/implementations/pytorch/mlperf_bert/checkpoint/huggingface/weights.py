@@ -1,0 +1,173 @@
+"""Foreign weights under our names, and what a source says of its model; all readers give these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlperf_bert.checkpoint.huggingface.names import HEADS
+from mlperf_bert.checkpoint.huggingface.source import SourceTensor
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model.bert import BertForPretraining
+
+_LAYER = "bert.encoder.layer."
+_MOST_LAYERS = 1000  # a header of 8 MiB can name 100,000, and modules would be made of them
+_FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of a source that is one of our parameters, laid out as ours where it is read."""
+
+    tensor: SourceTensor
+    is_transposed: bool = False  # in the source, against ours
+    where: str = ""  # file and name, for messages
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As ours is laid out."""
+        return self.tensor.shape[::-1] if self.is_transposed else self.tensor.shape
+
+    def read(self) -> NDArray[np.float32]:
+        """float32, contiguous. Raises CheckpointError where a number is not finite."""
+        found = self.tensor.read()
+        found = np.ascontiguousarray(found.T if self.is_transposed else found, dtype=np.float32)
+        if not np.isfinite(found).all():
+            problem = "holds numbers that are not finite in float32"
+            raise CheckpointError(self.where, problem, "give weights of a run that did not diverge")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Weights of another program.
+
+    Args:
+        path: what was given.
+        name: of the checkpoint, without its directories.
+        form: what it is, in a word or two: "BertForMaskedLM", "TensorFlow checkpoint".
+        weights: by our names; what is no part of the model has the name it came with.
+        copies: tensors that must be equal to another: our name -> our name of the other.
+        ignored: names of the source, and why each is passed over.
+        settings: of our section [model], as far as the source states them.
+        stated_in: the file that states them, for messages.
+        folder: where a vocabulary may lie.
+        published: what it is, where its digest is one that its owner has published.
+        remarks: what a user should know of the source.
+    """
+
+    path: Path
+    name: str
+    form: str
+    weights: Mapping[str, Weight]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    stated_in: str = ""
+    folder: Path = Path()
+    published: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What a checkpoint's manifest says of it."""
+        origin = {"name": self.name, "form": self.form, "published": self.published}
+        return {key: value for key, value in origin.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model, as its tensors say."""
+
+    word_rows: int
+    settings: Mapping[str, int]  # of our section [model]
+
+
+def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """Our parameters by name; no memory is taken for them."""
+    parameters = BertForPretraining(model, torch.device("meta")).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+
+
+def sizes_of(source: Source) -> Sizes:
+    """Read the model's sizes off the shapes. Raises CheckpointError where they are not BERT's."""
+    rows, hidden = _matrix(source, "bert.embeddings.word_embeddings.weight")
+    positions, _ = _matrix(source, "bert.embeddings.position_embeddings.weight")
+    types, _ = _matrix(source, "bert.embeddings.token_type_embeddings.weight")
+    numbers = {
+        name.removeprefix(_LAYER).partition(".")[0]
+        for name in source.weights
+        if name.startswith(_LAYER)
+    }
+    num_layers = len(numbers)
+    if not numbers or numbers != {str(number) for number in range(num_layers)}:
+        problem = f"has {num_layers} layers, not numbered from 0 on"
+        raise CheckpointError(str(source.path), problem, "give BERT's weights, all of them")
+    if num_layers > _MOST_LAYERS:
+        problem = f"has {num_layers:,} layers"
+        raise CheckpointError(str(source.path), problem, f"give at most {_MOST_LAYERS:,}")
+    intermediate, _ = _matrix(source, f"{_LAYER}0.intermediate.dense.weight")
+    return Sizes(
+        rows,
+        {
+            "hidden_size": hidden,
+            "num_layers": num_layers,
+            "intermediate_size": intermediate,
+            "max_position_embeddings": positions,
+            "type_vocab_size": types,
+        },
+    )
+
+
+def missing_heads(source: Source, wanted: Mapping[str, object]) -> dict[str, str]:
+    """Our names that the source has not -> the head that they are part of.
+
+    Raises CheckpointError where something else is missing, or a part of a head.
+    """
+    missing = [name for name in wanted if name not in source.weights]
+    found = {}
+    for name in missing:
+        prefix = next((prefix for prefix in HEADS if name.startswith(prefix)), None)
+        is_whole = prefix and not any(other.startswith(prefix) for other in source.weights)
+        if prefix is None or not is_whole:
+            remedy = "give BERT's weights, all of them"
+            raise CheckpointError(str(source.path), f"{name} is missing", remedy)
+        found[name] = HEADS[prefix]
+    return found
+
+
+def check_floats(source: Source) -> None:
+    """Raise CheckpointError where a weight is stored as something else, such as 8-bit integers."""
+    for weight in source.weights.values():
+        if weight.tensor.dtype not in _FLOATS:
+            problem = f"holds {in_brief(weight.tensor.dtype)}, not floating-point numbers"
+            raise CheckpointError(weight.where, problem, "give weights that are not quantised")
+
+
+def _matrix(source: Source, name: str) -> tuple[int, int]:
+    if name not in source.weights:
+        problem = f"{name} is missing"
+        raise CheckpointError(str(source.path), problem, "give the weights of a BERT")
+    shape = source.weights[name].shape
+    if len(shape) != 2 or 0 in shape:
+        problem = f"has the shape {list(shape)}, not that of a matrix"
+        raise CheckpointError(source.weights[name].where, problem, "give the weights of a BERT")
+    return shape[0], shape[1]
+
+
+def drawn_weight(name: str, shape: tuple[int, ...], spread: float) -> Tensor:
+    """A parameter that a source has not: as `BertForPretraining.reset_parameters`, seed 0."""
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if "LayerNorm" in name:
+        return torch.ones(shape)
+    generator = torch.Generator().manual_seed(derive_seed(0, f"drawn {name}"))
+    return torch.empty(shape).normal_(0.0, spread, generator=generator)

@@ -1,0 +1,237 @@
+"""When a run is saved: beside the training, and at its end, together with how it ended."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from mlperf_bert.checkpoint.resume import Start
+from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.common.health import Health
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.evaluation.schedule import Evaluated
+from mlperf_bert.run.metrics import Metrics
+from mlperf_bert.run.outcome import RunOutcome
+
+if TYPE_CHECKING:
+    from mlperf_bert.run.progress import Reporter
+
+AUTO_INTERVAL_S = 600.0
+BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a checkpoint says of its run that does not change."""
+
+    seed: int
+    vocabulary_sha256: str
+    data_sha256: str
+    world_size: int
+
+
+class Saving:
+    """Begins checkpoints where they are due; every rank calls it at the same steps.
+
+    Due is every `checkpoint.interval_steps`, counted from the last one, at the next end of an
+    interval of metrics, so that a resumed run has the same records; and an evaluation that is the
+    best so far. Where evaluations run beside training, the accuracy of the weights of a step is not
+    known at that step, and none is saved as the best.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        identity: Identity,
+        start: Start,
+        writer: CheckpointWriter,
+        metrics: Metrics,
+        health: Health,
+        reporter: "Reporter",
+        write_outcome: Callable[[RunOutcome], None],
+    ) -> None:
+        """`write_outcome` is called by every rank at the run's end."""
+        self._config = config
+        self._identity = identity
+        self._start = start
+        self._writer = writer
+        self._metrics = metrics
+        self._health = health
+        self._reporter = reporter
+        self._write_outcome = write_outcome
+        self._started = time.perf_counter()
+        self._last_saved = start.step
+        self._best = -1.0
+
+    def prepare(self) -> None:
+        """Take what memory it needs, in the untimed init phase."""
+        if self._config.checkpoint.save != "never" and self._config.checkpoint.interval_steps != 0:
+            self._writer.prepare()
+
+    def start(self) -> None:
+        """Training begins now; the counters of a resumed run go on."""
+        self._started = time.perf_counter()
+        state = self._start.state
+        if state is None:
+            self._metrics.start()
+        else:
+            self._metrics.start(state.skipped_in_a_row, state.noise)
+            self._best = -1.0 if state.best_mlm_accuracy is None else state.best_mlm_accuracy
+            self._health.restore(state.health)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """After an error, give a checkpoint that is being written a moment."""
+        if error is not None:
+            self._writer.leave()
+
+    def is_due(self, step: int, step_s: float | None) -> bool:
+        """Whether a checkpoint belongs after this step, whatever an evaluation finds.
+
+        `step_s` is what a step takes, the same number on every rank, where it is known.
+        """
+        interval = self._interval(step_s)
+        if interval is None or not self._metrics.interval_is_full:
+            return False
+        return step - self._last_saved >= interval
+
+    def after_step(
+        self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
+    ) -> None:
+        """Begin a checkpoint where one is due; `evaluated` is a result that came now."""
+        self._tell()
+        accuracy = _accuracy_of(evaluated, samples)
+        is_best = accuracy is not None and accuracy > self._best
+        if accuracy is not None:
+            self._best = max(self._best, accuracy)
+        if not (self.is_due(step, step_s) or (is_best and self._best_is_due(step, step_s))):
+            return
+        if not self._writer.begin(self._state(step, samples, accuracy)):
+            self._reporter.line(
+                f"no checkpoint after step {step}: the one before is still being written; "
+                "raise checkpoint.interval_steps, or write to a faster disk"
+            )
+        self._last_saved = step
+
+    def at_end(
+        self,
+        status: Literal["success", "aborted"],
+        step: int,
+        samples: int,
+        evaluated: Evaluated | None,
+        stopped_by: str | None,
+    ) -> RunOutcome:
+        """Save the run's end, and say how it ended, whether or not that could be saved.
+
+        Raises CheckpointError where it could not.
+        """
+        is_over = status == "success" or stopped_by is None
+        failure = None
+        try:
+            self._save_end(step, samples, evaluated, status if is_over else None)
+        except CheckpointError as error:
+            failure = error
+        outcome = RunOutcome(
+            status=status,
+            steps=step,
+            samples=samples,
+            seconds=self._seconds(),
+            mlm_accuracy=None if evaluated is None else evaluated.accuracy.mlm_accuracy,
+            stopped_by=None if is_over else stopped_by,
+        )
+        self._write_outcome(outcome)
+        if failure is not None:
+            raise failure
+        return outcome
+
+    def _save_end(
+        self,
+        step: int,
+        samples: int,
+        evaluated: Evaluated | None,
+        ended: Literal["success", "aborted"] | None,
+    ) -> None:
+        try:
+            self._writer.finish()
+        except CheckpointError:
+            pass  # told now, and the next one may have room
+        finally:
+            self._tell()
+        if self._config.checkpoint.save == "never":
+            self._reporter.line("nothing saved: checkpoint.save is 'never'")
+            return
+        self._writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples), ended))
+        try:
+            self._writer.finish()
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Report what the writer has done."""
+        for line in self._writer.lines():
+            self._reporter.line(line)
+
+    def _interval(self, step_s: float | None) -> int | None:
+        """Steps between two checkpoints; None where there are none, or none yet."""
+        checkpoint = self._config.checkpoint
+        if checkpoint.save == "never" or checkpoint.interval_steps == 0:
+            return None
+        if checkpoint.interval_steps != "auto":
+            return checkpoint.interval_steps
+        return None if step_s is None else math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
+
+    def _best_is_due(self, step: int, step_s: float | None) -> bool:
+        """Whether a best evaluation after this step is saved."""
+        interval, since = self._interval(step_s), step - self._last_saved
+        if interval is None:
+            return False
+        is_auto = self._config.checkpoint.interval_steps == "auto"
+        return since >= (BEST_SHARE * interval if is_auto else 1)
+
+    def _state(
+        self,
+        step: int,
+        samples: int,
+        accuracy: float | None,
+        ended: Literal["success", "aborted"] | None = None,
+    ) -> CheckpointState:
+        identity = self._identity
+        return CheckpointState(
+            step=step,
+            samples=samples,
+            seed=identity.seed,
+            mlm_accuracy=accuracy,
+            vocabulary_sha256=identity.vocabulary_sha256,
+            data_sha256=identity.data_sha256,
+            world_size=identity.world_size,
+            ended=ended,
+            seconds=self._seconds(),
+            skipped_in_a_row=self._metrics.skipped_in_a_row(),
+            best_mlm_accuracy=self._best if self._best >= 0 else None,
+            health=self._health.state(),
+            noise=self._metrics.noise_state(),
+        )
+
+    def _seconds(self) -> float:
+        """Of training, in all parts of the run together."""
+        before = 0.0 if self._start.state is None else self._start.state.seconds
+        return before + time.perf_counter() - self._started
+
+
+def _accuracy_of(evaluated: Evaluated | None, samples: int) -> float | None:
+    """The accuracy of the weights after so many samples, where it is theirs."""
+    if evaluated is None or evaluated.samples != samples:
+        return None
+    return evaluated.accuracy.mlm_accuracy

@@ -1,0 +1,1 @@
+"""Sub-commands of the submission: arguments to calls."""

@@ -1,0 +1,174 @@
+"""The sub-command `evaluate`: accuracy of a checkpoint, trained here or converted, on any ranks."""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlperf_bert.common.errors import ConfigError, one_line
+from mlperf_bert.common.messages import say
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.checkpoint.manifest import Manifest
+    from mlperf_bert.config.run_config import RunConfig
+    from mlperf_bert.data.index import LengthIndex
+    from mlperf_bert.data.index import Manifest as SetManifest
+    from mlperf_bert.distributed.launch import RankInfo
+
+# MLPerf's first weights on the official set: the rules' sanity test. One standard error of its
+# 380,000 masked tokens or so is 0.0008.
+MLPERF_CHECKPOINTS = ("MLPerf tf1_ckpt", "MLPerf tf2_ckpt")
+MLPERF_ACCURACY = 0.34085
+MLPERF_SAMPLES = 10_000
+MLPERF_SEED, SEED_OF_IMPORTS = 12_345, 0
+PROGRESS_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `evaluate`."""
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="prepared set, or its parent")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="processes of this machine that share the work (default: 1, or the launcher's)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; rank 0 prints the result, and on stderr how far it is."""
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.spawn import run_on_ranks
+
+    if args.ranks is not None:
+        if args.ranks < 1:
+            raise ConfigError("--ranks", f"is {args.ranks}", "give 1 or more")
+        info = read_rank_info()
+        if info.launcher == "single" and args.ranks > 1:
+            return run_on_ranks(args.command_line, args.ranks)
+        if info.world_size != args.ranks:
+            problem = f"is {args.ranks}, the launcher started {info.world_size}"
+            raise ConfigError("--ranks", problem, "leave it out")
+    return _evaluate(args)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from mlperf_bert.checkpoint.load import load_weights
+    from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
+    from mlperf_bert.data.shards import SampleReader
+    from mlperf_bert.distributed.session import in_session, on_every_rank
+    from mlperf_bert.parts.evaluation import make_evaluator
+    from mlperf_bert.parts.start import make_model
+    from mlperf_bert.signals.signal_watch import SignalWatch
+    from mlperf_bert.step.eager import weights_dtype
+
+    config = read_config(args.checkpoint)
+    # The policy changes no result, and the one it was trained with may not run here.
+    config = replace(config, model=replace(config.model, attention="auto"))
+    held_out = args.data / "eval"
+    eval_dir = held_out if held_out.is_dir() else args.data
+
+    def run_rank(info: "RankInfo", device: "torch.device") -> int:
+        index = on_every_rank(info, lambda: _open_set(eval_dir, config, args.checkpoint))
+        reader = SampleReader(eval_dir, index.manifest)
+        model = make_model(config, 0, device)
+        digest = index.manifest.vocabulary_sha256
+        state = on_every_rank(info, lambda: load_weights(model, args.checkpoint, digest))
+        model.to(weights_dtype(config.model.precision))
+        begun = time.monotonic()
+        evaluator = make_evaluator(config, index, reader, info, device)
+        evaluator.on_batch = _Progress(info.rank)
+        accuracy = evaluator(model)
+        if info.rank == 0:
+            manifest = read_manifest(resolve(args.checkpoint))
+            result = {
+                "schema_version": 1,
+                "step": state.step,
+                "samples": state.samples,
+                "mlm_accuracy": accuracy.mlm_accuracy,
+                "mask_only_accuracy": accuracy.mask_only_accuracy,
+                "correct": accuracy.correct,
+                "masked_tokens": accuracy.masked_tokens,
+                "sequences": index.manifest.num_samples,
+                "ranks": info.world_size,
+                "seconds": round(time.monotonic() - begun, 3),
+                "origin": dict(manifest.origin) or None,
+                "expected_mlm_accuracy": expected_accuracy(manifest, index.manifest),
+            }
+            print(json.dumps(result) if args.json else _in_words(result))
+        return 0
+
+    parallel = config.parallel
+    with SignalWatch(None, speaks=False):
+        return in_session(run_rank, args.device, parallel.share_gpu, binding=parallel.binding)
+
+
+def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":
+    """Open the set. Raises ConfigError in words of the checkpoint: there is no config to mend."""
+    from mlperf_bert.data.open_data import open_index
+
+    try:
+        return open_index(eval_dir, config)
+    except ConfigError as error:
+        name, problem, _ = error.args
+        remedy = f"give data that was prepared for {checkpoint}"
+        raise ConfigError("--data", f"{name} of the checkpoint {problem}", remedy) from None
+
+
+class _Progress:
+    """Says every few seconds how many batches of rank 0 are done."""
+
+    def __init__(self, rank: int) -> None:
+        self._is_first = rank == 0
+        self._begun = self._said = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if self._is_first and now - self._said >= PROGRESS_S:
+            self._said = now
+            left = (now - self._begun) / done * (of - done)
+            say(f"{done:,} of {of:,} batches evaluated, about {left:,.0f} s left")
+
+
+def expected_accuracy(checkpoint: "Manifest", held_out: "SetManifest") -> float | None:
+    """What MLPerf's rules say of MLPerf's checkpoint on the official set; else None.
+
+    The checkpoint is known by the digest that MLPerf has published, before any training. The set is
+    taken for the official one by its size, length, vocabulary size and seed: the official one of
+    examples made from text, none of imported ones, which do not say theirs.
+    """
+    is_theirs = checkpoint.origin.get("published") in MLPERF_CHECKPOINTS and checkpoint.step == 0
+    is_official = (
+        held_out.num_samples == MLPERF_SAMPLES
+        and held_out.max_seq_length == 512
+        and held_out.vocab_size == 30_522
+        and held_out.seed in (MLPERF_SEED, SEED_OF_IMPORTS)
+    )
+    return MLPERF_ACCURACY if is_theirs and is_official else None
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    lines = [
+        f"accuracy {result['mlm_accuracy']:.6f} ({result['correct']:,} of "
+        f"{result['masked_tokens']:,} masked tokens), on [MASK] inputs "
+        f"{result['mask_only_accuracy']:.6f}, after {result['samples']:,} samples"
+    ]
+    origin = result["origin"] or {}
+    if "drawn" in origin:
+        lines.append(
+            f"its {one_line(origin['drawn'])} came with no weights and was drawn at random"
+        )
+    if result["expected_mlm_accuracy"] is not None:
+        difference = result["mlm_accuracy"] - result["expected_mlm_accuracy"]
+        lines.append(
+            f"expected about {result['expected_mlm_accuracy']} for MLPerf's checkpoint, if "
+            f"this is the official evaluation set: {difference:+.5f}"
+        )
+    return "\n".join(lines)

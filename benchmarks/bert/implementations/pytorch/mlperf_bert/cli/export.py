@@ -1,0 +1,40 @@
+"""The sub-command `export`: a checkpoint becomes a directory that other programs load."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `export`."""
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR")
+    parser.add_argument("out", type=Path, metavar="DIR", help="what is written")
+    parser.add_argument("--to", choices=("huggingface",), required=True)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--vocab",
+        type=Path,
+        metavar="FILE",
+        help="default: in the checkpoint or above it",
+    )
+    source.add_argument(
+        "--data", type=Path, metavar="DIR", help="prepared set, or its parent, that has it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, and say what was written."""
+    from mlperf_bert.checkpoint.huggingface.export import export_huggingface
+
+    done = export_huggingface(args.checkpoint, args.out, args.vocab, args.data)
+    if args.json:
+        print(json.dumps({"schema_version": 1, **asdict(done)}))
+    else:
+        print(
+            f"{done.architecture} of step {done.step:,}: {done.tensors} tensors, "
+            f"{done.parameters:,} weights, {done.word_rows:,} rows of words"
+        )
+        print("\n".join((*done.remarks, f"written: {done.out}")))
+    return 0

@@ -1,0 +1,154 @@
+"""`mlperf_bert stage-data`: a node's part of the data to its local disk.
+
+With a fixed seed the plan says which samples the ranks of a node read, so only their pages are
+copied, into sparse files of the same layout; training runs on them as on the source. Written
+shard by shard, each beside its place and then renamed; the manifest comes last.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.file_progress import progress_of
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.open_data import check_batch_fits, open_index
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.sidecar import sidecar_path
+from mlperf_bert.data.stage_copy import copy_file, copy_samples, copy_whole
+from mlperf_bert.data.stage_record import (
+    STAGE_FILE,
+    StagedPart,
+    StageRecord,
+    is_partial,
+    manifest_sha256,
+    plan_settings,
+)
+from mlperf_bert.distributed.launch import read_rank_info
+from mlperf_bert.parts.loader import make_planner
+
+# Loaders, their advice to the kernel and reader processes run ahead of the last step.
+STEPS_AHEAD = 8
+WINDOWS_AHEAD = 4
+
+
+def stage_data(
+    config: RunConfig, data_dir: Path, out: Path, *, node: int | None, whole: bool
+) -> None:
+    """Copy `data_dir`/train and /eval into `out`.
+
+    Args:
+        config: the run's; it decides which samples are read.
+        data_dir: the source.
+        out: where the copy goes; what is finished there is kept.
+        node: whose part, from 0; None for the node that the launcher says.
+        whole: copy all samples, even where the seed is fixed.
+
+    Raises:
+        ConfigError: a wrong option, or a config that does not fit the data.
+        DataError: the source cannot be read, or the copy not be written.
+    """
+    source = os.path.realpath(data_dir)
+    if os.path.commonpath((source, os.path.realpath(out))) == source:
+        raise ConfigError("--out", f"{out} is the source or lies in it", "name another directory")
+    part = None
+    if config.run.seed != "random" and not whole:
+        settings = plan_settings(config)
+        part = StagedPart(_node(node, config), config.max_steps, settings)
+    train = open_index(data_dir / "train", config)
+    held_out = open_index(data_dir / "eval", config)
+    check_batch_fits(config, train, data_dir)
+    for set_dir in (data_dir / "train", data_dir / "eval"):
+        if is_partial(set_dir):
+            raise DataError(str(set_dir), "is a partial stage itself", "stage from the whole set")
+    is_wanted = np.ones(train.manifest.num_samples, dtype=np.bool_)
+    if part:
+        is_wanted = planned_samples(config, train, part.node)
+    _stage(SampleReader(data_dir / "train", train.manifest), out / "train", part, is_wanted)
+    is_wanted = np.ones(held_out.manifest.num_samples, dtype=np.bool_)
+    _stage(SampleReader(data_dir / "eval", held_out.manifest), out / "eval", None, is_wanted)
+
+
+def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray[np.bool_]:
+    """Which samples, bool [N], the ranks of a node read up to `run.max_steps` and a bit beyond."""
+    parallel = config.parallel
+    assert config.run.seed != "random"
+    planner = make_planner(config, index, config.run.seed)
+    first, stop = node * parallel.ranks_per_node, (node + 1) * parallel.ranks_per_node
+    steps_ahead = STEPS_AHEAD + WINDOWS_AHEAD * config.data.exchange_window_steps
+    is_planned = np.zeros(index.manifest.num_samples, dtype=np.bool_)
+    for step in range(1, config.max_steps + steps_ahead + 1):
+        plan = planner.plan(step)
+        if config.data.balance.startswith("exchange"):  # ranks read what was drawn, then exchange
+            is_planned[plan.drawn_ids[first:stop]] = True
+        else:
+            before, after = plan.counts[:first].sum(), plan.counts[:stop].sum()
+            is_planned[plan.sample_ids[before:after]] = True
+    return is_planned
+
+
+def _node(asked: int | None, config: RunConfig) -> int:
+    info, nodes = read_rank_info(), config.parallel.nodes
+    remedy = f"give a node of 0 .. {nodes - 1}, or --whole"
+    if asked is None:
+        if info.launcher == "single" and nodes > 1:
+            raise ConfigError("--node", f"is missing, the config has {nodes} nodes", remedy)
+        asked = info.node_rank
+    if not 0 <= asked < nodes:
+        raise ConfigError("--node", f"is {asked}, the config has {nodes} nodes", remedy)
+    return asked
+
+
+def _stage(
+    reader: SampleReader,
+    target: Path,
+    part: StagedPart | None,
+    is_wanted: NDArray[np.bool_],
+) -> None:
+    """Copy a set, or the wanted samples of it."""
+    source = reader.set_dir
+    _claim(target, StageRecord(manifest_sha256(source), part))
+    for name in ("shards", "index"):
+        make_directory(target / name)
+    remove_temporaries(target / "shards", [shard.path.name for shard in reader.shards])
+    ends = np.cumsum([entry.num_samples for entry in reader.manifest.shards])
+    shares = np.split(is_wanted, ends[:-1])
+    sizes = [
+        int(shard.sidecar.shard_bytes * share.mean())
+        for shard, share in zip(reader.shards, shares, strict=True)
+    ]
+    with progress_of(
+        len(sizes), sum(sizes), quiet=False, words=("staged", "shards"), stream=sys.stderr
+    ) as advance:
+        for shard, share, size in zip(reader.shards, shares, sizes, strict=True):
+            copy = target / "shards" / shard.path.name
+            if part:
+                copy_samples(shard, share, copy)
+            else:
+                copy_whole(shard, copy)
+            copy_file(sidecar_path(shard.path), sidecar_path(copy))
+            advance(target.name, size)
+    vocabulary = reader.manifest.vocabulary_file
+    copy_file(source / vocabulary, target / vocabulary)
+    for file in reader.manifest.index_files:
+        copy_file(source / "index" / file.file, target / "index" / file.file)
+    copy_file(source / "index" / "dataset.json", target / "index" / "dataset.json")
+    print(f"{target}: {is_wanted.sum():,} of {len(is_wanted):,} samples")
+
+
+def _claim(target: Path, record: StageRecord) -> None:
+    """Mark a directory as this stage, or find it marked so. Raises DataError for other contents."""
+    make_directory(target)
+    remove_temporaries(target, [STAGE_FILE])
+    if (target / STAGE_FILE).exists():
+        if StageRecord.load(target) != record:
+            raise DataError(str(target), "holds another stage", "give a new directory")
+    elif any(target.iterdir()):
+        raise DataError(str(target), "holds files but no stage", "give a new directory")
+    else:
+        write_file(target / STAGE_FILE, record.to_json())

@@ -1,0 +1,253 @@
+"""The sub-command `train`: its options, and which of them starts ranks, a rank, or a reader."""
+
+import argparse
+import shlex
+import time
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.exit_statuses import STOPPED, TARGET_MISSED
+from mlperf_bert.config.options import add_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.signals.status_file import write_status
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.checkpoint.resume import Start
+    from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.distributed.reader_roles import MpiProcess
+    from mlperf_bert.run.directory import RunDirectory
+    from mlperf_bert.run.lock import RunLock
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `train`."""
+    add_config(parser)
+    parser.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
+    parser.add_argument(
+        "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"
+    )
+    parser.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
+    parser.add_argument("--init-checkpoint", type=Path, help="start from these weights")
+    parser.add_argument(
+        "--resume",
+        metavar="auto|none|DIR",
+        help="go on: with the run of --run-dir where it was interrupted, or from a checkpoint "
+        "(default: auto where torchrun restarts a rank, else none)",
+    )
+    parser.add_argument(
+        "--cache-cleared", action="store_true", help="log that the page cache was dropped before"
+    )
+    parser.add_argument(
+        "--status-file",
+        type=Path,
+        help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
+        "when another leaves with anything else",
+    )
+    parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)  # a script's
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 0 where the target was reached, 3 where not, 75 where a signal ended the run."""
+    from mlperf_bert.config.files import load_config
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.run.lock import RunLock
+
+    if args.run_index < 0:
+        raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
+    config = load_config(args.config, args.set)
+    if config.data.loader == "mpi_readers":
+        return _train_with_readers(args, config)
+    parallel = config.parallel
+    if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
+        if args.resume == "auto":
+            _check_run_dir(args)
+        root = args.run_dir or _default_root(args.config)
+        with RunLock(root, _name(args)) as lock:  # at once, and for as long as there are ranks
+            lock.check()
+            return run_on_ranks(
+                [*args.command_line, "--run-dir", str(root)],
+                parallel.ranks_per_node,
+                agreed_statuses=(STOPPED, TARGET_MISSED),
+            )
+    return _train_as_rank(args, config)
+
+
+def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
+    from mlperf_bert.cli.reader_process import run_reader
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.reader_roles import mpi_process
+
+    with mpi_process(read_rank_info()) as process:
+        if process.role.is_reader:
+            run_reader(config, args.data, process)
+            return 0
+        return _train_as_rank(args, config, process)
+
+
+def _train_as_rank(
+    args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
+) -> int:
+    """Train, rank 0 as the one owner of the run's directory."""
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.run.lock import RunLock
+
+    info = process.role.info if process else read_rank_info()
+    root = args.run_dir or _default_root(args.config)  # holds the time: rank 0's counts
+    is_owner = info.rank == 0 and info.launcher != "local"  # there who started the ranks is
+    with RunLock(root if is_owner else None, _name(args)) as lock:
+        return _train_in(root, lock, info, args, config, process)
+
+
+def _default_root(config_path: Path) -> Path:
+    """`runs/<utc>-<config>` below the current directory."""
+    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return Path("runs") / f"{utc}-{config_path.stem}"
+
+
+def _check_run_dir(args: argparse.Namespace) -> None:
+    if args.run_dir is None:
+        remedy = "give the directory of the run to go on with"
+        raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
+
+
+def _name(args: argparse.Namespace) -> str:
+    """Of the run, for its lock."""
+    return f"run_{args.run_index}"
+
+
+def _train_in(
+    root: Path,
+    lock: "RunLock",
+    own_info: "RankInfo",
+    args: argparse.Namespace,
+    config: RunConfig,
+    process: "MpiProcess | None",
+) -> int:
+    from mlperf_bert.cli.reader_process import dismiss_reader
+    from mlperf_bert.distributed.session import from_rank_zero, in_session
+    from mlperf_bert.parts.build import build, in_words
+    from mlperf_bert.run.directory import RunDirectory
+    from mlperf_bert.signals.signal_watch import SignalWatch
+    from mlperf_bert.signals.whereabouts import Whereabouts
+    from mlperf_bert.train import train
+
+    whereabouts = Whereabouts()
+
+    def run(info: "RankInfo", device: "torch.device") -> int:
+        directory = RunDirectory(Path(from_rank_zero(info, str(root))), args.run_index)
+        start = _agree_on_start(args, directory, config, info, lock)
+        if start.ended is not None:
+            if process is not None:
+                dismiss_reader(process)
+            return _leave(args, info, start.ended.status == "success", stopped_by=None)
+        parts = build(
+            config,
+            args.data,
+            directory,
+            info,
+            device,
+            args.init_checkpoint,
+            process,
+            cache_cleared=args.cache_cleared,
+            start=start,
+            whereabouts=whereabouts,
+        )
+        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+            parts.reporter.line(in_words(parts))
+            parts.reporter.line(_hint("watch it from another terminal", "watch", directory))
+            outcome = train(parts)
+            reached = outcome.status == "success"
+            parts.reporter.line(
+                f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
+                f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
+            )
+            parts.reporter.line(_what_next(args, directory, config, outcome.stopped_by))
+        return _leave(args, info, reached, outcome.stopped_by)
+
+    patience = timedelta(seconds=config.run.hang_timeout_s)
+    with SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
+        return in_session(
+            run,
+            config.run.device,
+            config.parallel.share_gpu,
+            own_info,
+            patience,
+            config.parallel.binding,
+            whereabouts=whereabouts,
+        )
+
+
+def _agree_on_start(
+    args: argparse.Namespace,
+    directory: "RunDirectory",
+    config: RunConfig,
+    info: "RankInfo",
+    lock: "RunLock",
+) -> "Start":
+    """Where the run begins, as rank 0 finds it, which looks at nothing before it owns it."""
+    from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
+    from mlperf_bert.distributed.launch import restart_count
+    from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
+
+    # torchrun counts restarts of a node by its own ranks' failures.
+    is_restart = max(from_all_ranks(info, restart_count())) > 0
+    found = [NEW_RUN]
+
+    def find() -> None:
+        lock.check()
+        directory.refuse_links()
+        resume = args.resume or "none"
+        if is_restart and (args.resume is None or directory.exists):
+            resume = "auto"
+        if resume == "auto":
+            _check_run_dir(args)
+        found[0] = find_start(resume, directory, config)
+        if found[0].ended is not None:
+            print(_ended_in_words(found[0], directory), flush=True)
+
+    on_rank_zero(info, find)
+    return Start.from_plain(from_rank_zero(info, found[0].to_plain()))
+
+
+def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
+    assert start.ended is not None
+    steps = f"{start.ended.steps:,} steps"
+    line = f"run {directory.index} of {directory.root} ended before, after {steps}"
+    if start.step < start.ended.steps:
+        line += "; weights of its end were not saved, --resume CHECKPOINT makes them in a new run"
+    return line
+
+
+def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
+    return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
+
+
+def _what_next(
+    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, stopped_by: str | None
+) -> str:
+    if stopped_by is None or config.checkpoint.save == "never":
+        return _hint("see it in a browser", "report", directory)
+    command = args.go_on_by
+    if command is None:
+        where = ["--run-dir", str(directory.root), "--run-index", str(directory.index)]
+        command = shlex.join(["mlperf_bert", "train", "--resume", "auto", *where])
+    return f"to go on, all else as before: {command.removesuffix(' --run-index 0')}"
+
+
+def _leave(
+    args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
+) -> int:
+    """The exit status of this rank, or 0 where the run's is asked for in a file."""
+    missed = STOPPED if stopped_by else TARGET_MISSED
+    status = 0 if reached else missed
+    if args.status_file is None:
+        return status
+    if info.rank == 0 and not write_status(args.status_file, status):
+        return status
+    return 0

@@ -1,0 +1,1 @@
+"""What every room may use: errors, untrusted input, files written whole, facts of the machine."""

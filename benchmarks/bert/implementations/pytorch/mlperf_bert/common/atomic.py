@@ -1,0 +1,95 @@
+"""All-or-nothing file writing: written beside under a temporary name, then renamed."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from mlperf_bert.common.errors import DataError
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it becomes `path`, on failure it goes away.
+
+    Raises DataError when the file cannot be written.
+    """
+    temporary = _beside(path)
+    try:
+        temporary.unlink(missing_ok=True)  # a link at this name would be written through
+        yield temporary
+        # Without the flush a power cut could leave a complete name over incomplete contents.
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise _not_written(path, error) from error
+    finally:
+        with suppress(OSError):  # where it could not be written, it may not be removed either
+            temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Write or replace `path` in one step. Raises DataError when it cannot be written."""
+    with replaced_file(path) as temporary, temporary.open("xb") as file:
+        file.write(contents)
+
+
+def check_writable(path: Path) -> None:
+    """Try whether `write_file` could write `path`, which stays as it is. Raises DataError."""
+    temporary = _beside(path)
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents. Raises DataError when that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or "cannot be created"
+        raise DataError(str(path), reason, "name a directory that can be written") from error
+
+
+def is_temporary(name: str, of: Collection[str]) -> bool:
+    """Whether the bare file name is `.NAME.PID-MACHINE.tmp` for a NAME in `of`, or `.NAME.PID.tmp`.
+
+    That is what a killed writer leaves.
+    """
+    stem, _, writer = name.removesuffix(".tmp").rpartition(".")
+    is_ours = name.endswith(".tmp") and writer.partition("-")[0].isdecimal()
+    return is_ours and stem.startswith(".") and stem[1:] in of
+
+
+def remove_temporaries(
+    directory: Path, names: Collection[str], *, of: Literal["this machine", "all"] = "all"
+) -> None:
+    """Remove what killed writers of these files left; no writer of them may be at work there.
+
+    `of` "this machine" leaves those of others alone, which may be at work.
+    """
+    for path in directory.glob(".*.tmp"):
+        machine = path.stem.rpartition(".")[2].partition("-")[2]
+        if is_temporary(path.name, names) and (of == "all" or machine in ("", _machine())):
+            path.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}.tmp")
+
+
+def _machine() -> str:
+    """Tells apart the machines that write into one directory, which may have equal process ids."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _not_written(path: Path, error: OSError) -> DataError:
+    reason = error.strerror or "cannot be written"
+    return DataError(str(path), reason, "check the directory and its free space")

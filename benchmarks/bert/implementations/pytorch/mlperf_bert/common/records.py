@@ -1,0 +1,162 @@
+"""Strict reading of JSON files: every missing key or wrong type is a DataError that names it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.present import reading_error
+from mlperf_bert.common.untrusted import (
+    MAX_JSON_BYTES,
+    in_brief,
+    parse_json_object,
+    read_regular_file,
+)
+
+Word = TypeVar("Word", bound=str)
+
+_MOST_NAME_BYTES = 255  # of Linux file systems
+
+
+class Record:
+    """One JSON object with typed, bounded getters; `where` opens every error message."""
+
+    def __init__(self, where: str, values: Mapping[str, Any], remedy: str) -> None:
+        self.where = where
+        self.values = values
+        self.remedy = remedy
+
+    def error(self, key: str, problem: str) -> DataError:
+        """The error to raise for `key`."""
+        return DataError(f"{self.where}: {key}", problem, self.remedy)
+
+    def integer(self, key: str, low: int = 0, high: int = 2**63 - 1) -> int:
+        """An integer of low .. high, both included."""
+        value = self._get(key)
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(key, f"is {in_brief(value)}, not an integer of {low} .. {high}")
+        return value
+
+    def optional_integer(self, key: str, low: int = 0) -> int | None:
+        """An integer of at least `low`, or null."""
+        return None if self._get(key) is None else self.integer(key, low)
+
+    def flag(self, key: str) -> bool:
+        """A JSON true or false."""
+        value = self._get(key)
+        if type(value) is not bool:
+            raise self.error(key, f"is {in_brief(value)}, not true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        """A non-empty string."""
+        value = self._get(key)
+        if type(value) is not str or not value:
+            raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
+        return value
+
+    def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
+        """One of some words; the first of them where the key is not there."""
+        value = self.values.get(key, choices[0])
+        for choice in choices:
+            if type(value) is str and value == choice:
+                return choice
+        raise self.error(key, f"is {in_brief(value)}, not {' or '.join(choices)}")
+
+    def file_name(self, key: str) -> str:
+        """A bare file name, so that no record can point outside its directory."""
+        name = self.text(key)
+        if name in (".", "..") or "/" in name or "\0" in name or not _fits_a_directory(name):
+            raise self.error(key, f"is {in_brief(name)}, not a bare file name")
+        return name
+
+    def number(self, key: str) -> float:
+        """An integer or a finite number, as float."""
+        value = self._get(key)
+        if type(value) not in (int, float) or not -1e300 < value < 1e300:
+            raise self.error(key, f"is {in_brief(value)}, not a number")
+        return float(value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of integers of at least zero."""
+        value = self._get(key)
+        if type(value) is not list or any(type(item) is not int or item < 0 for item in value):
+            raise self.error(key, "is not a list of integers of at least zero")
+        return tuple(value)
+
+    def record(self, key: str) -> "Record":
+        """A nested object."""
+        return self._nested(key, self._get(key))
+
+    def records(self, key: str) -> list["Record"]:
+        """A list of objects."""
+        value = self._get(key)
+        if type(value) is not list:
+            raise self.error(key, "is not a list")
+        return [self._nested(f"{key}[{number}]", item) for number, item in enumerate(value)]
+
+    def has(self, key: str) -> bool:
+        """Whether `key` is there and not null."""
+        return self.values.get(key) is not None
+
+    def check_version(self, version: int, key: str = "format_version") -> None:
+        """Refuse a version other than `version`."""
+        found = self.integer(key)
+        if found != version:
+            raise self.error(key, f"is {found}, this program reads {version}")
+
+    def _get(self, key: str) -> Any:
+        if key not in self.values:
+            raise self.error(key, "is missing")
+        return self.values[key]
+
+    def _nested(self, key: str, value: Any) -> "Record":
+        if type(value) is not dict:
+            raise self.error(key, "is not an object")
+        return Record(f"{self.where}: {key}", value, self.remedy)
+
+
+def read_record(path: Path, *, missing: str, remedy: str) -> Record:
+    """Parse the JSON object in `path`.
+
+    Args:
+        path: the file.
+        missing: the problem to report when there is no such file.
+        remedy: what the user can do about any problem with it.
+
+    Raises:
+        DataError: missing, no regular file, too large, or not one JSON object; UnreadableError
+            where nobody can say.
+    """
+    try:
+        values = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
+    except OSError as error:
+        raise reading_error(path, error, missing=missing, remedy=remedy) from None
+    except ValueError as error:
+        raise DataError(str(path), f"is not valid JSON ({error})", remedy) from None
+    return Record(str(path), values, remedy)
+
+
+def _fits_a_directory(name: str) -> bool:
+    try:
+        return len(os.fsencode(name)) <= _MOST_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without keys that have their default: what was added later leaves old files alone.
+
+    A file written before a key was there, and one written since that means the same, are equal
+    byte by byte, and so are their digests.
+    """
+    return {
+        key: value for key, value in values.items() if key not in defaults or defaults[key] != value
+    }
+
+
+def write_json(values: Mapping[str, Any]) -> bytes:
+    """JSON as every prepared set stores it: indented, keys in the given order."""
+    return (json.dumps(values, indent=1, ensure_ascii=True) + "\n").encode("ascii")

@@ -1,0 +1,1 @@
+"""The run config: frozen sections, TOML files, overrides and rules."""

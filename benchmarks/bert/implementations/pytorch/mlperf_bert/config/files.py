@@ -1,0 +1,219 @@
+"""TOML and `--set section.field=value` to a RunConfig, and back.
+
+Strict: an unknown section or field, a missing one or a wrong type is a ConfigError that names the
+field. A file named `[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml` must hold that size.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.untrusted import in_brief, read_regular_file
+from mlperf_bert.config.bounds import bounds_of
+from mlperf_bert.config.run_config import RunConfig
+
+Tables = dict[str, dict[str, Any]]
+
+_MAX_BYTES = 64 * 2**10  # a complete config has 4 kB
+_MAX_LINE = 1000  # characters: the parser's time grows with the square of a dotted key's length
+_KINDS = {
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string of printable characters",
+}
+_SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`."""
+    tables = read_toml(path)
+    from_file = config_from_tables(tables, str(path))
+    check_file_name(path, from_file)
+    if not overrides:
+        return from_file
+    for override in overrides:
+        section, field, value = _parse_override(override)
+        tables.setdefault(section, {})[field] = value
+    return config_from_tables(tables, "--set")
+
+
+def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
+    """Build the config from nested dictionaries; `origin` opens every error message."""
+    sections = {field.name: field for field in dataclasses.fields(RunConfig)}
+    for name in tables:
+        if name not in sections:
+            known = ", ".join(sections)
+            raise ConfigError(f"{origin}: [{name}]", "no such section", f"use one of {known}")
+    built = {}
+    for name, field in sections.items():
+        table = tables.get(name, {})
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{origin}: {name}", "is not a table", f"write it as [{name}]")
+        built[name] = _build_section(typing.cast(type, field.type), name, table, origin)
+    return RunConfig(**built)
+
+
+def config_to_toml(config: RunConfig) -> str:
+    """The complete config, defaults written out, as TOML that `load_config` reads back equal."""
+    lines = []
+    for section, table in config_to_tables(config).items():
+        lines.append(f"[{section}]")
+        lines += [f"{field} = {_to_toml(value)}" for field, value in table.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def config_to_tables(config: RunConfig) -> Tables:
+    """The complete config as nested dictionaries, ready for TOML or JSON."""
+    return dataclasses.asdict(config)
+
+
+def config_value(config: RunConfig, dotted: str) -> Any:
+    """The value of `section.field`, derived properties included."""
+    value: Any = config
+    for name in dotted.split("."):
+        if name.startswith("_") or not hasattr(value, name):
+            raise ConfigError(dotted, "no such setting", "see `mlperf_bert config FILE` for all")
+        value = getattr(value, name)
+    return value
+
+
+def checked_setting(dotted: str, value: Any, origin: str) -> Any:
+    """The value as the setting `section.field` takes it. Raises ConfigError where it does not."""
+    sections = {field.name: field for field in dataclasses.fields(RunConfig)}
+    section, _, field = dotted.partition(".")
+    kind = typing.cast(type, sections[section].type) if section in sections else None
+    hints = _hints(kind) if kind else {}
+    if field not in hints:
+        remedy = "see `mlperf_bert config FILE` for all"
+        raise ConfigError(f"{origin}: {in_brief(dotted)}", "no such setting", remedy)
+    checked = _checked(value, hints[field], f"{origin}: {dotted}")
+    bounds = bounds_of(typing.cast(type, kind)).get(field)
+    if bounds is not None and not isinstance(checked, str):
+        bounds.check(f"{origin}: {dotted}", checked)
+    return checked
+
+
+def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:
+    """The tables of a small TOML file. Raises ConfigError where it is none."""
+    try:
+        text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or "unreadable", remedy) from None
+    except UnicodeDecodeError:
+        raise ConfigError(str(path), "is not UTF-8 text", "give a TOML file") from None
+    try:
+        return _parse_toml(text)
+    except ValueError as error:
+        raise ConfigError(str(path), f"is not TOML ({error})", "mend that line") from None
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError, TOMLDecodeError among them, for whatever else it is."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > _MAX_LINE:
+            raise ValueError(f"line {number} has more than {_MAX_LINE:,} characters")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str) -> Any:
+    hints = _hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in table:
+        if key not in fields:
+            known = ", ".join(fields)
+            raise ConfigError(f"{origin}: {name}.{key}", "no such setting", f"use one of {known}")
+    values = {}
+    for key, field in fields.items():
+        if key in table:
+            values[key] = _checked(table[key], hints[key], f"{origin}: {name}.{key}")
+        elif field.default is dataclasses.MISSING:
+            raise ConfigError(f"{origin}: {name}.{key}", "is missing", "add it")
+    return kind(**values)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    options = typing.get_args(hint) if union else (hint,)
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            if isinstance(value, str) and value in typing.get_args(option):
+                return value
+        elif type(value) is option and _is_plain(value):
+            return value
+        elif option is float and type(value) is int and _is_plain(value):
+            return float(value)
+    raise ConfigError(where, f"is {in_brief(value)}", f"give {_describe(options)}")
+
+
+def _is_plain(value: bool | int | float | str) -> bool:
+    """Whether arithmetic, TOML and a terminal can take it: finite, of 64 bits, printable."""
+    if isinstance(value, str):
+        return value.isprintable()
+    return math.isfinite(value) if isinstance(value, float) else -(2**63) <= value < 2**63
+
+
+def _describe(options: Sequence[Any]) -> str:
+    words = []
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            words += [repr(word) for word in typing.get_args(option)]
+        else:
+            words.append(_KINDS[option])
+    return " or ".join(words)
+
+
+def _parse_override(override: str) -> tuple[str, str, Any]:
+    dotted, equals, text = override.partition("=")
+    section, dot, field = dotted.strip().partition(".")
+    if not (equals and dot and section and field):
+        raise ConfigError("--set", f"cannot read {in_brief(override)}", "write section.field=value")
+    try:
+        value = _parse_toml(f"value = {text}")["value"]
+    except ValueError:
+        value = text.strip()  # a bare word is a string
+    return section, field, value
+
+
+def check_file_name(path: Path, config: RunConfig) -> None:
+    """Raise ConfigError where a file's name says another size than its config."""
+    match = _SIZE_IN_NAME.search(path.stem)
+    if match is None:
+        return
+    parallel = config.parallel
+    size = (
+        parallel.nodes,
+        parallel.ranks_per_node,
+        parallel.local_batch_size,
+        parallel.grad_accum_steps,
+    )
+    if tuple(int(number) for number in match.groups()) != size:
+        inside = "x".join(str(number) for number in size)
+        problem = f"[parallel] says {inside}"
+        raise ConfigError(str(path), problem, "rename the file or mend [parallel]")
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # TOML has no surrogate pairs
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)

@@ -1,0 +1,47 @@
+"""The options --config and --set, for every command that reads a config; what a path may be."""
+
+import argparse
+import os
+from pathlib import Path
+
+from mlperf_bert.common.errors import ConfigError
+
+# Linux takes 255 and 4,095 bytes: files of ours lie below a path, or beside it under longer names.
+_LONGEST_NAME, _LONGEST_PATH = 223, 3800
+
+
+def add_config(
+    parser: argparse.ArgumentParser, text: str = "TOML file", *, required: bool = True
+) -> None:
+    """Add `--config FILE` (a Path, or None where it is not given) and `--set`."""
+    parser.add_argument("--config", type=Path, required=required, metavar="FILE", help=text)
+    add_set(parser)
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add `--set SECTION.KEY=VALUE`; `args.set` is the list of all, as `load_config` takes it."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
+    )
+
+
+def check_paths(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a path among the arguments that no file system takes."""
+    for name, value in vars(args).items():
+        for path in value if isinstance(value, list) else (value,):
+            if isinstance(path, Path):
+                _check_path(name.replace("_", "-"), path)
+
+
+def _check_path(name: str, path: Path) -> None:
+    try:
+        whole = os.fsencode(path.absolute())
+    except ValueError:  # a character that the file system's encoding cannot say
+        raise ConfigError(name, "is no path", "give another") from None
+    longest = max(map(len, whole.split(b"/")))
+    if b"\0" in whole:
+        raise ConfigError(name, "has a zero byte", "give a path without")
+    if longest > _LONGEST_NAME or len(whole) > _LONGEST_PATH:
+        problem = f"is a path of {len(whole):,} bytes, with names of up to {longest:,}"
+        remedy = f"{_LONGEST_PATH:,} and {_LONGEST_NAME} are the most"
+        raise ConfigError(name, problem, remedy)

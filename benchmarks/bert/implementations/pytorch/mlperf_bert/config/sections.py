@@ -1,0 +1,290 @@
+"""The sections of a run's config: frozen and typed; derived values are properties.
+
+Every field is one setting of a TOML file (section.field), every number with its range;
+`config` puts the sections together.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.bounds import Bounds, check_bounds
+
+AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
+KernelsName = Literal["auto", "reference", "fused"]
+HeadName = Literal["full", "chunked"]
+Objective = Literal["mlm_nsp", "mlm"]
+Masking = Literal["static", "dynamic"]
+SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
+BalancePolicy = Literal[
+    "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
+]
+Deal = Literal["snake", "one_direction"]
+CountsPerRank = Literal["equal", "unequal"]
+BalanceModel = Literal["tokens", "cost"]
+LossNormalization = Literal["global", "per_rank"]
+Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16", "fp8"]
+DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
+Binding = Literal["auto", "none"]
+AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
+StepMode = Literal["eager", "captured"]
+OptimImplementation = Literal["ours", "apex"]
+ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
+
+STORED_MASKING_RATE = 0.15  # of every prepared set: BERT's
+# 0.15 to 0.3 are usual; above 0.4 the shortest sequences have fewer tokens than are to be masked.
+MASKING_RATES = Bounds(0.05, 0.4)
+
+MOST_BATCH = 2**20  # sequences of an update; the samplers hold some numbers of each
+MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
+_MOST_STEPS = 10**7  # the learning rates of all are on the device: 80 MB
+_STEPS = Bounds(1, _MOST_STEPS)
+_STEPS_OR_NONE = Bounds(0, _MOST_STEPS)
+_SEED = Bounds(0, 2**63 - 1)
+_DROPOUT = Bounds(0.0, 0.999)
+_BETA = Bounds(0.0, 0.999999999)
+_FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, 1e38), Bounds(1e-38, 1e38)  # of fp32
+
+
+class _Section:
+    """A section's numbers are within their bounds. Raises ConfigError with `section.field`."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Section").lower()
+        check_bounds(self, lambda field: f"{section}.{field}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSection(_Section):
+    """What runs where, and for how long at most: `max_steps`, "schedule" for `decay_steps`.
+
+    `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
+    each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
+    the run; so the slowest rank must have started by then. At an evaluation a rank is named that
+    needs more than `straggler_factor` times the median for its own work. Every
+    `noise_interval_steps` updates the gradient's noise is measured (docs/goodput.md); 0: never.
+    """
+
+    max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
+    seed: Annotated[int, _SEED] | Literal["random"] = "random"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    log_interval_steps: Annotated[int, _STEPS] = 20
+    warm_up_steps: Annotated[int, Bounds(0, 10_000)] = 3
+    step_mode: StepMode = "eager"
+    hang_timeout_s: Annotated[float, Bounds(0.1, 604_800.0)] = 600.0
+    straggler_factor: Annotated[float, Bounds(1.001, 1000.0)] = 1.5
+    noise_interval_steps: Annotated[int, _STEPS_OR_NONE] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSection(_Section):
+    """Shape, precision and attention policy of the encoder. Defaults are BERT-large.
+
+    In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
+    `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
+    `kernels` says who computes what is around the products (`model/blocks.py`); `head = "chunked"`
+    trains the masked-LM head in a bounded number of rows at a time. `objective = "mlm"` leaves out
+    next-sentence prediction, and with it the pooler (docs/encoder_recipe.md).
+    """
+
+    vocab_size: Annotated[int, Bounds(1, 2**22)] = 30522
+    hidden_size: Annotated[int, Bounds(1, 2**16)] = 1024
+    num_layers: Annotated[int, Bounds(1, 1000)] = 24
+    num_heads: Annotated[int, Bounds(1, 1024)] = 16
+    intermediate_size: Annotated[int, Bounds(1, 2**18)] = 4096
+    max_position_embeddings: Annotated[int, Bounds(1, 2**20)] = 512
+    type_vocab_size: Annotated[int, Bounds(2, 2**16)] = 2
+    hidden_dropout: Annotated[float, _DROPOUT] = 0.1
+    attention_dropout: Annotated[float, _DROPOUT] = 0.1
+    layer_norm_epsilon: Annotated[float, Bounds(0.0, 1.0)] = 1e-12
+    initializer_range: Annotated[float, Bounds(0.0, 100.0)] = 0.02
+    attention: AttentionName = "auto"
+    precision: Precision = "fp32"
+    kernels: KernelsName = "auto"
+    head: HeadName = "full"
+    objective: Objective = "mlm_nsp"
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        count = self.num_parameters
+        if count > MOST_PARAMETERS:
+            remedy = f"{MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
+            raise ConfigError("model.hidden_size", f"makes {count:,} parameters", remedy)
+
+    @property
+    def head_size(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the word embedding: the vocabulary rounded up to a multiple of 8."""
+        return -(-self.vocab_size // 8) * 8
+
+    @property
+    def num_parameters(self) -> int:
+        """Of `BertForPretraining`."""
+        hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
+        dense = hidden * (hidden + 1)
+        tables = (vocabulary + self.max_position_embeddings + self.type_vocab_size) * hidden
+        layer = 4 * dense + 2 * hidden * wide + wide + hidden + 4 * hidden
+        heads = dense + 2 * hidden + vocabulary
+        if self.objective == "mlm_nsp":
+            heads += dense + 2 * hidden + 2
+        return tables + 2 * hidden + self.num_layers * layer + heads
+
+    @property
+    def attention_share(self) -> float:
+        """Multiply-adds of a token per token it attends to, over those of everything else."""
+        # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
+        return 2 / (4 * self.hidden_size + 2 * self.intermediate_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSection(_Section):
+    """Which examples, in which order, and who computes what (docs/data.md).
+
+    `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks every sequence
+    anew each time it is trained on, `masking_rate` of its tokens; what was masked by `prepare` is
+    then put back first, and stays masked in the held-out set (docs/encoder_recipe.md).
+    `balance_model` says what a policy makes
+    even: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost` measures
+    both coefficients. `exchange_window_steps` is how many steps the readers of `mpi_readers`
+    exchange at a time.
+    """
+
+    corpus: Literal["prepared", "embedded"] = "prepared"
+    max_seq_length: Annotated[int, Bounds(8, 65_535)] = 512
+    max_predictions: Annotated[int, Bounds(1, 255)] = 76
+    masking: Masking = "static"
+    masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
+    dupe_factor: Annotated[int, Bounds(1, 1000)] = 10
+    sampler: SamplerName = "uniform"
+    quantiles: Annotated[int, Bounds(1, MOST_BATCH)] | Literal["auto"] = "auto"
+    balance: BalancePolicy = "none"
+    deal: Deal = "snake"
+    counts_per_rank: CountsPerRank = "equal"
+    balance_model: BalanceModel = "tokens"
+    loader: Literal["thread", "dali", "mpi_readers"] = "thread"
+    exchange_window_steps: Annotated[int, Bounds(1, 1024)] = 4
+    cost_a: Annotated[float, Bounds(1e-30, 1e30)] = 1.0
+    cost_b: Annotated[float, Bounds(0.0, 1e30)] | Literal["flops"] = "flops"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelSection(_Section):
+    """Ranks, and how a global batch is cut into forward passes.
+
+    `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
+    `binding = "auto"` gives each rank cores and memory near its GPU.
+    `data_parallel` says who averages gradients: torch's DistributedDataParallel, or a reducer of
+    ours, with the optimizer's state whole on every rank or cut over the ranks of a node or all.
+    """
+
+    nodes: Annotated[int, Bounds(1, 2**16)] = 1
+    ranks_per_node: Annotated[int, Bounds(1, 256)] = 1
+    local_batch_size: Annotated[int, Bounds(1, MOST_BATCH)]
+    grad_accum_steps: Annotated[int, Bounds(1, 2**16)] = 1
+    bucket_cap_mb: Annotated[float, Bounds(1e-6, 1e6)] = 25.0
+    share_gpu: Literal["refuse", "allow"] = "refuse"
+    binding: Binding = "auto"
+    data_parallel: DataParallel = "ddp"
+    allreduce_dtype: AllreduceDtype = "as_gradients"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer update over all ranks."""
+        return self.world_size * self.local_batch_size * self.grad_accum_steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimSection(_Section):
+    """Update rule and its constants; `loss_normalization` says whose mean the loss is.
+
+    The loss scale matters to precision `fp16` alone. `implementation = "apex"` has NVIDIA apex's
+    kernels make the updates.
+    """
+
+    name: Literal["adamw", "lamb"]
+    implementation: OptimImplementation = "ours"
+    learning_rate: Annotated[float, _FROM_ZERO]
+    beta_1: Annotated[float, _BETA] = 0.9
+    beta_2: Annotated[float, _BETA] = 0.999
+    epsilon: Annotated[float, _ABOVE_ZERO] = 1e-6
+    weight_decay: Annotated[float, _FROM_ZERO] = 0.01
+    loss_normalization: LossNormalization = "global"
+    initial_loss_scale: Annotated[float, _ABOVE_ZERO] = 2.0**16
+    loss_scale_growth_steps: Annotated[int, _STEPS] = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleSection(_Section):
+    """Polynomial decay after a linear warm-up, in optimizer steps."""
+
+    decay_steps: Annotated[int, _STEPS]
+    form: Literal["continuous", "published"] = "continuous"
+    warmup_steps: Annotated[int, _STEPS_OR_NONE] = 0
+    start_warmup_step: Annotated[int, Bounds(-_MOST_STEPS, _MOST_STEPS)] = 0
+    end_learning_rate: Annotated[float, _FROM_ZERO] = 0.0
+    power: Annotated[float, Bounds(0.0, 10.0)] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipSection(_Section):
+    """Which gradient norm is limited, and to what (`distributed/clip_policies.py`).
+
+    `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(bucket_count), 22 in the
+    published runs; `accumulation` says what a policy before the all-reduce clips.
+    """
+
+    policy: ClipPolicy = "after_allreduce"
+    max_norm: Annotated[float, _ABOVE_ZERO] = 1.0
+    bucket_limit: Literal["by_size", "equal_share"] = "by_size"
+    bucket_count: Annotated[int, Bounds(1, 10**6)] = 22
+    accumulation: Literal["accumulated", "each_forward"] = "accumulated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalSection(_Section):
+    """When to evaluate, and the masked-LM accuracy that ends the run.
+
+    `tokens_per_forward` is about how many tokens are evaluated at a time; "auto" is 16,384 on a
+    GPU and 4,096 on a CPU, or a rank's share of the held-out set where that is less.
+    `overlap = "side_stream"` goes on training while a copy of the weights is evaluated.
+    """
+
+    target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)]
+    interval_samples: Annotated[int, Bounds(1, 10**13)] | Literal["mlperf"] = "mlperf"
+    tokens_per_forward: Annotated[int, Bounds(1, 2**24)] | Literal["auto"] = "auto"
+    overlap: Literal["none", "side_stream"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlperfSection(_Section):
+    """What the log says of the submission; `enforce_rules = false` is for tests only."""
+
+    division: Literal["closed", "open"] = "open"
+    submission_org: str = "unnamed"
+    submission_platform: str = "unnamed"
+    submission_status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
+    enforce_rules: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSection(_Section):
+    """When a run is saved, and how many of its checkpoints stay (docs/reliability.md).
+
+    `interval_steps` between two, beside the one at the end and one at each best evaluation; "auto"
+    is about ten minutes, 0 the end only. The newest `keep_last` stay, and the best.
+    """
+
+    save: Literal["end", "never"] = "end"
+    interval_steps: Annotated[int, _STEPS_OR_NONE] | Literal["auto"] = "auto"
+    keep_last: Annotated[int, Bounds(1, 10**6)] = 2

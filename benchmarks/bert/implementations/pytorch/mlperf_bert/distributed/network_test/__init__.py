@@ -1,0 +1,1 @@
+"""Whether the ranks of a job reach each other, and how fast."""

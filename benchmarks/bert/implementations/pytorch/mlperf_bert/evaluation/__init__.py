@@ -1,0 +1,1 @@
+"""Accuracy: when, on which batches, against which reference points."""

@@ -1,0 +1,220 @@
+"""Masked-LM accuracy over the whole held-out set, sharded over the ranks."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mlperf_bert.config.sections import Precision, StepMode
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.evaluation.batches import HeldOutBatches
+from mlperf_bert.model.heads import correct_predictions
+from mlperf_bert.step.eager import forward
+from mlperf_bert.step.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Counts over the whole held-out set."""
+
+    correct: int
+    masked_tokens: int
+    correct_at_mask: int
+    mask_inputs: int
+
+    @property
+    def mlm_accuracy(self) -> float:
+        """Correct masked tokens over masked tokens: MLPerf's measure."""
+        return self.correct / self.masked_tokens
+
+    @property
+    def mask_only_accuracy(self) -> float:
+        """The same over those positions whose input is [MASK], so that copying earns nothing."""
+        return self.correct_at_mask / max(1, self.mask_inputs)
+
+
+class Evaluator:
+    """Evaluates this rank's share of the set.
+
+    Shapes come from the index, so that all is in place, and captured, before a sample is read.
+    """
+
+    def __init__(
+        self,
+        index: LengthIndex,
+        reader: SampleReader,
+        *,
+        tokens_per_forward: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        precision: Precision,
+        step_mode: StepMode = "eager",
+    ) -> None:
+        self._manifest = index.manifest
+        self._batches = HeldOutBatches(
+            index,
+            reader,
+            num_tokens=tokens_per_forward,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+        )
+        self._world_size = world_size
+        self._device = device
+        self._precision: Precision = precision
+        self._step_mode: StepMode = step_mode
+        self._prepared: nn.Module | None = None
+        self._replay: Replay[Tensor] | None = None
+        self._clock = _ShareClock(device)
+        # Told how many of this rank's batches are done, where no graph is replayed.
+        self.on_batch: Callable[[int, int], None] = lambda done, of: None
+
+    @property
+    def own_share(self) -> tuple[float, int]:
+        """Seconds that this rank's part of the last evaluation took, and its tokens.
+
+        Waiting for other ranks is not among them. Once the accuracy was asked for.
+        """
+        tokens = sum(batch.input_ids.numel() for batch in self._batches.static)
+        return self._clock.seconds, tokens
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences of the whole held-out set."""
+        return self._manifest.num_samples
+
+    def in_words(self, accuracy: Accuracy) -> str:
+        """Both accuracies, as multiples of what needs no context where the set states that."""
+        baseline = self._manifest.baseline
+        words = []
+        for name, reached, guess in (
+            ("accuracy", accuracy.mlm_accuracy, baseline and baseline.context_free_accuracy),
+            (
+                "on [MASK] inputs",
+                accuracy.mask_only_accuracy,
+                baseline and baseline.mask_only_accuracy,
+            ),
+        ):
+            multiple = f" ({reached / guess:.2f} x guess)" if guess else ""
+            words.append(f"{name} {reached:.4f}{multiple}")
+        return ", ".join(words)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Capture the evaluation of `model`, where steps are captured; no sample is read.
+
+        Called in the untimed init phase. The weights must stay where they are from then on.
+        """
+        if self._step_mode == "captured":
+            with _evaluation_of(model):
+                batches = self._batches.static
+                self._replay = Replay(lambda: self._count_batches(model, batches), self._device)
+            self._prepared = model
+
+    def __enter__(self) -> Self:
+        """The run phase begins: from now on samples are read, in a thread beside the training."""
+        self._batches.read_ahead()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of what was captured, but after an error, when the device may never be done."""
+        if error is None and self._replay is not None:
+            self._replay.close()
+
+    def __call__(self, model: nn.Module) -> Accuracy:
+        """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank."""
+        return self.accuracy(self.count(model))
+
+    def accuracy(self, counts: Tensor) -> Accuracy:
+        """Of all ranks' `count` of the same weights; the host waits for it."""
+        counts = counts.to(self._device)
+        if self._world_size > 1:
+            dist.all_reduce(counts)
+        return Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
+
+    def count(self, model: nn.Module) -> Tensor:
+        """This rank's counts, int64 [4], in the order of `Accuracy`, on the device.
+
+        The host does not wait for them. It does at the first call for the samples, which are read
+        once and kept on the device.
+        """
+        assert self._prepared in (None, model)
+        with _evaluation_of(model):
+            self._batches.fill()
+            batches = self._batches.static
+            self._clock.begin()
+            counts = self._replay() if self._replay else self._count_batches(model, batches)
+            self._clock.end()
+            return counts
+
+    def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
+        """Counts of some batches, int64 [4], in the order of `Accuracy`."""
+        counts = torch.zeros(4, dtype=torch.int64, device=self._device)
+        for done, batch in enumerate(batches, start=1):
+            counts += self._count_one(model, batch)
+            self.on_batch(done, len(batches))
+        return counts
+
+    def _count_one(self, model: nn.Module, batch: UnpaddedBatch) -> Tensor:
+        correct = correct_predictions(forward(model, batch, self._precision), batch)
+        at_mask = batch.input_ids[batch.masked_token_index] == self._manifest.mask_id
+        is_used = batch.labels >= 0
+        return torch.stack([correct, is_used, correct & at_mask, is_used & at_mask]).sum(dim=1)
+
+
+class _ShareClock:
+    """Times one piece of work on a device; the host does not wait for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (
+                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+            )
+        self._times = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """The work is queued from here on."""
+        self._times = (time.perf_counter(), 0.0)
+        if self._events:
+            self._events[0].record()
+
+    def end(self) -> None:
+        """To here."""
+        self._times = (self._times[0], time.perf_counter())
+        if self._events:
+            self._events[1].record()
+
+    @property
+    def seconds(self) -> float:
+        """Of the last piece, once the device has done it."""
+        if self._events:
+            milliseconds: float = self._events[0].elapsed_time(self._events[1])
+            return milliseconds / 1e3
+        return self._times[1] - self._times[0]
+
+
+@contextmanager
+def _evaluation_of(model: nn.Module) -> Iterator[None]:
+    """Without dropout and gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,115 @@
+"""What a model puts in the place of [MASK]: its most probable words, with their probabilities.
+
+Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, empty_batch
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, make_encoder
+from mlperf_bert.vocabulary.tokenizer_file import TokenizerFile
+from mlperf_bert.vocabulary.word_pieces import Vocabulary
+
+MASK = "[MASK]"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token of the vocabulary, and its probability among all."""
+
+    token: str
+    probability: float
+
+
+def fill(
+    model: BertForPretraining, vocabulary: AnyVocabulary, text: str, top: int
+) -> list[list[Candidate]]:
+    """The `top` candidates of each [MASK] of a text, in their order; the model is in evaluation.
+
+    Several masked words are predicted each by itself, none knowing the others. Special tokens are
+    no candidates.
+
+    Raises:
+        ConfigError: the text has no [MASK], or is longer than the model takes.
+    """
+    batch = _batch(tokens_of(text, vocabulary, model.config.max_position_embeddings), vocabulary)
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        logits = model(batch.to(device)).mlm  # [P, V]
+        probabilities = logits.float().softmax(dim=-1)[:, : len(vocabulary)]
+        special = {
+            getattr(vocabulary, f"{role}_id") for role in ("pad", "unk", "cls", "sep", "mask")
+        }
+        probabilities[:, sorted(special)] = 0
+        best = probabilities.topk(min(top, len(vocabulary) - len(special)), dim=-1)
+    return [
+        [Candidate(_spelled(token, vocabulary), value) for token, value in zip(*pair, strict=True)]
+        for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
+    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
+
+    A mask is [MASK], or what the vocabulary calls it.
+    """
+    encoder = make_encoder(vocabulary)
+
+    def encode(part: str) -> list[int]:
+        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
+        return ids
+
+    # Where white space belongs to the word after it, the space before a mask is the mask's own.
+    *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
+    first, *others = [*(part.rstrip() for part in before), last]
+    if not others:
+        raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
+    tokens = [vocabulary.cls_id, *encode(first)]
+    for part in others:
+        tokens += [vocabulary.mask_id, *encode(part)]
+    tokens.append(vocabulary.sep_id)
+    if len(tokens) > most:
+        problem = f"has {len(tokens)} tokens, the model takes {most}"
+        raise ConfigError("text", problem, "shorten it")
+    return tokens
+
+
+def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary.tokens[token]
+    # What is no character by itself, such as a space or a byte, has only its name.
+    return str(vocabulary.tokenizer.decode([token])).strip() or _name_of(token, vocabulary)
+
+
+def _name_of(token: int, vocabulary: TokenizerFile) -> str:
+    return str(vocabulary.tokenizer.id_to_token(token))
+
+
+def _own_mask(vocabulary: AnyVocabulary) -> str:
+    """What a text may have in the place of [MASK]."""
+    if isinstance(vocabulary, TokenizerFile):
+        return _name_of(vocabulary.mask_id, vocabulary)
+    return MASK
+
+
+def _batch(tokens: list[int], vocabulary: AnyVocabulary) -> UnpaddedBatch:
+    """One sequence of one segment, whose [MASK] are the masked positions."""
+    input_ids = torch.tensor(tokens)
+    masked = (input_ids == vocabulary.mask_id).nonzero().flatten()
+    batch = empty_batch((len(tokens),), (len(masked),))
+    batch.input_ids.copy_(input_ids)
+    torch.arange(len(tokens), out=batch.position_ids)
+    batch.token_type_ids.zero_()
+    batch.cu_seqlens.copy_(torch.tensor([0, len(tokens)]))
+    batch.sample_ids.zero_()
+    batch.masked_token_index.copy_(masked)
+    batch.labels.fill_(IGNORED)
+    batch.next_sentence_label.zero_()
+    batch.mlm_denominator.fill_(1)
+    batch.nsp_denominator.fill_(1)
+    return batch

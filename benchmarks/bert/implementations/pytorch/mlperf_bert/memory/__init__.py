@@ -1,1 +1,0 @@
-"""How much memory a run takes, by arithmetic from its config: no torch, nothing is built."""

@@ -1,0 +1,1 @@
+"""Config to parts: the only room that knows all classes."""

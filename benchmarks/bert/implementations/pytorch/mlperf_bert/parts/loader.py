@@ -1,0 +1,173 @@
+"""A config's data becomes step plans, and the loader that brings a rank its batches."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.capacity_staging import CapacityStaging
+from mlperf_bert.data.choose_capacity import plan_shapes
+from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.exchange import ExchangeSource
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
+from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.mask_counts import CountsByLength, masked_count_table
+from mlperf_bert.data.masking import STATIC, DynamicMasks, Masks
+from mlperf_bert.data.mpi_pair import Pair
+from mlperf_bert.data.mpi_source import MpiSource
+from mlperf_bert.data.read_ahead import ReadAhead
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.token_packets import token_dtype
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
+from mlperf_bert.distributed.reader_roles import MpiProcess
+from mlperf_bert.distributed.session import on_every_rank
+
+
+def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
+    """The step planner of the whole job."""
+    data, parallel = config.data, config.parallel
+    linear, quadratic = config.cost_coefficients
+    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
+    if data.masking == "dynamic":
+        table = masked_count_table(
+            index.manifest.max_seq_length, data.max_predictions, data.masking_rate
+        )
+        masked_counts = CountsByLength(index.lengths, table)
+    return StepPlanner(
+        make_sampler(
+            data.sampler,
+            order_by_length=index.order_by_length,
+            length_histogram=index.manifest.length_histogram,
+            global_batch_size=parallel.global_batch_size,
+            seed=derive_seed(seed, "sampler"),
+            quantiles=data.quantiles,
+        ),
+        index.lengths,
+        masked_counts,
+        world_size=parallel.world_size,
+        grad_accum_steps=parallel.grad_accum_steps,
+        loss_normalization=config.optim.loss_normalization,
+        balance=Balance(
+            policy=data.balance,
+            ranks_per_node=parallel.ranks_per_node,
+            deal=data.deal,
+            counts=data.counts_per_rank,
+        ),
+        balance_model=data.balance_model,
+        cost=CostModel(linear=linear, quadratic=quadratic),
+    )
+
+
+def build_loader(
+    config: RunConfig,
+    planner: StepPlanner,
+    reader: SampleReader,
+    seed: int,
+    info: RankInfo,
+    device: torch.device,
+    process: MpiProcess | None,
+    first_step: int,
+) -> tuple[Loader, tuple[StaticShape, ...]]:
+    """The loader of this rank, and the shapes that it pads to, which are those of a captured step.
+
+    `process` is this rank among trainers and readers, where there are readers. Every rank must call
+    it at the same time.
+    """
+    masks = on_every_rank(info, lambda: _make_masks(config, reader, seed, device))
+    others = _source_with_others(config, reader, seed, info, process, masks)
+    shapes = _capacities(config, planner)
+    loader = on_every_rank(
+        info,
+        lambda: _make_loader(
+            config, planner, reader, info, device, others, masks, shapes, first_step
+        ),
+    )
+    return loader, shapes
+
+
+def _make_masks(config: RunConfig, reader: SampleReader, seed: int, device: torch.device) -> Masks:
+    if config.data.masking == "static":
+        return STATIC
+    return DynamicMasks(
+        reader.set_dir,
+        reader.manifest,
+        rate=config.data.masking_rate,
+        max_predictions=config.data.max_predictions,
+        seed=derive_seed(seed, "masks"),
+        pin_memory=_is_pinned(config, device),
+    )
+
+
+def _is_pinned(config: RunConfig, device: torch.device) -> bool:
+    """Whether batches go to the device from page-locked memory; DALI's has its own."""
+    return device.type == "cuda" and config.data.loader != "dali"
+
+
+def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
+    """What the forwards of a captured step are padded to; nothing where it is eager."""
+    if config.run.step_mode == "eager":
+        return ()
+    return plan_shapes(
+        planner,
+        config.max_steps,
+        max_seqlen=config.data.max_seq_length,
+        max_masked=config.data.max_predictions,
+    )
+
+
+def _make_loader(
+    config: RunConfig,
+    planner: StepPlanner,
+    reader: SampleReader,
+    info: RankInfo,
+    device: torch.device,
+    others: BatchSource | None,
+    masks: Masks,
+    shapes: tuple[StaticShape, ...],
+    first_step: int,
+) -> Loader:
+    source, read_ahead = others, None
+    if source is None:
+        # Where masks are drawn, the batch that they are drawn into is the one that is sent.
+        is_sent = config.data.masking == "static"
+        gatherer = Gatherer(reader, pin_memory=is_sent and _is_pinned(config, device))
+        source = DirectSource(gatherer, info.rank, masks)
+        read_ahead = ReadAhead(gatherer, info.rank)
+    if config.data.loader == "dali":
+        source = DaliSource(source, device)
+    forwards = config.parallel.grad_accum_steps
+    staging = CapacityStaging(shapes, forwards, device) if shapes else None
+    return Loader(
+        planner, source, device, first_step=first_step, read_ahead=read_ahead, staging=staging
+    )
+
+
+def _source_with_others(
+    config: RunConfig,
+    reader: SampleReader,
+    seed: int,
+    info: RankInfo,
+    process: MpiProcess | None,
+    masks: Masks,
+) -> BatchSource | None:
+    """What brings the batches where this rank does not read them all by itself.
+
+    Every rank must call it at the same time.
+    """
+    check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
+    if process is not None:
+        source = MpiSource(Pair(process.world, process.role.partner), info.rank, masks)
+        on_every_rank(info, lambda: source.set_up(seed))
+        return source
+    group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
+    if group is None:
+        return None
+    token = token_dtype(config.model.vocab_size)
+    return ExchangeSource(reader, info.rank, group, config.data.deal, token, masks)

@@ -1,0 +1,263 @@
+"""What one rank's memory holds at its fullest, the largest batch that fits, and the refusal.
+
+Counted by hand from the config and the sizes of a forward; what a forward saves is in `saved`.
+Nothing of it has been measured on a GPU yet.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.length_histogram import wikipedia_lengths
+from mlperf_bert.data.published_shapes import masked_counts_of, real_lengths, run_shapes
+from mlperf_bert.data.shards import IntArray
+from mlperf_bert.parts.memory_forward import Forward, PaddedAttention
+from mlperf_bert.parts.memory_saved import AttentionKind, Kernels, SavedBytes
+
+GIB = 2**30
+# Of the sum, for blocks that the allocator holds and cannot use. An estimate.
+MARGIN = 0.04
+# Of a GB on a GPU's name, what a program can have: 79.1 GiB of an H100's 80, 139.8 of an H200's
+# 141.
+USABLE_OF_NAMED = 0.988 * GIB
+# Outside torch's allocator: context, kernels, cuBLAS; and NCCL's buffers. Estimates.
+CONTEXT_BYTES, NCCL_BYTES = 1 * GIB, 1 * GIB
+# Gradients [T, D] at once in a layer's backward, beside what the layers before it have saved.
+_BACKWARD_TENSORS = 5
+_EVALUATED_TOKENS = {True: 16_384, False: 4_096}  # on CUDA or not: eval.tokens_per_forward "auto"
+_LARGEST_BATCH = 2**16  # that is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row: `held` all the time, `saved` by a forward, or `working`: most beside both."""
+
+    name: str
+    kind: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """One rank's memory when it is fullest, part by part."""
+
+    forward: Forward
+    parts: tuple[Part, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it, without a margin."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def with_margin(self) -> int:
+        """What a device should have."""
+        return round((1 + MARGIN) * self.num_bytes)
+
+    def of_kind(self, kind: str) -> int:
+        """Bytes of all parts of a kind."""
+        return sum(part.num_bytes for part in self.parts if part.kind == kind)
+
+
+def is_on_cuda(config: RunConfig) -> bool:
+    """Whether the plan is of a GPU; where run.device is "auto", it is."""
+    return config.run.device != "cpu"
+
+
+def kernels_of(config: RunConfig) -> Kernels:
+    """Whose kernels a run of `config` gets; of what "auto" measures, those that save most."""
+    on_cuda, model = is_on_cuda(config), config.model
+    kinds: dict[str, AttentionKind] = {"triton": "keyed", "flash": "fused", "cudnn": "fused"}
+    kind = kinds.get(model.attention, "padded")
+    if model.attention == "auto" and on_cuda and model.precision != "fp32":
+        kind = "keyed"
+    return Kernels(fused=on_cuda and model.kernels != "reference", attention=kind, on_cuda=on_cuda)
+
+
+def expected_forward(config: RunConfig) -> Forward:
+    """The largest forward of a run, with published lengths.
+
+    Where steps are not captured, that is the warm-up's, whose sequences are as long as can be.
+    """
+    data, count = config.data, config.parallel.local_batch_size
+    if config.run.step_mode == "eager" and config.run.warm_up_steps:
+        lengths = np.full(count, data.max_seq_length)
+        most = min(data.max_predictions, data.max_seq_length - 1)
+        return forward_of_lengths(config, lengths, np.full(count, most))
+    shape = run_shapes(config)[-1]
+    lengths = real_lengths(count, data.max_seq_length, 1)
+    masked_counts = masked_counts_of(lengths, data.max_predictions)
+    padded = forward_of_lengths(config, lengths, masked_counts).padded
+    return replace(forward_of_shape(shape), padded=padded)
+
+
+def forward_of_run(config: RunConfig, shapes: tuple[StaticShape, ...]) -> Forward:
+    """The largest forward of a run whose steps are captured in `shapes`, the smallest first."""
+    return forward_of_shape(shapes[-1]) if shapes else expected_forward(config)
+
+
+def forward_of_shape(shape: StaticShape) -> Forward:
+    """Of batches padded to a capacity, if lengths are about the published ones."""
+    published = wikipedia_lengths()
+    return Forward(
+        sequences=shape.sequences,
+        tokens=shape.tokens,
+        masked=shape.masked,
+        longest=shape.max_seqlen,
+        mean_length=published.mean_length * shape.max_seqlen / published.max_length,
+    )
+
+
+def forward_of_lengths(config: RunConfig, lengths: IntArray, masked_counts: IntArray) -> Forward:
+    """Of one batch that is not padded: int64 [B] each."""
+    longest, kernels = config.model.max_position_embeddings, kernels_of(config)
+    queries = masked_counts + (config.model.objective == "mlm_nsp")
+    padded = None
+    if kernels.attention == "padded" and config.model.attention == "packed":
+        padded = PaddedAttention.packed(lengths, queries, longest)
+    elif kernels.attention == "padded" and config.model.attention == "reference":
+        padded = PaddedAttention.one_by_one(lengths, queries)
+    elif kernels.attention == "padded":
+        padded = PaddedAttention.grouped(lengths, queries)
+    return Forward(
+        sequences=len(lengths),
+        tokens=int(lengths.sum()),
+        masked=int(masked_counts.sum()),
+        longest=longest,
+        padded=padded,
+    )
+
+
+def plan_memory(config: RunConfig, forward: Forward, *, evaluates: bool = True) -> MemoryPlan:
+    """The plan of one rank; `evaluates`: whether held-out samples are evaluated on it as well."""
+    saved = SavedBytes(config.model, kernels_of(config), forward)
+    parts = [
+        *(Part(name, "held", size) for name, size in _held(config, forward, evaluates).items()),
+        *(Part(name, "saved", size) for name, size in saved.parts().items()),
+    ]
+    phases = _phases(config, saved)
+    fullest = max(phases, key=phases.__getitem__)
+    parts.append(Part(f"working memory: {fullest}", "working", max(0, phases[fullest])))
+    return MemoryPlan(
+        forward, tuple(part for part in parts if part.num_bytes or part.kind != "held")
+    )
+
+
+def largest_batch(
+    config: RunConfig, forward: Forward, device_bytes: float, *, evaluates: bool = True
+) -> int:
+    """Sequences of a forward, of these lengths, that fit with the margin; 0 where none does."""
+    low, high = 0, _LARGEST_BATCH  # 0 has no plan
+    while low < high:
+        middle = (low + high + 1) // 2
+        plan = plan_memory(config, forward.of_batch(middle), evaluates=evaluates)
+        low, high = (middle, high) if plan.with_margin <= device_bytes else (low, middle - 1)
+    return low
+
+
+def refuse_what_cannot_fit(
+    config: RunConfig, forward: Forward, device_bytes: float, *, evaluates: bool = True
+) -> None:
+    """Raise ConfigError where the plan's sum, without a margin, is more than a device has."""
+    plan = plan_memory(config, forward, evaluates=evaluates)
+    if plan.num_bytes <= device_bytes:
+        return
+    largest = largest_batch(config, forward, device_bytes, evaluates=evaluates)
+    problem = (
+        f"{forward.sequences} sequences a forward need about {plan.num_bytes / GIB:.1f} GiB, "
+        f"the device has {device_bytes / GIB:.1f} GiB"
+    )
+    raise ConfigError("parallel.local_batch_size", problem, _remedy(config, largest))
+
+
+def _remedy(config: RunConfig, largest: int) -> str:
+    parallel = config.parallel
+    if not largest:
+        return "not one sequence fits: use a smaller model, or a larger device"
+    of_rank = parallel.local_batch_size * parallel.grad_accum_steps
+    for forwards in range(parallel.grad_accum_steps + 1, of_rank + 1):
+        each, rest = divmod(of_rank, forwards)
+        if each <= largest and not rest:
+            return (
+                f"the largest that fits is {largest}; {each} with parallel.grad_accum_steps "
+                f"{forwards} is the same global batch (mlperf_bert plan memory)"
+            )
+    return f"the largest that fits is {largest} (mlperf_bert plan memory)"
+
+
+def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int]:
+    """Bytes that are there all the time, by part."""
+    model, parallel = config.model, config.parallel
+    numel, width = model.num_parameters, _weight_width(config)
+    shards = {"shard_node": parallel.ranks_per_node, "shard_world": parallel.world_size}
+    own = -(-numel // shards.get(parallel.data_parallel, 1))
+    is_cut = own < numel
+    wire = {"fp32": 4, "bf16": 2, "fp16": 2}.get(parallel.allreduce_dtype, width)
+    is_ours = parallel.world_size > 1 and parallel.data_parallel != "ddp"
+    held = {
+        "weights": numel * width + (own * width if is_cut and width != 4 else 0),
+        "fp32 masters": 0 if width == 4 and not is_cut else 4 * own,
+        "moments": 8 * own,
+        "gradients": numel * width,
+        "gradients, reduced": own * wire if is_ours and (is_cut or wire != width) else 0,
+        "buckets of DistributedDataParallel": numel * width if _has_ddp(config) else 0,
+        "noise meter": 8 * own if config.run.noise_interval_steps else 0,
+        "inputs": _inputs(config, forward),
+    }
+    if evaluates and config.run.step_mode == "captured" and is_on_cuda(config):
+        held["evaluation's graph"] = _evaluation(config)
+    if evaluates and config.eval.overlap == "side_stream":
+        held["weights that are evaluated"] = numel * width
+    if is_on_cuda(config):
+        nccl = NCCL_BYTES if parallel.world_size > 1 else 0
+        held["context and libraries (estimate)"] = CONTEXT_BYTES + nccl
+    return held
+
+
+def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
+    """Most bytes beside what is held and saved, by what the step is doing then."""
+    model, forward = config.model, saved.forward
+    hidden, product = saved.widths
+    numel = model.num_parameters
+    # Without a reducer a backward leaves its gradients where autograd made them until the update.
+    left = numel * hidden if config.parallel.world_size == 1 else 0
+    before = left if config.parallel.grad_accum_steps > 1 else 0
+    of_tokens = _BACKWARD_TENSORS * forward.tokens * model.hidden_size * product
+    if forward.padded is not None:
+        of_tokens += 3 * model.num_heads * forward.padded.largest * product
+    of_tables = model.padded_vocab_size * model.hidden_size * hidden
+    done = saved.heads() + saved.last_layer()
+    return {
+        "logits": before + saved.loss_forward,
+        "gradients of logits": before + saved.loss_backward,
+        "a layer's backward": before + of_tokens + of_tables - done,
+        "all gradients": left + of_tables - sum(saved.parts().values()),
+    }
+
+
+def _has_ddp(config: RunConfig) -> bool:
+    return config.parallel.world_size > 1 and config.parallel.data_parallel == "ddp"
+
+
+def _weight_width(config: RunConfig) -> int:
+    """Bytes of a weight of the model."""
+    return 4 if config.model.precision in ("fp32", "bf16_autocast") else 2
+
+
+def _inputs(config: RunConfig, forward: Forward) -> int:
+    """Batches on the device: those of a step, and two steps' that are on their way."""
+    one = 8 * (3 * forward.tokens + 2 * forward.masked + 3 * forward.sequences)
+    return 3 * config.parallel.grad_accum_steps * one
+
+
+def _evaluation(config: RunConfig) -> int:
+    """What a forward without a backward takes: a layer, and the logits."""
+    model, setting = config.model, config.eval.tokens_per_forward
+    tokens = _EVALUATED_TOKENS[is_on_cuda(config)] if setting == "auto" else setting
+    width = 4 if model.precision == "fp32" else 2
+    of_layer = tokens * (2 * model.intermediate_size + 3 * model.hidden_size)
+    masked = masked_counts_of(np.array([tokens]), tokens).item()
+    return width * (of_layer + masked * model.padded_vocab_size)

@@ -1,0 +1,223 @@
+"""Bytes that a forward saves for its backward, by hand from what the autograd functions keep.
+
+Each function below has the rows of one part of the model; a kernel that saves something else
+changes its row here. `tests/unit/model/test_saved_bytes.py` holds them against what torch counts.
+
+Shape letters: B sequences, T tokens, R rows of the last layer, P masked positions, D hidden,
+F feed-forward width, N heads, V vocabulary (padded).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlperf_bert.config.sections import ModelSection, Precision
+from mlperf_bert.parts.memory_forward import Forward
+
+AttentionKind = Literal["keyed", "fused", "padded"]
+CHUNK_ROWS = 1024  # of the chunked head (model/chunked_head.py)
+
+# Bytes of an element of hidden states (and weights), and of what a product reads and writes.
+_WIDTHS: dict[Precision, tuple[int, int]] = {
+    "fp32": (4, 4),
+    "bf16": (2, 2),
+    "fp16": (2, 2),
+    "fp8": (2, 2),
+    "bf16_autocast": (4, 2),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """Whose kernels compute: what they save differs.
+
+    `keyed` is attention with keep bits of our own, `fused` any other that keeps no probabilities.
+    """
+
+    fused: bool
+    attention: AttentionKind
+    on_cuda: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBytes:
+    """What the forwards of one kind of model save."""
+
+    model: ModelSection
+    kernels: Kernels
+    forward: Forward
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part, in the order of the forward."""
+        layers = self.model.num_layers
+        tokens = self.forward.tokens
+        return {
+            "copies of weights": layers * self._weights(is_last=False)
+            + self._weights(is_last=True)
+            - self._weights(is_last=False),
+            "embeddings": self._embeddings(),
+            f"{layers - 1} layers, {self.layer(tokens) / tokens / 1e3:.1f} KB a token": (layers - 1)
+            * self.layer(tokens),
+            "last layer, where it is read": self.last_layer(),
+            "heads and their logits": self.heads(),
+        }
+
+    @property
+    def rows(self) -> int:
+        """R: rows of the last layer that the heads read."""
+        pairs = self.forward.sequences if self.model.objective == "mlm_nsp" else 0
+        return self.forward.masked + pairs
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Bytes of an element of hidden states, and of a product's factors and results."""
+        return _WIDTHS[self.model.precision]
+
+    def layer(self, rows: int) -> int:
+        """A layer that computes all tokens: `rows` of them."""
+        per_row = self._attention_row() + self._residual_rows() + self._feed_forward_row()
+        hidden, _ = self.widths
+        if self.kernels.fused:  # the input: residual of attention's half, in FP8 beside its copy
+            per_row += self.model.hidden_size * (hidden + self._product_copy())
+        else:
+            per_row += self.model.hidden_size * self._product_input()
+        return rows * per_row + self._padded(is_last=False)
+
+    def last_layer(self) -> int:
+        """Keys and values of all tokens, everything else of the rows that are read."""
+        hidden_size, (hidden, product) = self.model.hidden_size, self.widths
+        rows, tokens = self.rows, self.forward.tokens
+        copy = self._product_copy()
+        total = rows * (self._residual_rows() + self._feed_forward_row())
+        if self.kernels.attention == "padded":
+            total += rows * self._attention_row() + self._padded(is_last=True)
+        else:  # queries of the rows, keys and values of the tokens
+            all_three = 3 * hidden_size * product
+            total += rows * (self._attention_row() - all_three * 2 // 3)
+            total += tokens * 2 * hidden_size * product
+        if not self.kernels.fused:
+            return total + (rows + tokens) * hidden_size * self._product_input()
+        # In FP8 the tokens' copy is enough: nothing adds them up as a residual.
+        of_tokens = copy if self._is_fp8 else hidden + copy
+        return total + hidden_size * (rows * (hidden + copy) + tokens * of_tokens)
+
+    def heads(self) -> int:
+        """Both heads' inputs, and what the cross-entropy keeps."""
+        hidden_size, (hidden, product) = self.model.hidden_size, self.widths
+        masked, pairs = self.forward.masked, self.rows - self.forward.masked
+        total = self.rows * hidden_size * hidden  # the last layer's rows, in the heads' order
+        total += pairs * (hidden_size * product + 2 * 4)  # tanh's result, log-probabilities
+        total += masked * (hidden_size * (2 * product + hidden) + 2 * 4)  # GELU, LayerNorm
+        return total + self._cross_entropy()
+
+    def _cross_entropy(self) -> int:
+        masked, vocabulary = self.forward.masked, self.model.padded_vocab_size
+        _, product = self.widths
+        if self.model.head == "chunked":  # gradients of hidden states, matrix and bias
+            hidden_size = self.model.hidden_size
+            return product * (masked * hidden_size + vocabulary * (hidden_size + 1))
+        if self.kernels.fused:  # the logits, which become their gradient, and two sums a row
+            return masked * (vocabulary * product + 2 * 4)
+        return 4 * masked * vocabulary  # log-probabilities in float32
+
+    @property
+    def loss_forward(self) -> int:
+        """Bytes beside the saved ones when the cross-entropy is computed."""
+        _, product = self.widths
+        rows, size = self.forward.masked, product
+        if self.model.head == "chunked":
+            rows, size = min(rows, CHUNK_ROWS), product + 4  # log-probabilities are not kept
+        elif self.kernels.fused:
+            return 0
+        if product != 4:
+            size += 4  # the logits in float32
+        return rows * self.model.padded_vocab_size * size
+
+    @property
+    def loss_backward(self) -> int:
+        """Bytes beside the saved ones when the decoder's gradients are computed."""
+        if self.model.head == "chunked":
+            return 0
+        hidden, product = self.widths
+        vocabulary, hidden_size = self.model.padded_vocab_size, self.model.hidden_size
+        in_place = product == 4 or self.kernels.fused
+        of_logits = 0 if in_place else self.forward.masked * vocabulary * product
+        return of_logits + vocabulary * hidden_size * hidden
+
+    @property
+    def _is_fp8(self) -> bool:
+        return self.model.precision == "fp8"
+
+    def _product_copy(self) -> int:
+        """Bytes of what a product keeps of an input's element that others keep as well."""
+        hidden, product = self.widths
+        if self._is_fp8:
+            return 1  # transposed
+        return product if hidden != product else 0  # under autocast
+
+    def _product_input(self) -> int:
+        """Bytes of what a product keeps of an input's element that nobody else keeps."""
+        return 1 if self._is_fp8 else self.widths[1]
+
+    def _weights(self, *, is_last: bool) -> int:
+        """Copies of a layer's matrices: in FP8, 16 bits of autocast, or joined for one product."""
+        hidden_size, (hidden, product) = self.model.hidden_size, self.widths
+        square = hidden_size**2
+        if self._is_fp8 or hidden != product:
+            numel = 4 * square + 2 * hidden_size * self.model.intermediate_size
+            return numel * (1 if self._is_fp8 else product)
+        joined = (2 if is_last else 3) * square * product
+        return joined if self.kernels.fused else 0
+
+    def _dropped(self) -> int:
+        """Bytes of what a dropout of D channels keeps of a row."""
+        channels = self.model.hidden_size
+        if self.model.hidden_dropout == 0:
+            return 0
+        if self.kernels.fused or self.kernels.on_cuda:
+            return -(-channels // 8)  # a bit each
+        return channels * self.widths[1]  # factors
+
+    def _embeddings(self) -> int:
+        statistics, hidden_size = 2 * 4, self.model.hidden_size
+        summed = 0 if self.kernels.fused else hidden_size * self.widths[0]
+        return self.forward.tokens * (summed + statistics + self._dropped())
+
+    def _attention_row(self) -> int:
+        """Of a row: queries, keys, values, context, the logarithmic sum and keep bits."""
+        model, (_, product) = self.model, self.widths
+        context = model.hidden_size * product
+        if self.kernels.attention == "padded":
+            return model.hidden_size * self._product_input()  # of the output's product
+        row = 3 * model.hidden_size * product + context + 4 * model.num_heads
+        row += model.hidden_size if self._is_fp8 else 0
+        if self.kernels.attention == "keyed" and model.attention_dropout > 0:
+            row += model.num_heads * -(-self.forward.longest // 8)
+        return row
+
+    def _padded(self, *, is_last: bool) -> int:
+        """Of attention that pads: padded inputs, and probabilities before and after dropout."""
+        padded = self.forward.padded
+        if self.kernels.attention != "padded" or padded is None:
+            return 0
+        model, (_, product) = self.model, self.widths
+        slots = 2 * padded.slots + (padded.last_slots if is_last else padded.slots)
+        squares = padded.last_squares if is_last else padded.squares
+        if model.attention_dropout == 0 or self.kernels.on_cuda:  # torch's own, with its result
+            rows = padded.last_slots if is_last else padded.slots
+            return (slots + rows) * model.hidden_size * product + 4 * model.num_heads * rows
+        slots += 2 * padded.kept_by_views
+        return slots * model.hidden_size * product + 3 * model.num_heads * squares * product
+
+    def _residual_rows(self) -> int:
+        """Of a row: both blocks of dropout, residual sum and LayerNorm, and the result between."""
+        hidden_size, (hidden, product) = self.model.hidden_size, self.widths
+        statistics = 2 * 4
+        if self.kernels.fused:  # the product, and the first block's result as the second's residual
+            each = hidden_size * product + statistics + self._dropped()
+            return 2 * each + hidden_size * (hidden + self._product_copy())
+        each = hidden_size * hidden + statistics + self._dropped()
+        return 2 * each + hidden_size * self._product_input()
+
+    def _feed_forward_row(self) -> int:
+        """Of a row: GELU's input and result."""
+        return self.model.intermediate_size * (self.widths[1] + self._product_input())

@@ -1,0 +1,159 @@
+"""A config's model becomes flat buffers, an optimizer and a step, on one rank or many."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb, plan_in_reverse
+from mlperf_bert.distributed.clipping import Clipping, make_clipping
+from mlperf_bert.distributed.flat_reducer import FlatReducer
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.node_group import check_nodes
+from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
+from mlperf_bert.distributed.wire import make_wire
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
+from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
+from mlperf_bert.optim.loss_scale import LossScale, no_loss_scale
+from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.schedule import learning_rates
+from mlperf_bert.step.captured import CapturedStep
+from mlperf_bert.step.eager import EagerStep, Step, weights_dtype
+from mlperf_bert.step.noise_meter import make_noise_meter
+
+WARM_UP_CALLS = 3  # of an update before it is captured
+READ_LENGTHS_ON_THE_HOST = ("reference", "grouped", "packed")  # on CUDA
+DDP_WARM_UP_CALLS = 11  # what torch's notes on CUDA graphs ask for with DistributedDataParallel
+
+
+def build_step(
+    model: BertForPretraining,
+    config: RunConfig,
+    info: RankInfo,
+    device: torch.device,
+    shapes: tuple[StaticShape, ...] = (),
+) -> tuple[FlatOptimizer, Step]:
+    """The optimizer of this rank's part of the state, and the step that drives it.
+
+    `shapes` are those of a captured step, the smallest first; where there are none it is eager.
+
+    `model` has its initial weights, on `device`; it is left as it is but for where its weights and
+    gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
+    """
+    if shapes:
+        _check_capturable(model.attention.name, device)
+    parallel = config.parallel
+    check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
+    layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
+    initial = flat_weights(model, layout)
+    dtype = weights_dtype(config.model.precision, initial.dtype)
+    buffers = FlatBuffers(model, layout, initial.to(dtype))
+    loss_scale = _loss_scale(config, device)
+    parallel_model, clipping, gradients, others = _reduction(
+        model, buffers, config, info, loss_scale, device
+    )
+    optimizer = make_optimizer(config.optim, buffers, initial, gradients, others, loss_scale)
+    step = EagerStep(
+        parallel_model,
+        optimizer,
+        _learning_rates(config, device),
+        clipping,
+        model.step,
+        config.model.precision,
+        make_noise_meter(config, buffers, optimizer),
+    )
+    if not shapes:
+        return optimizer, step
+    wrapped = isinstance(parallel_model, DistributedDataParallel)
+    return optimizer, CapturedStep(
+        step,
+        shapes,
+        forwards=parallel.grad_accum_steps,
+        device=device,
+        rank=info.rank,
+        warm_up_calls=DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS,
+        hang_timeout_s=config.run.hang_timeout_s,
+    )
+
+
+def _check_capturable(attention: str, device: torch.device) -> None:
+    """What a graph can hold. Raises ConfigError."""
+    if device.type != "cuda":
+        return
+    if attention in READ_LENGTHS_ON_THE_HOST:
+        problem = f"{attention!r} reads lengths on the host in every step, which is to be captured"
+        remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
+        raise ConfigError("model.attention", problem, remedy)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        problem = "'captured' with ranks that share a GPU, and so talk over gloo"
+        raise ConfigError("run.step_mode", problem, "use 'eager', or a rank for each GPU")
+
+
+def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    dtype = weights_dtype(config.model.precision, next(iter(trained.values())).dtype)
+    buckets = plan_in_reverse(
+        {name: each.numel() for name, each in trained.items()},
+        dtype.itemsize,
+        config.parallel.bucket_cap_mb,
+    )
+    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    return plan_layout(shapes, [bucket.names for bucket in buckets], num_shards)
+
+
+def _reduction(
+    model: nn.Module,
+    buffers: FlatBuffers,
+    config: RunConfig,
+    info: RankInfo,
+    loss_scale: LossScale,
+    device: torch.device,
+) -> tuple[nn.Module, Clipping, Tensor, OtherShards]:
+    """Who averages the gradients, where they arrive, and who holds the other shards.
+
+    Without a process group, which a run of one rank has none of, nobody does.
+    """
+    parallel = config.parallel
+    wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
+    if dist.is_initialized() and parallel.data_parallel != "ddp":
+        group = ShardGroup(info, buffers.layout.num_shards, device)
+        reducer = FlatReducer(
+            model, buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
+        )
+        return model, reducer, reducer.shard_gradients, group
+    if dist.is_initialized():
+        model = DistributedDataParallel(
+            model,
+            bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
+            gradient_as_bucket_view=True,
+        )
+        # Its own statistics wait for the device every 100 steps, which a capture forbids.
+        model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
+    clipping = make_clipping(
+        config.clip,
+        model,
+        wire,
+        forwards=parallel.grad_accum_steps,
+        bucket_cap_mb=parallel.bucket_cap_mb,
+    )
+    return model, clipping, buffers.gradients, NoOtherShards()
+
+
+def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
+    if config.model.precision != "fp16":
+        return no_loss_scale(device)
+    return LossScale(config.optim.initial_loss_scale, config.optim.loss_scale_growth_steps, device)
+
+
+def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
+    """Of every step from 1 that the run may take, warm-up included; element 0 is not read."""
+    last = max(config.max_steps, config.run.warm_up_steps)
+    rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
+    rates[0] = 0.0
+    return torch.from_numpy(rates).to(device)

@@ -1,0 +1,164 @@
+"""The files of one run: created once, never written over; continued where it is resumed.
+
+`<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import ConfigError, UserError
+from mlperf_bert.common.present import is_there, names_in
+from mlperf_bert.config.files import config_to_toml
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import on_rank_zero
+from mlperf_bert.run.environment import environment
+from mlperf_bert.run.outcome import RunOutcome
+
+_ASIDE = "interrupted"
+_OF_AN_ATTEMPT = ("config.toml", "environment.json", "outcome.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of run number `index` below `root`."""
+
+    root: Path
+    index: int
+
+    @property
+    def mlperf_log(self) -> Path:
+        """The MLPerf log."""
+        return self.root / f"result_{self.index}.txt"
+
+    @property
+    def run(self) -> Path:
+        """Folder of this run's own files."""
+        return self.root / f"run_{self.index}"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of this run's checkpoints."""
+        return self.run / "checkpoints"
+
+    @property
+    def outcome(self) -> Path:
+        """How the run ended, once it has."""
+        return self.run / "outcome.json"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run of this number was begun here. Raises UnreadableError."""
+        return is_there(self.mlperf_log) or is_there(self.run)
+
+    def refuse_links(self) -> None:
+        """Raise ConfigError where a link would lead what the run writes elsewhere.
+
+        Only those names are looked at that are neither made anew nor renamed to.
+        """
+        grown = (self.run / name for name in ("stdout.log", "metrics.jsonl"))
+        folders = (self.run, self.checkpoints, self.run / _ASIDE)
+        for path in (self.mlperf_log, *folders, *grown):
+            if os.path.islink(path):
+                remedy = "take it away: nothing that a run writes goes through one"
+                raise ConfigError(str(path), "is a symbolic link", remedy)
+
+    @contextmanager
+    def begun(
+        self,
+        config: RunConfig,
+        seed: int,
+        info: RankInfo,
+        device: torch.device,
+        *,
+        vocabulary: Path,
+        continues: bool = False,
+    ) -> Iterator[None]:
+        """On rank 0 make the folders, `config.toml`, `environment.json` and a copy of `vocabulary`.
+
+        With that copy, checkpoints can be exported wherever the directory is taken.
+
+        Where it `continues` the run that is here, its own are kept in `interrupted`. Undone where
+        that or the body raises a UserError and the run is new: then it never began. Raises
+        ConfigError or DataError where a new run exists already or the place cannot be written.
+        """
+        made: list[Path] = []
+
+        def create() -> None:
+            self._make(made, continues)
+            self._describe(config, seed, info, device, vocabulary)
+
+        try:
+            on_rank_zero(info, create)
+            yield
+        except UserError:
+            if made and not continues:
+                self._remove()
+            raise
+
+    def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
+        """On rank 0 say how the run ended. Raises DataError on every rank where that fails."""
+        on_rank_zero(info, lambda: write_file(self.outcome, outcome.to_json()))
+
+    @property
+    def logs(self) -> list[Path]:
+        """MLPerf logs of this run: that of its last attempt, and those of interrupted ones."""
+        folder = self.run / _ASIDE
+        aside = [folder / name for name in names_in(folder)]
+        of_this_run = [path for path in aside if path.match(f"{self.mlperf_log.stem}_*.txt")]
+        return [path for path in (self.mlperf_log, *of_this_run) if is_there(path)]
+
+    def _make(self, made: list[Path], continues: bool) -> None:
+        """Make the folders, and note in `made` that the run's is there."""
+        if self.exists and not continues:
+            remedy = "give a new directory, or go on with it by --resume auto"
+            raise ConfigError("--run-dir", f"{self.root} holds run {self.index} already", remedy)
+        try:
+            self.run.mkdir(parents=True, exist_ok=continues)
+            made.append(self.run)
+            self.checkpoints.mkdir(exist_ok=continues)
+            if continues:
+                self._put_aside()
+        except OSError as error:
+            raise self._not_written(error) from None
+
+    def _describe(
+        self, config: RunConfig, seed: int, info: RankInfo, device: torch.device, vocabulary: Path
+    ) -> None:
+        facts = environment(info, device) | {"seed": seed}
+        write_file(self.run / "config.toml", config_to_toml(config).encode())
+        write_file(self.run / "environment.json", f"{json.dumps(facts, indent=1)}\n".encode())
+        try:
+            contents = vocabulary.read_bytes()
+        except OSError as error:
+            raise self._not_written(error) from None
+        write_file(self.run / vocabulary.name, contents)
+
+    def _not_written(self, error: OSError) -> ConfigError:
+        problem = f"{self.root}: {error.strerror}"
+        return ConfigError("--run-dir", problem, "give a directory you can write to")
+
+    def _put_aside(self) -> None:
+        """Keep what an interrupted attempt said of itself, by the number of the attempt."""
+        folder = self.run / _ASIDE
+        folder.mkdir(exist_ok=True)
+        own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
+        number = 0
+        while any(is_there(folder / f"{each.stem}_{number}{each.suffix}") for each in own):
+            number += 1
+        for each in own:
+            if is_there(each):
+                each.rename(folder / f"{each.stem}_{number}{each.suffix}")
+
+    def _remove(self) -> None:
+        with suppress(OSError):  # what cannot be removed must not hide the error
+            shutil.rmtree(self.run)
+            self.mlperf_log.unlink(missing_ok=True)

@@ -1,0 +1,186 @@
+"""Counters of the training loop, one record an interval.
+
+Per step everything stays on the device; one small all-reduce and one host read happen per interval.
+"""
+
+import re
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import BalanceModel
+from mlperf_bert.data.loader import StepBatch
+from mlperf_bert.data.step_plan import StepPlan
+from mlperf_bert.run.noise_record import NoiseRecord
+from mlperf_bert.step.eager import StepResult
+
+NO_STATE: Mapping[str, float] = MappingProxyType({})
+_STATUS = Path("/proc/self/status")
+
+
+class Metrics:
+    """Collects steps, and makes a record of `metrics.jsonl` when an interval is full.
+
+    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps, less
+    those that were skipped; where all were, over all. `clipped_fraction` is the mean over its steps
+    and the ranks of what each found (`ClipOutcome`).
+    """
+
+    def __init__(self, config: RunConfig, world_size: int, device: torch.device) -> None:
+        self._config = config
+        self._world_size = world_size
+        self._device = device
+        self._noise = NoiseRecord(config, world_size)
+        self.start()
+
+    def start(self, skipped_in_a_row: int = 0, noise: Mapping[str, float] = NO_STATE) -> None:
+        """Begin to count now, dropping what was counted.
+
+        The run went on from so many skipped steps, and from a `noise_state`.
+        """
+        self._noise.restore(noise)
+        self._last_step = 0
+        self._samples_since_evaluation = 0
+        self._evaluated = time.perf_counter()
+        self.most_skipped_in_a_row = 0  # as far as the last record knew
+        self._skipped_until_now = torch.full(
+            (), skipped_in_a_row, dtype=torch.float64, device=self._device
+        )
+        self._start_interval()
+
+    def _start_interval(self) -> None:
+        self._started = time.perf_counter()
+        self._plans: list[StepPlan] = []
+        self._wait_ms = self._planning_ms = 0.0
+        self._received_bytes = self._unpadded_steps = 0
+        # Loss, loss of the steps that were not skipped, clipped fraction, skipped steps.
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
+        self._most_skipped = torch.zeros_like(self._skipped_until_now)
+
+    def exclude(self, seconds: float) -> None:
+        """Take time spent elsewhere (an evaluation) out of all rates."""
+        self._started += seconds
+        self._evaluated += seconds
+
+    def throughput_since_evaluation(self) -> float:
+        """Samples per second of training since the last call; a new count begins."""
+        now = time.perf_counter()
+        throughput = self._samples_since_evaluation / (now - self._evaluated)
+        self._samples_since_evaluation, self._evaluated = 0, now
+        return throughput
+
+    def add(self, batch: StepBatch, result: StepResult) -> None:
+        """Count a finished step; nothing is read back from the device."""
+        self._plans.append(batch.plan)
+        self._last_step = batch.plan.step
+        self._wait_ms += batch.wait_ms
+        self._planning_ms += batch.planning_ms
+        self._received_bytes += batch.received_bytes
+        is_captured = self._config.run.step_mode == "captured"
+        self._unpadded_steps += is_captured and batch.micro_batches[0].shape is None
+        self._samples_since_evaluation += batch.plan.sample_ids.size
+        loss, skip = result.loss.double(), result.clip.skip.double()
+        loss_of_updates = torch.where(skip > 0, 0.0, loss)  # not times zero: it may be NaN
+        clipped = result.clip.clipped_fraction.double()
+        self._sums += torch.stack([loss, loss_of_updates, clipped, skip])
+        self._skipped_until_now = (self._skipped_until_now + skip) * skip
+        self._most_skipped = torch.maximum(self._most_skipped, self._skipped_until_now)
+        self._noise.add(result.noise)
+        self._last = result
+
+    @property
+    def interval_is_full(self) -> bool:
+        """Whether the last step is a multiple of `run.log_interval_steps`."""
+        return self._last_step % self._config.run.log_interval_steps == 0
+
+    def skipped_in_a_row(self) -> int:
+        """Steps up to now that were skipped one after the other; the host waits for it."""
+        return int(self._skipped_until_now.item())  # host sync, for a checkpoint
+
+    def noise_state(self) -> dict[str, float]:
+        """What was smoothed up to the last record, for a checkpoint."""
+        return self._noise.state()
+
+    def record(
+        self, samples: int, mlm_accuracy: float | None, slowest_over_median: float | None = None
+    ) -> dict[str, Any]:
+        """Close an interval of at least one step: its record (the keys of docs/glossary.md).
+
+        Called by every rank at the same step, because the loss is averaged over ranks.
+        """
+        means = self._mean_over_ranks().tolist()  # host sync, once an interval
+        loss, loss_of_updates, clipped, skipped, most_skipped = means
+        self.most_skipped_in_a_row = int(most_skipped)
+        plans, count = self._plans, len(self._plans)
+        updates = count - int(skipped)
+        seconds = time.perf_counter() - self._started
+        record = {
+            "step": plans[-1].step,
+            "samples": samples,
+            "loss": loss_of_updates / updates if updates else loss / count,
+            "mlm_accuracy": mlm_accuracy,
+            "learning_rate": self._last.learning_rate.item(),  # host sync, as those below
+            "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
+            "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
+            **_balance(plans, self._config.data.balance_model),
+            "received_bytes_per_rank": self._received_bytes / count,
+            "planning_ms": self._planning_ms / count,
+            "skipped_steps": int(skipped),
+            "unpadded_steps": self._unpadded_steps,
+            "clipped_fraction": clipped / count,
+            "grad_norm": self._last.clip.grad_norm.item(),  # host sync, once an interval
+            "memory_bytes": memory_bytes(self._device),
+            "step_ms": 1e3 * seconds / count,
+            "wait_ms": self._wait_ms / count,
+            "slowest_over_median": slowest_over_median,
+            **self._noise.values(),
+        }
+        self._start_interval()
+        return record
+
+    def _mean_over_ranks(self) -> Tensor:
+        counters = torch.cat([self._sums, self._most_skipped[None]])
+        if self._world_size > 1:
+            dist.all_reduce(counters)
+            counters /= self._world_size
+        return counters
+
+
+def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, float]:
+    """How even the steps of an interval were: the measures of `plan balance`."""
+    by_tokens = np.array([plan.imbalance_tokens for plan in plans])
+    by_cost = np.array([plan.imbalance_cost for plan in plans])
+    balanced = by_cost if balance_model == "cost" else by_tokens
+    tokens = np.array([plan.num_tokens for plan in plans])
+    masked = np.array([plan.num_masked for plan in plans])
+    return {
+        "imbalance_tokens": float(by_tokens.mean()),
+        "imbalance_cost": float(by_cost.mean()),
+        "idle_fraction": float(1 - (1 / balanced).mean()),
+        "capacity_waste": float(tokens.max() / tokens.mean() - 1),
+        "capacity_waste_masked": float(masked.max() / masked.mean() - 1),
+    }
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory so far: allocated on the GPU, or resident for a CPU process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux's ru_maxrss begins with what the process that started this one held.
+    with suppress(OSError):
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) * 1024
+    kilobyte = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte

@@ -1,0 +1,1 @@
+"""Stop requests, signs of life and where a run is."""

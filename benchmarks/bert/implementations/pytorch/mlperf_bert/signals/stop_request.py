@@ -1,0 +1,126 @@
+"""A signal asks the run to end: the ranks agree on the step after which all of them do.
+
+SLURM sends SIGTERM at `scancel` and at the time limit, SIGUSR1 where a job asks for it ahead of
+that (`sbatch --signal`), `docker stop` SIGTERM, Ctrl-C SIGINT, a closed terminal SIGHUP. They do
+not reach all ranks between the same two steps, and one that left by itself would leave the others
+waiting.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from mlperf_bert.signals.signal_watch import catch, give_back
+
+CHECK_S = 1.0  # between two agreements, about
+MOST_STEPS = 1000  # between two agreements
+
+
+class StopRequest:
+    """Catches the signals while used as a context, and makes one decision of them on all ranks.
+
+    An agreement is one all-reduce of two numbers, about once a second. On CUDA its outcome is read
+    at the next one, so that the host does not wait for the device. Once a signal came, others are
+    ignored for good: SLURM and a shell may send it twice, and the second must not end a rank that
+    saves (a second Ctrl-C may: signal_watch.py). Outside the main thread no signal can be caught,
+    and none is.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        device: torch.device,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world_size = world_size
+        self._device = device
+        self._clock = clock
+        self._seen = 0  # number of the signal that came to this rank
+        self._step_s: float | None = None
+        self._pending: _Agreement | None = None
+        self._entered_at = 0.0
+        self._checked_at: tuple[int, float] | None = None  # step, time
+        self._next_check = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = catch(self._note)
+        self._entered_at = self._clock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._seen:
+            give_back(self._previous)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds a step of the slowest rank, the same number on all; None until they agreed."""
+        return self._step_s
+
+    def agreed(self, step: int) -> str | None:
+        """The signal's name where all ranks end after this step; called by each after each step."""
+        if self._checked_at is None:  # the first step of this process, not always that of the run
+            self._checked_at = (step - 1, self._entered_at)
+        if self._world_size == 1:
+            self._measure_alone(step, self._checked_at)
+            return _name(self._seen)
+        if step < self._next_check:
+            return None
+        signal_number, step_s = self._largest_of_ranks(step, self._checked_at)
+        self._next_check = step + max(1, min(MOST_STEPS, int(CHECK_S / max(step_s, 1e-9))))
+        return _name(int(signal_number))
+
+    def _measure_alone(self, step: int, checked_at: tuple[int, float]) -> None:
+        (before, then), now = checked_at, self._clock()
+        if now - then >= CHECK_S:
+            self._step_s = (now - then) / (step - before)
+            self._checked_at = (step, now)
+
+    def _largest_of_ranks(self, step: int, checked_at: tuple[int, float]) -> tuple[float, float]:
+        """Of signal number and seconds a step; on CUDA what the agreement before found."""
+        (before, then), now = checked_at, self._clock()
+        self._checked_at = (step, now)
+        agreement = _Agreement((float(self._seen), (now - then) / (step - before)), self._device)
+        ready, self._pending = self._pending, agreement
+        if self._device.type == "cpu":
+            ready = agreement
+        if ready is None:  # the first on CUDA: ask again after the next step
+            return 0.0, CHECK_S
+        signal_number, self._step_s = ready.outcome()
+        return signal_number, self._step_s
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._seen = max(self._seen, number)  # SIGTERM, where another came as well
+
+
+class _Agreement:
+    """The larger of each of two numbers over all ranks, on its way."""
+
+    def __init__(self, own: tuple[float, float], device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        staged = torch.tensor(own, dtype=torch.float64, pin_memory=on_cuda)
+        numbers = staged.to(device, non_blocking=True)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        self._host = torch.empty_like(staged, pin_memory=on_cuda).copy_(numbers, non_blocking=True)
+        self._event: torch.cuda.Event | None = None
+        if on_cuda:
+            self._event = torch.cuda.current_stream(device).record_event()
+
+    def outcome(self) -> tuple[float, float]:
+        """Both numbers."""
+        if self._event is not None:
+            self._event.synchronize()  # of a second ago
+        first, second = self._host.tolist()
+        return first, second
+
+
+def _name(number: int) -> str | None:
+    return signal.Signals(number).name if number else None

@@ -1,0 +1,1 @@
+"""One optimizer step: eager, captured, and its warm-up."""

@@ -1,0 +1,238 @@
+"""Measures squared norms of small and of large batches' gradients in some updates. No host sync.
+
+They are what the noise scale comes from (optim/noise_scale.py). Where an update has several
+forwards, on one rank or many, the small batch is a forward's, seen as its gradient leaves the
+backward, and the large one is the update's, seen when it is averaged and before it is clipped.
+Where it has one, two consecutive updates are the small batches and both together the large one.
+Nothing is changed on the way, so weights keep every bit.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ClipSection
+from mlperf_bert.distributed.clip_hook import ClipOutcome
+from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm, limit_factor
+from mlperf_bert.optim.flat_buffers import FlatBuffers
+from mlperf_bert.optim.flat_layout import BLOCK
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.preconditioner import least_moment, preconditioner
+
+
+class NoiseMeter(Protocol):
+    """What a step calls around the forwards of every update."""
+
+    def begin(self, step: int) -> None:
+        """Before the first forward of update number `step`."""
+
+    def end(self, outcome: ClipOutcome) -> Tensor | None:
+        """Before the optimizer's step: what was measured, or None where nothing was.
+
+        [5] float64, to be averaged over the ranks: |g|^2 of the small batch and of the large one,
+        both plain, then both preconditioned; 1 where the update counts, as its gradient was finite
+        and not clipped before it was averaged.
+        """
+
+    def forget(self) -> None:
+        """Drop what was seen of updates that were made up."""
+
+
+class NoMeter:
+    """Measures nothing."""
+
+    def begin(self, step: int) -> None:
+        """Nothing to begin."""
+
+    def end(self, outcome: ClipOutcome) -> Tensor | None:
+        """Nothing was measured."""
+
+    def forget(self) -> None:
+        """Nothing is known."""
+
+
+def make_noise_meter(
+    config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer
+) -> NoiseMeter:
+    """The meter that a config asks for, of the model in `buffers`."""
+    if config.run.noise_interval_steps == 0:
+        return NoMeter()
+    if has_forwards_to_compare(config):
+        return ForwardMeter(config, buffers, optimizer)
+    return ConsecutiveMeter(config, optimizer)
+
+
+def has_forwards_to_compare(config: RunConfig) -> bool:
+    """Whether an update has more than one forward, over all ranks."""
+    return config.parallel.world_size * config.parallel.grad_accum_steps > 1
+
+
+def measured_batches(config: RunConfig) -> tuple[int, int]:
+    """Sequences of the small and of the large batch."""
+    whole = config.parallel.global_batch_size
+    if has_forwards_to_compare(config):
+        return config.parallel.local_batch_size, whole
+    return whole, 2 * whole
+
+
+class ForwardMeter:
+    """Every rank's every forward against the update's average.
+
+    Takes a few passes over a forward's gradient, and where shards hold the moments their whole:
+    4 bytes a parameter while the update lasts (8 in float64).
+    """
+
+    def __init__(self, config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer) -> None:
+        self._config = config
+        self._buffers = buffers
+        self._optimizer = optimizer
+        self._hooks: list[RemovableHandle] = []
+        self._found: list[Tensor] = []
+        self._least = optimizer.shard.masters.new_zeros(0)
+
+    def begin(self, step: int) -> None:
+        """In an update that is due, watch every parameter's gradient."""
+        if step % self._config.run.noise_interval_steps:
+            return
+        optimizer, self._found = self._optimizer, []
+        moments = optimizer.whole(optimizer.shard.exp_avg_sq)
+        self._least = least_moments(moments, optimizer)
+        correction = optimizer.correction_2()
+        places = zip(
+            self._buffers.layout.tensors, self._least, self._buffers.parameters, strict=True
+        )
+        for tensor, least, parameter in places:
+            of_tensor = moments[tensor.start : tensor.stop].view(tensor.shape)
+
+            def see(gradient: Tensor, moments: Tensor = of_tensor, least: Tensor = least) -> None:
+                scaling = preconditioner(moments, least, correction, optimizer.constants.epsilon)
+                self._found.append(squared_norms(gradient.detach(), scaling))
+
+            hook: RemovableHandle = parameter.register_hook(see)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    @torch.no_grad()
+    def end(self, outcome: ClipOutcome) -> Tensor | None:
+        """Compare them with the averaged gradient's."""
+        if not self._hooks:
+            return None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        optimizer, forwards = self._optimizer, self._config.parallel.grad_accum_steps
+        # The forwards' mean of |A g|^2, as A gradients g of one rank add up to its gradient.
+        scale = optimizer.loss_scale.scale.double()
+        small = torch.stack(self._found).sum(0) * forwards / scale.square()
+        scaling = scaling_of_shard(optimizer, self._least)
+        big = squared_norms(optimizer.reduced().gradients, scaling)
+        # Averaged over the ranks, this is the sum over the shards.
+        big *= _inverse_scale(self._config.clip, outcome).square() * optimizer.num_shards
+        counts = _counts(self._config.clip, outcome)
+        self._found = []
+        return torch.stack([small[0], big[0], small[1], big[1], counts])
+
+    def forget(self) -> None:
+        """Nothing is kept from one update to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Of one update for the next: gradient and preconditioner [n], and whether it counts."""
+
+    step: int
+    gradient: Tensor
+    scaling: Tensor
+    counts: Tensor
+
+
+class ConsecutiveMeter:
+    """On one rank with one forward an update: two consecutive updates, as Pollux does.
+
+    Takes the true gradient and the preconditioner to be the same in both: its change counts as
+    noise, and what the first update's noise moved is missing in the signal. Holds two buffers of
+    the parameters' number between both updates, and three more while it compares them.
+    """
+
+    def __init__(self, config: RunConfig, optimizer: FlatOptimizer) -> None:
+        self._config = config
+        self._optimizer = optimizer
+        self._step = 0
+        self._kept: _Kept | None = None
+
+    def begin(self, step: int) -> None:
+        """Remember which update it is."""
+        self._step = step
+
+    @torch.no_grad()
+    def end(self, outcome: ClipOutcome) -> Tensor | None:
+        """Keep the gradient before an update that is due, and compare in that one."""
+        interval, kept = self._config.run.noise_interval_steps, self._kept
+        compares = self._step % interval == 0 and kept is not None
+        keeps = (self._step + 1) % interval == 0
+        self._kept = None
+        if not (compares or keeps):
+            return None
+        optimizer = self._optimizer
+        shard = optimizer.reduced()
+        gradient = shard.gradients.to(shard.masters.dtype)
+        gradient = gradient * _inverse_scale(self._config.clip, outcome)
+        counts = _counts(self._config.clip, outcome)
+        if keeps:
+            scaling = scaling_of_shard(optimizer, least_moments(shard.exp_avg_sq, optimizer))
+            self._kept = _Kept(self._step, gradient, scaling, counts)
+        if kept is None or not compares or kept.step != self._step - 1:
+            return None
+        first, second = (squared_norms(each, kept.scaling) for each in (kept.gradient, gradient))
+        small = (first + second) / 2
+        big = squared_norms((kept.gradient + gradient).mul_(0.5), kept.scaling)
+        return torch.stack([small[0], big[0], small[1], big[1], kept.counts * counts])
+
+    def forget(self) -> None:
+        """The next update has none before it."""
+        self._kept = None
+
+
+def least_moments(moments: Tensor, optimizer: FlatOptimizer) -> Tensor:
+    """[tensors] `least_moment` of each, from the whole buffer of second moments."""
+    beta_2 = optimizer.constants.beta_2
+    slices = (moments[tensor.start : tensor.stop] for tensor in optimizer.layout.tensors)
+    return torch.stack([least_moment(of_tensor, beta_2) for of_tensor in slices])
+
+
+def scaling_of_shard(optimizer: FlatOptimizer, least: Tensor) -> Tensor:
+    """[layout.shard_numel]: the preconditioner of what this rank owns, from all tensors' least."""
+    shard = optimizer.shard
+    of_block = least[shard.tensor_of_block.long()][:, None]
+    return preconditioner(
+        shard.exp_avg_sq.view(-1, BLOCK),
+        of_block,
+        optimizer.correction_2(),
+        optimizer.constants.epsilon,
+    ).view(-1)
+
+
+def squared_norms(gradient: Tensor, scaling: Tensor) -> Tensor:
+    """[2] float64, on their device: |g|^2 and |P g|^2 of tensors of one shape."""
+    norms = [gradient_norm([gradient]), gradient_norm([gradient * scaling])]
+    return torch.stack([norm.double() for norm in norms]).square()
+
+
+def _inverse_scale(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
+    """What undoes loss scale and wire, and not the clipping; 0-d."""
+    factor = outcome.gradient_factor
+    if clip.policy == "after_allreduce":
+        # In float32, as that: exactly 1 where nothing is scaled.
+        return factor / limit_factor(outcome.grad_norm, clip.max_norm).float()
+    return factor
+
+
+def _counts(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
+    """1 where the averaged gradient is what forwards computed, else 0; 0-d float64."""
+    spoilt = outcome.skip
+    if clips_before(clip):
+        spoilt = spoilt + outcome.clipped_fraction
+    return (spoilt == 0).double()

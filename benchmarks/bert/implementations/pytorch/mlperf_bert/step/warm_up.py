@@ -1,0 +1,121 @@
+"""The untimed init phase: synthetic steps, then every bit of state as it was.
+
+DDP runs its first step with one bucket and rebuilds its buckets afterwards; kernels, allocators and
+communicators are set up at first use. A few steps on made-up batches before the clock starts take
+that out of the timed region without reading a sample, and make step 1 like every other step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.padding import pad
+from mlperf_bert.data.shards import Samples
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.step.eager import Step
+
+
+def warm_up(
+    config: RunConfig,
+    step: Step,
+    model: BertForPretraining,
+    optimizer: FlatOptimizer,
+    device: torch.device,
+) -> None:
+    """Run `run.warm_up_steps` steps and let `step` prepare itself, then restore all state.
+
+    Weights, optimizer, FP8 scales and random streams are afterwards bit for bit what they were.
+    Raises ConfigError where an update does not fit into the GPU's memory.
+    """
+    saved = _snapshot(model, optimizer, device)
+    largest = step.shapes[-1] if step.shapes else None
+    batch = synthetic_batch(config, largest).to(device)
+    try:
+        for number in range(1, config.run.warm_up_steps + 1):
+            step(number, (batch,) * config.parallel.grad_accum_steps)
+        step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
+    except torch.OutOfMemoryError as error:
+        raise _too_large(config, batch, largest) from error
+    _restore(model, optimizer, device, saved)
+
+
+def _too_large(
+    config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
+) -> ConfigError:
+    """That forwards of `batch`, or of the largest shape that was `captured`, take too much."""
+    what, tokens, sequences = "a forward", len(batch.input_ids), len(batch.lengths)
+    if captured is not None:
+        what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
+    size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"
+    problem = f"{config.parallel.local_batch_size}: no memory left on the GPU for {size}"
+    remedy = "lower it, and raise parallel.grad_accum_steps as much"
+    return ConfigError("parallel.local_batch_size", problem, remedy)
+
+
+def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:
+    """A micro-batch on the host of equal sequences that fill a shape as far as sequences can.
+
+    Without a shape, of full-length ones: the most memory that a real one can take.
+    """
+    count, length = config.parallel.local_batch_size, config.data.max_seq_length
+    masked = config.data.max_predictions
+    if shape is not None:
+        count = shape.sequences
+        length, masked = min(length, shape.tokens // count), shape.masked // count
+    masked = max(1, min(masked, length - 1))
+    token = np.arange(count * length, dtype=np.int64) % config.model.vocab_size
+    samples = Samples(
+        input_ids=token,
+        lengths=np.full(count, length, dtype=np.int64),
+        segment_b_start=np.full(count, length // 2, dtype=np.int64),
+        masked_positions=np.tile(np.arange(1, masked + 1, dtype=np.int64), count),
+        masked_ids=token[: count * masked].copy(),
+        masked_counts=np.full(count, masked, dtype=np.int64),
+        next_sentence_label=np.arange(count, dtype=np.int64) % 2,
+    )
+    return make_batch(
+        samples, np.arange(count), mlm_denominator=count * masked, nsp_denominator=count
+    )
+
+
+def _snapshot(
+    model: BertForPretraining, optimizer: FlatOptimizer, device: torch.device
+) -> dict[str, Any]:
+    return {
+        "model": _copies(model.state_dict()),
+        "optimizer": _copies(optimizer.changed_by_step()),
+        "fp8": _copies(model.fp8_state()),
+        "cpu_rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # On the host: beside a batch as large as memory allows, a GPU has no room for them.
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _restore(
+    model: BertForPretraining,
+    optimizer: FlatOptimizer,
+    device: torch.device,
+    saved: dict[str, Any],
+) -> None:
+    optimizer.zero_grad()
+    optimizer.settle()
+    model.load_state_dict(saved["model"])
+    for name, tensor in optimizer.changed_by_step().items():
+        tensor.copy_(saved["optimizer"][name])
+    for name, tensor in model.fp8_state().items():
+        tensor.copy_(saved["fp8"][name])
+    torch.set_rng_state(saved["cpu_rng"])
+    if saved["cuda_rng"] is not None:
+        torch.cuda.set_rng_state(saved["cuda_rng"], device)

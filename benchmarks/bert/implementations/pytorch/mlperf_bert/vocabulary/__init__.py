@@ -1,0 +1,1 @@
+"""Word pieces, vocabulary files and tokenizer files."""

@@ -1,0 +1,183 @@
+"""A tokenizer as Hugging Face's library saves it (tokenizer.json), in place of word pieces.
+
+Its special tokens are found by their role. The `tokenizers` package does the splitting; it is an
+optional extra. The file is read with a bound and parsed as strict JSON before that package sees it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
+from mlperf_bert.vocabulary.tokenizer_growth import MOST_GROWTH, growth
+from mlperf_bert.vocabulary.wordpiece import token_dtype
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# What BERT's and RoBERTa's families call the token of a role; the first that is there is taken.
+ROLES: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
+    "unk": ("[UNK]", "<unk>", "<|unk|>"),
+    "cls": ("[CLS]", "<s>", "<cls>", "<bos>", "<|begin_of_text|>"),
+    "sep": ("[SEP]", "</s>", "<sep>", "<eos>", "<|end_of_text|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+}
+REMEDY = "give the tokenizer.json of a masked language model"
+# `tokenizers` raises plain Exception, and its panics are not even that: all else is the file's.
+_NOT_THE_FILES = (KeyboardInterrupt, SystemExit, MemoryError)
+_MAX_BYTES = 64 * 2**20  # the largest in use, of 250,000 words, have 17 MB
+_MOST_TOKENS = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """A tokenizer, and what of it decides examples; `sha256` is the digest of the file's bytes.
+
+    Where no token has the role of the unknown word, as in byte-level vocabularies, which need none,
+    `unk_id` is `pad_id`: it never occurs.
+    """
+
+    path: Path
+    tokenizer: "tokenizers.Tokenizer"
+    vocab_size: int
+    sha256: str
+    contents: bytes
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def encode_lines(self, lines: Sequence[str]) -> list[NDArray[Any]]:
+        """Token ids of each line, uint16 or uint32 (`token_dtype`), without special tokens."""
+        encoder = FileEncoder(self)
+        return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]
+
+
+class FileEncoder:
+    """Lines to token ids, as `wordpiece.Tokenizer` gives them."""
+
+    # Between two sentences of a document: it was white space that the line break stands for, and
+    # to vocabularies that keep white space a word after it is another one.
+    joint = " "
+
+    def __init__(self, file: TokenizerFile) -> None:
+        self.dtype = token_dtype(len(file))
+        self._path = file.path
+        self._encode = file.tokenizer.encode
+        ids = (file.pad_id, file.cls_id, file.sep_id, file.mask_id)
+        self._special = frozenset(ids)
+
+    def encode(self, line: str) -> bytes:
+        """Token ids of one line as the bytes of an array of `dtype`.
+
+        What reads as a special token is text; if it is one to the vocabulary alone, it is left out.
+        Raises DataError where the file contradicts itself, which shows only now.
+        """
+        ids = self._split(line).ids
+        if not self._special.isdisjoint(ids):
+            ids = [token for token in ids if token not in self._special]
+        return np.array(ids, dtype=self.dtype).tobytes()
+
+    def encode_with_offsets(self, line: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same ids, and of each the line's characters, from the first to before the second."""
+        found = self._split(line)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        kept = [pair for pair in pairs if pair[0] not in self._special]
+        return [token for token, _ in kept], [offsets for _, offsets in kept]
+
+    def _split(self, line: str) -> "tokenizers.Encoding":
+        try:
+            return self._encode(line, add_special_tokens=False)
+        except _NOT_THE_FILES:
+            raise
+        except BaseException as error:
+            problem = f"cannot split text ({in_brief(str(error))})"
+            raise DataError(str(self._path), problem, REMEDY) from None
+
+
+def load(path: Path) -> TokenizerFile:
+    """Read a tokenizer.json.
+
+    Raises:
+        ConfigError: the `tokenizers` package is not installed.
+        DataError: missing, too large, no tokenizer, one that splits text at random or makes it
+            far longer, or without a token for one of the roles.
+    """
+    try:
+        contents = read_regular_file(path, _MAX_BYTES)
+        values = parse_json_object(contents)
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
+    except ValueError as error:
+        raise DataError(str(path), f"is not valid JSON ({error})", REMEDY) from None
+    model = values.get("model")
+    if not isinstance(model, dict):
+        raise DataError(f"{path}: model", "is not an object", REMEDY)
+    if model.get("dropout"):
+        problem = (
+            f"is {in_brief(model['dropout'])}: the same text would give other tokens each time"
+        )
+        raise DataError(f"{path}: model: dropout", problem, "set it to null")
+    if growth(values) > MOST_GROWTH:
+        problem = f"have steps that can make a text more than {MOST_GROWTH} times longer"
+        raise DataError(f"{path}: normalizer and pre_tokenizer", problem, REMEDY)
+    tokenizer = _tokenizer(path, contents)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    vocab_size = max(ids.values(), default=-1) + 1
+    if not len(ROLES) < vocab_size <= _MOST_TOKENS:
+        problem = f"has {vocab_size:,} tokens, not {len(ROLES) + 1} .. {_MOST_TOKENS:,}"
+        raise DataError(str(path), problem, REMEDY)
+    return TokenizerFile(
+        path=path,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        sha256=hashlib.sha256(contents).hexdigest(),
+        contents=contents,
+        **_ids_by_role(path, ids),
+    )
+
+
+def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
+    try:
+        import tokenizers
+    except ImportError:
+        remedy = "run in the checkout: tools/venv.sh tokenizers, or give a vocab.txt"
+        raise ConfigError(str(path), "needs the package `tokenizers`", remedy) from None
+    try:
+        found = tokenizers.Tokenizer.from_str(contents.decode("utf-8"))
+    except _NOT_THE_FILES:
+        raise
+    except BaseException as error:
+        problem = f"is no tokenizer ({in_brief(str(error))})"
+        raise DataError(str(path), problem, REMEDY) from None
+    found.no_truncation()
+    found.no_padding()
+    # It adds special tokens, which are not wanted here, and can repeat the text.
+    found.post_processor = None
+    # "</s>" in the text is what somebody wrote: it must not end a segment.
+    found.encode_special_tokens = True
+    return found
+
+
+def _ids_by_role(path: Path, ids: Mapping[str, int]) -> dict[str, int]:
+    found = {}
+    for role, names in ROLES.items():
+        present = [ids[name] for name in names if name in ids]
+        if present:
+            found[f"{role}_id"] = present[0]
+        elif role != "unk":
+            problem = f"has no {role} token ({' or '.join(names[:2])})"
+            raise DataError(str(path), problem, REMEDY)
+    found.setdefault("unk_id", found["pad_id"])
+    return found

@@ -1,0 +1,262 @@
+"""`tools/gpu_check.sh`: its settings exist, a part that fails costs itself, a dry run does all."""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bert_tools.bench import cli
+from bert_tools.bench.run_options import make_config
+from bert_tools.squad import cli as squad_cli
+from bert_tools.squad.options import settings_of
+from bert_tools.squad.settings import parse_engine
+from mlperf_bert.parts.step import READ_LENGTHS_ON_THE_HOST
+from support import REPOSITORY, run_process
+
+SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"
+GPU_TESTS = REPOSITORY / "tests" / "gpu"
+LIMITS = {"1": 300, "2": 420, "3": 540}  # seconds of each stage
+RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.0}
+# Stands in for PYTHON: it has no mlperf-logging, no matplotlib, and measurements take no time.
+STUB = """#!/bin/bash
+case "$*" in
+*summarise_gpu.py* | *zipfile*) exec "$REAL" "$@" ;;
+*"-c import mlperf_logging"* | *"-c import matplotlib"* | *--plot*) exit 1 ;;
+*"bench train"*fp8*) echo "torch.OutOfMemoryError: CUDA out of memory." >&2; exit 1 ;;
+*"bench profile"*bf16*) echo half; kill -9 $$ ;;
+*"bench profile"*fp8*) exec sleep "${HANG:-0}" ;;
+*attention=triton*) exec sleep 5 ;;
+*"bench optimizer"*)
+    exec "$REAL" -c 'import json, mlperf_logging; print(json.dumps([mlperf_logging.__file__]))' ;;
+*bench*) cat "$RESULT" ;;
+esac
+"""
+# Stands in for `timeout`: every part has a second.
+SECOND = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+exec "$TIMEOUT" --kill-after=1 1 "${@:2}"
+"""
+
+
+def listed(*arguments: str, **environ: str) -> dict[str, list[str]]:
+    """Commands of the parts, by the file that they write."""
+    done = run_process("bash", SCRIPT, "--list", *arguments, PYTHON=sys.executable, **environ)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    return {file: shlex.split(command) for _, file, _, command in lines}
+
+
+@pytest.mark.parametrize("stage", LIMITS)
+def test_limits_of_a_stage_add_up(stage: str) -> None:
+    done = run_process("bash", SCRIPT, "--list", stage)
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert {line[0] for line in lines} == {stage}
+    assert sum(int(line[2]) for line in lines) <= LIMITS[stage]
+    assert len({line[1] for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize("arguments", [(), ("4",), ("1", "2"), ("--list", "--list"), ("12",)])
+def test_a_stage_must_be_named(arguments: tuple[str, ...]) -> None:
+    done = run_process("bash", SCRIPT, *arguments)
+    assert done.returncode == 2
+    assert "needs a stage" in done.stderr
+
+
+def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)  # as the script does
+    parts = listed()
+    measured = {name: words for name, words in parts.items() if "bench" in words}
+    others = {"doctor.json", "burn_in.json", "squad.json"}
+    others |= {f"tests_{which}.txt" for which in ("first", "others", "compiled")}
+    assert set(parts) - set(measured) == others
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    for name, words in measured.items():
+        args = parser.parse_args(words[words.index("bench") + 1 :])
+        assert args.json, name
+        if getattr(args, "config", None) is not None:
+            config = make_config(args)
+            assert config.model.num_layers == 24
+            assert config.parallel.world_size == 1
+            if config.run.step_mode == "captured":
+                assert config.model.attention not in READ_LENGTHS_ON_THE_HOST, name
+                assert config.model.precision != "fp32", name  # whose attention is "grouped"
+            assert config.model.attention != "cudnn", name  # refused by the torch that is allowed
+
+
+def test_the_fine_tuning_has_arguments_that_can_be() -> None:
+    (words,) = listed(ONLY="^squad$").values()
+    parser = argparse.ArgumentParser()
+    squad_cli.add_arguments(parser)
+    args = parser.parse_args(words[words.index("squad") + 1 :])
+    assert args.json and args.engines == "single"
+    settings = settings_of(args, parse_engine(args.engines), seed=1)
+    assert settings.updates == 100 and settings.precision == "bf16"
+
+
+def test_ablations_differ_from_the_headline_in_their_switch_alone() -> None:
+    parts = listed("2", ONLY="ablation_")
+    alone = parts.pop("ablation_none.json")
+    (headline,) = listed("1", ONLY="train_bf16").values()
+    assert [word for word in headline if word not in alone] == ["3"]  # seconds of the peak
+    assert len(parts) >= 6
+    for name, words in parts.items():
+        added = [word for word in words if "=" in word and word not in alone]
+        assert added, name
+        assert [word for word in alone if "=" in word and word not in words] == []
+
+
+def test_every_file_of_gpu_tests_is_run_once_and_the_compiling_one_last() -> None:
+    parts = listed(ONLY="^tests_")
+    assert list(parts) == ["tests_first.txt", "tests_others.txt", "tests_compiled.txt"]
+    *files, last = [word for words in parts.values() for word in words if "tests/gpu" in word]
+    assert sorted(files) == sorted(f"tests/gpu/{path.name}" for path in GPU_TESTS.glob("test_*.py"))
+    file, _, name = last.partition("::")
+    assert f"def {name}(" in (REPOSITORY / file).read_text("utf-8")
+    texts = [path.read_text("utf-8") for path in GPU_TESTS.glob("test_*.py")]
+    assert sum(text.count("with_compile=True") for text in texts) == 1
+
+
+def test_a_test_that_hangs_ends_its_process_by_its_limit(tmp_path: Path) -> None:
+    shutil.copy(GPU_TESTS / "conftest.py", tmp_path)
+    hangs = "def test_ends(): pass\ndef test_hangs():\n    __import__('time').sleep(60)\n"
+    (tmp_path / "test_one.py").write_text(hangs, encoding="utf-8")
+    command = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", tmp_path)
+    options = {"TEST_LIMIT_S": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run_process(*command, "-c", "/dev/null", **options)
+    assert done.returncode == 1
+    assert "test_ends PASSED" in done.stdout
+    assert done.stdout.rstrip().endswith("test_hangs")
+    assert "Timeout (0:00:01)!" in done.stderr and "in test_hangs" in done.stderr
+
+
+def stubbed(directory: Path, **environ: str) -> dict[str, str]:
+    """The environment of a run in which PYTHON and `timeout` are stand-ins."""
+    for name, text in (("python", STUB), ("timeout", SECOND)):
+        (directory / name).write_text(text, encoding="utf-8")
+        (directory / name).chmod(0o755)
+    (directory / "result.json").write_text(json.dumps(RESULT), encoding="utf-8")
+    (directory / "temporary").mkdir()
+    return {
+        "PYTHON": str(directory / "python"),
+        "REAL": sys.executable,
+        "TIMEOUT": str(shutil.which("timeout")),
+        "RESULT": str(directory / "result.json"),
+        "PATH": f"{directory}:{os.environ['PATH']}",
+        "TMPDIR": str(directory / "temporary"),
+        "OUT": str(directory / "out"),
+        "HOME": "/nonexistent",
+        "CACHE": str(directory / "cache"),
+        "COMMIT": "of another machine",
+        **environ,
+    }
+
+
+def archived(out: Path, name: str) -> str:
+    with tarfile.open(out / "gpu_check.tar.gz") as archive:
+        file = archive.extractfile(f"results/{name}")
+        assert file is not None
+        return file.read().decode("utf-8")
+
+
+def test_a_part_that_ends_badly_leaves_the_others(tmp_path: Path) -> None:
+    done = run_process("bash", SCRIPT, "1", **stubbed(tmp_path))
+    assert done.returncode == 1, done.stderr  # parts failed
+    words = (tmp_path / "out" / "summary.md").read_text("utf-8")
+    assert done.stdout == words
+    assert "commit: of another machine" in words
+    assert "| train_bf16 | done |" in words
+    assert "| train_fp8 | ran out of memory |" in words
+    assert "| profile_bf16 | failed (137): " in words
+    assert "| train_attention_triton | stopped, took too long: " in words
+    assert "| train_batch_4_eager | done |" in words
+    assert "| bf16 samples/s, first | at least 950 | met: 1000 |" in words
+    assert "| FP8 samples/s, first | at least 1092 | not measured |" in words
+    files = list((tmp_path / "out").iterdir())
+    assert len(files) <= 4
+    assert json.loads(archived(tmp_path / "out", "train_batch_4_eager.json")) == RESULT
+    assert archived(tmp_path / "out", "summary.md") == words
+    kept = [path.name for path in (tmp_path / "temporary").iterdir()]
+    assert kept == []
+
+
+def test_want_of_memory_alone_is_no_failure(tmp_path: Path) -> None:
+    done = run_process("bash", SCRIPT, "1", **stubbed(tmp_path), ONLY="train_(bf16|fp8)")
+    assert done.returncode == 0, done.stderr
+    assert "| train_fp8 | ran out of memory |" in done.stdout
+
+
+def test_mlperf_logging_comes_from_a_directory_of_wheels(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "mlperf_logging-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("mlperf_logging/__init__.py", "")
+    environ = stubbed(tmp_path, WHEELS=str(tmp_path / "wheels"))
+    done = run_process("bash", SCRIPT, "2", **environ, ONLY="optimizer")
+    assert done.returncode == 0, done.stderr
+    assert "/wheels/mlperf_logging/__init__.py" in archived(tmp_path / "out", "optimizer.json")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killing_the_check_loses_the_part_under_way_alone(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    environ = os.environ | stubbed(tmp_path, HANG="5")
+    os.remove(tmp_path / "timeout")  # the real one has more patience
+    summary_file = tmp_path / "out" / "summary.md"
+    process = subprocess.Popen(["bash", SCRIPT, "1"], env=environ, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not summary_file.exists() or "| profile_bf16 | not" in summary_file.read_text("utf-8"):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(timeout=4) == (-number if number == signal.SIGKILL else 128 + number)
+    words = summary_file.read_text("utf-8")
+    assert "| train_bf16 | done |" in words
+    assert "| profile_fp8 | not ended |" in words
+    assert json.loads(archived(tmp_path / "out", "train_bf16.json")) == RESULT
+
+
+def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
+    """Commands of the parts that a dry run did, by name; all of them succeeded."""
+    options = {"PYTHON": sys.executable, "OUT": str(out), **environ}
+    done = run_process("bash", SCRIPT, "--dry-run", *arguments, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["gpu_check.tar.gz", "summary.md"]
+    words = (out / "summary.md").read_text(encoding="utf-8")
+    assert "Not run on a GPU" in words
+    plan = [line.split("\t") for line in archived(out, "plan.tsv").splitlines()]
+    parts = {file.partition(".")[0]: command.split() for _, file, _, command in plan}
+    assert all(f"| {name} | done |" in words for name in parts), words
+    return parts
+
+
+@pytest.mark.slow
+def test_dry_run_of_some_parts(tmp_path: Path) -> None:
+    names = ("train_bf16", "profile_bf16", "tests_compiled", "squad")
+    assert tuple(dry_run(tmp_path, ONLY=f"^({'|'.join(names)})$")) == names
+    with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
+        assert archive.getmember("results/profile_bf16.png").size > 0
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize(
+    ("stage", "forms"),
+    [
+        ("1", {"train", "profile"}),
+        ("2", {"train", "eval", "optimizer", "against"}),
+        ("3", {"scale", "checkpoints", "cost", "loader"}),
+    ],
+)
+def test_dry_run_does_every_part(tmp_path: Path, stage: str, forms: set[str]) -> None:
+    commands = dry_run(tmp_path, stage).values()
+    assert {words[words.index("bench") + 1] for words in commands if "bench" in words} == forms

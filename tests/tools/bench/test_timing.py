@@ -1,0 +1,102 @@
+"""Interleaved times: who runs when, and what is made of the seconds."""
+
+import weakref
+
+import pytest
+import torch
+
+from bert_tools.bench import timing
+from bert_tools.bench.timing import InterleavedTimes
+
+LOSS = torch.zeros(())
+
+
+class Clock:
+    """A clock that contenders move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.calls: list[tuple[str, int]] = []
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+
+    def contender(self, name: str, seconds: list[float]) -> timing.Contender:
+        left = iter(seconds)
+
+        def run(batch: int) -> torch.Tensor:
+            self.calls.append((name, batch))
+            self.now += next(left)
+            return LOSS
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_contenders_take_turns_on_the_same_batches(clock: Clock) -> None:
+    times = InterleavedTimes(
+        {"a": clock.contender("a", [1.0] * 5), "b": clock.contender("b", [2.0] * 5)}, 2
+    )
+    lines: list[str] = []
+    times.measure(num_steps=5, seconds=100, report=lines.append)
+    assert clock.calls == [(name, step % 2) for step in range(5) for name in ("a", "b")]
+    assert times.num_steps == len(lines) == 5
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_what_runs_out_of_memory_is_freed_and_the_others_go_on(clock: Clock, call: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    is_there = weakref.ref(model)
+
+    def full(batch: int, model: torch.nn.Module = model, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
+        calls.append(batch)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
+        return LOSS
+
+    contenders = {"full": full, "a": clock.contender("a", [1.0] * 5)}
+    times = InterleavedTimes(contenders, 2, may_fail=("full",))
+    del model, full, contenders
+    times.run_once()
+    assert (is_there() is None) == (call == 1)
+    times.measure(num_steps=4, seconds=100, report=lambda line: None)
+    assert is_there() is None
+    assert times.names == ["a"] and times.num_steps == 4
+    assert times.reasons == {"full": "out of memory (tried to allocate 9 GiB)"}
+
+
+def test_what_may_not_fail_ends_the_measurement() -> None:
+    def full(_: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once()
+
+
+def test_a_batch_counts_with_its_median_and_all_batches_equally(clock: Clock) -> None:
+    seconds = [1.0, 10.0, 3.0, 30.0, 2.0, 20.0]  # batches 0, 1, 0, 1, 0, 1
+    times = InterleavedTimes({"a": clock.contender("a", seconds)}, 2)
+    times.measure(num_steps=6, seconds=100, report=lambda line: None)
+    assert times.seconds_per_batch("a") == (2.0 + 20.0) / 2
+
+
+def test_ratios_are_taken_inside_a_step(clock: Clock) -> None:
+    slow, quick = [2.0, 9.0, 4.0], [1.0, 3.0, 4.0]
+    contenders = {"a": clock.contender("a", slow), "b": clock.contender("b", quick)}
+    times = InterleavedTimes(contenders, 2)
+    times.measure(num_steps=3, seconds=100, report=lambda line: None)
+    assert times.range_of_ratios("a", "b") == [1.0, 2.0, 3.0]
+
+
+def test_time_limit_waits_for_every_batch(clock: Clock) -> None:
+    times = InterleavedTimes({"a": clock.contender("a", [5.0] * 9)}, 3)
+    times.measure(num_steps=9, seconds=7.0, report=lambda line: None)
+    assert times.num_steps == 3  # 7 s passed in the second step, the third batch was still new
+
+
+def test_time_limit_stops_before_the_last_step(clock: Clock) -> None:
+    times = InterleavedTimes({"a": clock.contender("a", [1.0] * 9)}, 2)
+    times.measure(num_steps=9, seconds=3.5, report=lambda line: None)
+    assert times.num_steps == 4

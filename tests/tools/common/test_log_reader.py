@@ -1,0 +1,31 @@
+"""Logs from outside: whatever they hold, one line says what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_tools.common.log_reader import MAX_LOG_BYTES, read_log
+from mlperf_bert.common.errors import DataError
+
+HOSTILE = {
+    "not ASCII": (b"\xff\xfe", "is not ASCII text"),
+    "empty": (b"\n", "is empty"),
+    "other output": (b"Traceback: 1\n", "line 1: does not begin with ':::MLLOG'"),
+    "no JSON": (b":::MLLOG {", "line 1: is no record"),
+    "a list": (b":::MLLOG []", "line 1: is no record"),
+    "deep": (b":::MLLOG " + b"[" * 100_000, "line 1: is no record"),
+    "NaN": (b':::MLLOG {"value": NaN}', "NaN is not JSON"),
+    "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: is no record"),
+    "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: is no record"),
+    "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "is no complete record"),
+    "huge": (b" " * (MAX_LOG_BYTES + 1), "has more than 8,388,608 bytes"),
+}
+
+
+@pytest.mark.parametrize(("contents", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_log_is_one_line(contents: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_bytes(contents)
+    with pytest.raises(DataError, match=reason) as raised:
+        read_log(path, "result_0.txt")
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 300

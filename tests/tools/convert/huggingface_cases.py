@@ -1,0 +1,92 @@
+"""Small BERTs in Hugging Face's form, and batches of the synthetic data for both sides."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bert_tools.bench.peer import padded_inputs
+from bert_tools.convert.convert import plan_conversion, report_of, write_checkpoint
+from bert_tools.convert.report import Report
+from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
+from mlperf_bert.checkpoint.load import load_weights
+from mlperf_bert.checkpoint.manifest import read_config, read_manifest
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.model.bert import BertForPretraining
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # what must not be asked for, is not there
+
+CPU = torch.device("cpu")
+NUM_WORDS, PADDED = 69, 72
+SMALL = {
+    "vocab_size": NUM_WORDS,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32,
+    "layer_norm_eps": 1e-7,
+    "hidden_dropout_prob": 0.25,
+}
+
+
+def make_theirs(form: str, **settings: Any) -> Any:
+    """A model of `transformers` whose every tensor is random, in evaluation mode."""
+    import transformers
+
+    config = transformers.BertConfig(**{**SMALL, **settings}, attn_implementation="eager")
+    torch.manual_seed(5)
+    model = getattr(transformers, form)(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            one = 1.0 if name.endswith("LayerNorm.weight") else 0.0
+            parameter.normal_(one, 0.2)
+    return model.eval()
+
+
+def save_theirs(directory: Path, form: str, **settings: Any) -> Any:
+    """The model, saved as `save_pretrained` does it."""
+    model = make_theirs(form, **settings)
+    model.save_pretrained(directory)
+    return model
+
+
+def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> Report:
+    """As the command does."""
+    conversion = plan_conversion(open_huggingface(source), words, None, missing)
+    write_checkpoint(conversion, out, {"format": "huggingface", "name": source.name})
+    return report_of(conversion, out)
+
+
+def load_ours(checkpoint: Path) -> BertForPretraining:
+    """The model of a checkpoint, in evaluation mode."""
+    model = BertForPretraining(read_config(checkpoint).model, CPU)
+    load_weights(model, checkpoint, read_manifest(checkpoint).vocabulary_sha256)
+    return model.eval()
+
+
+def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, or of an export."""
+    return load_file(checkpoint / "model.safetensors")
+
+
+def a_batch(data: Path) -> tuple[UnpaddedBatch, dict[str, Tensor]]:
+    """Sixteen held-out sequences, without padding and as `transformers` takes them."""
+    index = LengthIndex.open(data / "eval")
+    ids = np.arange(16)
+    samples = SampleReader(data / "eval", index.manifest).read(ids)
+    batch = make_batch(samples, ids, mlm_denominator=1.0, nsp_denominator=1.0)
+    padded = padded_inputs(batch, batch.max_seqlen)
+    wanted = ("input_ids", "attention_mask", "token_type_ids")
+    return batch, {name: padded[name] for name in wanted}
+
+
+def real_rows(padded: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """[B, S, ...] -> [T, ...], as ours are."""
+    return padded[inputs["attention_mask"].bool()]

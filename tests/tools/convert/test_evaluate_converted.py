@@ -1,0 +1,178 @@
+"""Weights of others are evaluated as ours are: on any ranks, with what is known of them."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_cases import convert, make_theirs, save_theirs
+
+from bert_tools.bench.peer import padded_inputs
+from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.manifest import read_manifest, resolve
+from mlperf_bert.cli import evaluate as evaluate_cli
+from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.data.batch import IGNORED, make_batch
+from mlperf_bert.data.index import LengthIndex, Manifest
+from mlperf_bert.data.shards import SampleReader
+from support import run_cli
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, words: Path) -> Path:
+    """A converted BERT that guesses at random."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    save_theirs(folder / "theirs", "BertForPreTraining")
+    convert(folder / "theirs", folder / "ours", words)
+    return folder / "ours"
+
+
+def evaluate(checkpoint: Path, data: Path, *options: str) -> int:
+    return main(["evaluate", "--checkpoint", str(checkpoint), "--data", str(data), *options])
+
+
+def test_the_accuracy_is_theirs(checkpoint: Path, synthetic_data: Path, capsys: Any) -> None:
+    assert evaluate(checkpoint, synthetic_data, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    index = LengthIndex.open(synthetic_data / "eval")
+    ids = np.arange(index.manifest.num_samples)
+    samples = SampleReader(synthetic_data / "eval", index.manifest).read(ids)
+    batch = make_batch(samples, ids, mlm_denominator=1.0, nsp_denominator=1.0)
+    padded = padded_inputs(batch, batch.max_seqlen)
+    labels = padded.pop("labels")
+    padded.pop("next_sentence_label")
+    with torch.inference_mode():
+        guesses = make_theirs("BertForPreTraining")(**padded).prediction_logits.argmax(-1)
+    used = labels != IGNORED
+    assert result["masked_tokens"] == int(used.sum()) > 500
+    assert result["correct"] == int((guesses == labels)[used].sum()) > 0
+    assert result["sequences"] == len(ids) and result["ranks"] == 1
+    assert result["origin"]["format"] == "huggingface"
+    assert result["expected_mlm_accuracy"] is None
+
+
+def test_ranks_of_this_machine_share_the_work(
+    checkpoint: Path, synthetic_data: Path, capsys: Any
+) -> None:
+    assert evaluate(checkpoint, synthetic_data, "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    options = ["--checkpoint", checkpoint, "--data", synthetic_data, "--json", "--ranks", 2]
+    done = run_cli("evaluate", *options)
+    assert done.returncode == 0, done.stderr
+    together = json.loads(done.stdout)
+    assert together["ranks"] == 2
+    for result in (alone, together):
+        del result["ranks"], result["seconds"]
+    assert alone == together
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1"])
+def test_no_ranks_are_refused(
+    checkpoint: Path, synthetic_data: Path, ranks: str, capsys: Any
+) -> None:
+    assert evaluate(checkpoint, synthetic_data, "--ranks", ranks) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_it_says_how_far_it_is(
+    checkpoint: Path, synthetic_data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_cli, "PROGRESS_S", 0.0)
+    monkeypatch.setattr("mlperf_bert.evaluation.batches.AUTO_TOKENS_CPU", 600)
+    assert evaluate(checkpoint, synthetic_data) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3 and all("batches evaluated" in line for line in lines)
+    total = len(lines)
+    assert lines[-1].startswith(f"mlperf_bert: {total} of {total} ")
+
+
+def test_what_was_drawn_is_said(
+    tmp_path: Path, words: Path, synthetic_data: Path, capsys: Any
+) -> None:
+    save_theirs(tmp_path / "bare", "BertModel")
+    convert(tmp_path / "bare", tmp_path / "ours", words, "draw")
+    assert evaluate(tmp_path / "ours", synthetic_data) == 0
+    assert "masked-LM head" in capsys.readouterr().out
+
+
+def official(data: Path) -> Manifest:
+    """What the manifest of MLPerf's own set says."""
+    manifest = Manifest.load(data / "eval")
+    return replace(manifest, num_samples=10_000, max_seq_length=512, vocab_size=30_522, seed=12_345)
+
+
+def test_the_expectation_is_of_one_pair_alone(checkpoint: Path, synthetic_data: Path) -> None:
+    ours, theirs = read_manifest(checkpoint), official(synthetic_data)
+    mlperf = replace(ours, origin={"published": "MLPerf tf1_ckpt"})
+    assert evaluate_cli.expected_accuracy(mlperf, theirs) == evaluate_cli.MLPERF_ACCURACY
+    named = replace(ours, origin={"format": "tensorflow", "name": "model.ckpt-28252"})
+    for other in (ours, named, replace(mlperf, step=9)):
+        assert evaluate_cli.expected_accuracy(other, theirs) is None
+    imported = replace(theirs, seed=0)
+    assert evaluate_cli.expected_accuracy(mlperf, imported) == evaluate_cli.MLPERF_ACCURACY
+    for changed in ({"num_samples": 9_999}, {"max_seq_length": 128}, {"seed": 1}):
+        other_set = replace(theirs, **changed)
+        assert evaluate_cli.expected_accuracy(mlperf, other_set) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "smaller"), [("max_seq_length", 8), ("max_predictions", 1), ("vocab_size", 60)]
+)
+def test_other_data_is_told_in_words_of_the_checkpoint(
+    checkpoint: Path, synthetic_data: Path, tmp_path: Path, capsys: Any, setting: str, smaller: int
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "small")
+    path = tmp_path / "small" / "manifest.json"
+    values = json.loads(path.read_text())
+    section = "model" if setting == "vocab_size" else "data"
+    values["config"][section][setting] = smaller
+    path.write_text(json.dumps(values))
+    assert evaluate(tmp_path / "small", synthetic_data) == 2
+    error = capsys.readouterr().err
+    assert f"--data: {section}.{setting} of the checkpoint is {smaller}, the data in" in error
+    assert f"give data that was prepared for {tmp_path / 'small'}" in error
+
+
+def test_the_expectation_is_printed(
+    checkpoint: Path, synthetic_data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_cli, "expected_accuracy", lambda *_: 0.34085)
+    assert evaluate(checkpoint, synthetic_data) == 0
+    assert "expected about 0.34085 for MLPerf's checkpoint" in capsys.readouterr().out
+
+
+def test_a_run_begins_from_it_and_does_not_go_on_from_it(
+    checkpoint: Path, synthetic_data: Path, tiny_config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert evaluate(checkpoint, synthetic_data, "--json") == 0
+    accuracy = json.loads(capsys.readouterr().out)["mlm_accuracy"]
+    still = ["run.max_steps=1", "run.warm_up_steps=0", "optim.learning_rate=0.0"]
+    still += ["model.num_heads=4", "model.intermediate_size=48", "model.layer_norm_epsilon=1e-7"]
+    options = ["--config", str(tiny_config), "--data", str(synthetic_data)]
+    options += [word for setting in still for word in ("--set", setting)]
+    begun = ["--run-dir", str(tmp_path / "begun"), "--init-checkpoint", str(checkpoint)]
+    assert main(["train", *options, *begun]) == TARGET_MISSED
+    lines = (tmp_path / "begun" / "run_0" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["mlm_accuracy"] == accuracy
+    for setting, stated in (("num_heads=2", 4), ("layer_norm_epsilon=1e-6", 1e-7)):
+        again = ["--set", f"model.{setting}", *begun[2:], "--run-dir", str(tmp_path / setting)]
+        capsys.readouterr()
+        assert main(["train", *options, *again]) == 2
+        error = capsys.readouterr().err
+        assert f"trained with {stated}; set it to the checkpoint's" in error
+    saved = read_manifest(resolve(tmp_path / "begun" / "run_0" / "checkpoints"))
+    assert saved.origin == {"initialized_from": "huggingface, theirs"}
+    more = ["run.max_steps=2", "--run-dir", str(tmp_path / "more"), "--resume"]
+    more += [str(tmp_path / "begun" / "run_0" / "checkpoints")]
+    assert main(["train", *options, "--set", *more]) == TARGET_MISSED
+    later = read_manifest(resolve(tmp_path / "more" / "run_0" / "checkpoints"))
+    assert (later.step, later.origin) == (2, saved.origin)
+    capsys.readouterr()
+    on = ["--run-dir", str(tmp_path / "on"), "--resume", str(checkpoint)]
+    assert main(["train", *options, *on]) == 2
+    error = capsys.readouterr().err
+    assert "--init-checkpoint" in error and error.count("\n") == 1

@@ -1,0 +1,217 @@
+"""Checkpoints as `transformers` loads them: equal scores, equal words, and back bit for bit."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_cases import (
+    CPU,
+    NUM_WORDS,
+    PADDED,
+    a_batch,
+    convert,
+    load_ours,
+    real_rows,
+    save_theirs,
+    tensors_of,
+)
+
+from checkpoint_cases import save_checkpoint
+from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.huggingface.export import export_huggingface
+from mlperf_bert.checkpoint.manifest import read_config
+from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.config.files import load_config
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from mlperf_bert.vocabulary.wordpiece import Tokenizer
+from resume_cases import run_train
+from support import REPOSITORY, TINY_CONFIG
+
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
+GOLDEN = REPOSITORY / "tests" / "golden" / "data"
+
+
+def trained(directory: Path, words: Path, *overrides: str) -> Path:
+    """A checkpoint as a run leaves it, of random weights: padding rows are like any other."""
+    directory.mkdir()
+    (directory / "tiny.toml").write_text(TINY_CONFIG)
+    config = load_config(directory / "tiny.toml", overrides)
+    wide = replace(config.model, initializer_range=0.2)
+    model = BertForPretraining(wide, CPU, seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    state = CheckpointState(
+        step=7,
+        samples=112,
+        seed=3,
+        mlm_accuracy=0.25,
+        vocabulary_sha256=load_any_vocabulary(words).sha256,
+    )
+    optimizer = make_optimizer_alone(config.optim, model)
+    return save_checkpoint(directory / "checkpoints", optimizer, config, state, ONE_RANK, CPU)
+
+
+def load_theirs(directory: Path, form: str) -> Any:
+    """With nothing missing and nothing left over."""
+    import transformers
+
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    model, loaded = getattr(transformers, form).from_pretrained(
+        directory, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(loaded.values()), loaded
+    return model.eval()
+
+
+@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
+def test_transformers_computes_the_same(
+    objective: str, tmp_path: Path, words: Path, synthetic_data: Path
+) -> None:
+    checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
+    done = export_huggingface(checkpoint, tmp_path / "out", words, None)
+    form = "BertForPreTraining" if objective == "mlm_nsp" else "BertForMaskedLM"
+    assert (done.architecture, done.word_rows, done.step) == (form, PADDED, 7)
+    theirs = load_theirs(tmp_path / "out", form)
+    batch, inputs = a_batch(synthetic_data)
+    with torch.inference_mode():
+        ours = load_ours(checkpoint)(batch)
+        found = theirs(**inputs)
+    mlm = found.prediction_logits if objective == "mlm_nsp" else found.logits
+    wanted = real_rows(mlm, inputs)[batch.masked_token_index]
+    assert wanted.std() > 0.1
+    assert (ours.mlm - wanted).abs().max() < 1e-5
+    if objective == "mlm_nsp":
+        assert (ours.nsp - found.seq_relationship_logits).abs().max() < 1e-5
+
+
+def test_the_masked_lm_class_loads_it_too(
+    tmp_path: Path, words: Path, synthetic_data: Path
+) -> None:
+    import transformers
+
+    checkpoint = trained(tmp_path / "run", words)
+    export_huggingface(checkpoint, tmp_path / "out", words, None)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager"
+    ).eval()
+    batch, inputs = a_batch(synthetic_data)
+    with torch.inference_mode():
+        wanted = real_rows(theirs(**inputs).logits, inputs)[batch.masked_token_index]
+        assert (load_ours(checkpoint)(batch).mlm - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
+def test_out_and_in_again_is_bit_for_bit(objective: str, tmp_path: Path, words: Path) -> None:
+    checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
+    export_huggingface(checkpoint, tmp_path / "out", words, None)
+    report = convert(tmp_path / "out", tmp_path / "again", words)
+    same = ((tmp_path / "again" / name).read_bytes() for name in ("model.safetensors", "vocab.txt"))
+    assert list(same) == [(checkpoint / "model.safetensors").read_bytes(), words.read_bytes()]
+    assert not report.drawn and not report.ignored
+    model = read_config(checkpoint).model
+    assert read_config(tmp_path / "again").model == replace(
+        model, initializer_range=model.initializer_range
+    )
+
+
+@pytest.mark.parametrize("form", ["BertForPreTraining", "BertForMaskedLM"])
+def test_in_and_out_again_is_bit_for_bit(form: str, tmp_path: Path, words: Path) -> None:
+    save_theirs(tmp_path / "theirs", form)
+    convert(tmp_path / "theirs", tmp_path / "ours", words)
+    assert main(["export", str(tmp_path / "ours"), "--to", "huggingface", str(tmp_path / "o")]) == 0
+    before, after = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "o")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    stated = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    written = json.loads((tmp_path / "o" / "config.json").read_text())
+    assert written["vocab_size"] == NUM_WORDS
+    assert {key: stated.get(key, value) for key, value in written.items()} == written
+
+
+def test_words_are_split_as_ours(tmp_path: Path) -> None:
+    import transformers
+
+    vocabulary = load_vocabulary(GOLDEN / "own_vocab.txt")
+    checkpoint = trained(
+        tmp_path / "run", GOLDEN / "own_vocab.txt", f"model.vocab_size={len(vocabulary)}"
+    )
+    export_huggingface(checkpoint, tmp_path / "out", GOLDEN / "own_vocab.txt", None)
+    ours = Tokenizer(vocabulary)
+    text = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8")
+    # Not a capital sigma at the end of a word, which theirs makes an ordinary small one.
+    lines = [line for line in text.splitlines() if "\u03a3" not in line]
+    assert len(lines) > 70
+    lines += ["Caf\u00e9 [MASK] \u4e2d\u6587", "w" * 250, ""]
+    for loaded, longest in (
+        (transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), 200),
+        (transformers.BertTokenizer.from_pretrained(tmp_path / "out"), 100),
+    ):
+        assert loaded.model_max_length == 32
+        assert (loaded.mask_token_id, loaded.pad_token_id) == (
+            vocabulary.mask_id,
+            vocabulary.pad_id,
+        )
+        for line in [*lines, "w" * longest]:
+            wanted = memoryview(ours.encode(line.replace("[MASK]", ""))).cast("H").tolist()
+            found = loaded(line, add_special_tokens=False)["input_ids"]
+            assert [token for token in found if token != vocabulary.mask_id] == wanted
+        pair = loaded("the", "a")
+        assert pair["input_ids"][0] == vocabulary.cls_id
+        assert pair["token_type_ids"][-2:] == [1, 1]
+
+
+def test_the_vocabulary_is_found_with_the_data(
+    tmp_path: Path, words: Path, synthetic_data: Path
+) -> None:
+    checkpoint = str(trained(tmp_path / "run", words))
+    to = ["--to", "huggingface"]
+    assert main(["export", checkpoint, *to, str(tmp_path / "none")]) == 2
+    data = ["--data", str(synthetic_data)]
+    assert main(["export", checkpoint, *to, str(tmp_path / "parent"), *data]) == 0
+    data = ["--data", str(synthetic_data / "eval")]
+    assert main(["export", checkpoint, *to, str(tmp_path / "set"), *data]) == 0
+    other = ["--vocab", str(GOLDEN / "own_vocab.txt")]
+    assert main(["export", checkpoint, *to, str(tmp_path / "other"), *other]) == 2
+    assert not list(tmp_path.glob("none*")) and not list(tmp_path.glob("*other*"))
+    assert (tmp_path / "set" / "vocab.txt").read_bytes() == words.read_bytes()
+
+
+def test_a_run_has_its_vocabulary_with_it(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    run_train(tiny_config, synthetic_data, tmp_path / "run", "run.max_steps=2")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    checkpoints = str(tmp_path / "elsewhere/run_0/checkpoints")
+    assert main(["export", checkpoints, "--to", "huggingface", str(tmp_path / "out")]) == 0
+    vocabulary = (synthetic_data / "train/vocab.txt").read_bytes()
+    assert (tmp_path / "out/vocab.txt").read_bytes() == vocabulary
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, words: Path, capsys: Any) -> None:
+    checkpoint = trained(tmp_path / "run", words)
+    path = checkpoint / "model.safetensors"
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    options = ["--to", "huggingface", str(tmp_path / "out"), "--vocab", str(words)]
+    assert main(["export", str(checkpoint), *options]) == 2
+    error = capsys.readouterr().err
+    assert "digest" in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_place_that_is_taken_stays(tmp_path: Path, words: Path) -> None:
+    checkpoint = trained(tmp_path / "run", words)
+    (tmp_path / "out").write_text("kept")
+    options = ["--to", "huggingface", str(tmp_path / "out"), "--vocab", str(words)]
+    assert main(["export", str(checkpoint), *options]) == 2
+    assert (tmp_path / "out").read_text() == "kept"

@@ -1,0 +1,172 @@
+"""A BERT in Hugging Face's form becomes a checkpoint: the same hidden states, nothing invented."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_cases import (
+    NUM_WORDS,
+    PADDED,
+    a_batch,
+    convert,
+    load_ours,
+    make_theirs,
+    real_rows,
+    save_theirs,
+    tensors_of,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.huggingface.padding import PADDING_BIAS
+
+FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
+WORDS, WORD_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hidden_states_and_scores_are_theirs(
+    form: str, tmp_path: Path, words: Path, synthetic_data: Path
+) -> None:
+    theirs = save_theirs(tmp_path / "theirs", form)
+    missing = "draw" if form == "BertModel" else "refuse"
+    report = convert(tmp_path / "theirs", tmp_path / "ours", words, missing)
+    ours = load_ours(tmp_path / "ours")
+    batch, inputs = a_batch(synthetic_data)
+    with torch.inference_mode():
+        expected = theirs(**inputs, output_hidden_states=True)
+        hidden = ours.bert(batch, None)
+        scores = ours(batch)
+    assert (hidden - real_rows(expected.hidden_states[-1], inputs)).abs().max() < 1e-5
+    assert report.form == form and report.matched == len(tensors_of(tmp_path / "ours")) - len(
+        report.drawn
+    )
+    if form == "BertModel":
+        assert set(report.drawn.values()) == {"masked-LM head"}
+        return
+    assert not report.drawn
+    mlm = expected.prediction_logits if form == "BertForPreTraining" else expected.logits
+    wanted = real_rows(mlm, inputs)[batch.masked_token_index]
+    assert (scores.mlm[:, :NUM_WORDS] - wanted).abs().max() < 1e-5
+    if form == "BertForPreTraining":
+        assert (scores.nsp - expected.seq_relationship_logits).abs().max() < 1e-5
+    else:
+        assert scores.nsp is None
+
+
+def test_rows_that_pad_never_matter(plain: Path, tmp_path: Path, words: Path) -> None:
+    report = convert(plain, tmp_path / "ours", words)
+    assert (report.rows_in_source, report.rows) == (NUM_WORDS, PADDED)
+    ours = load_ours(tmp_path / "ours").train()
+    table = ours.bert.embeddings.word_embeddings.weight
+    hidden = torch.randn(50, 32)
+    logits = ours.cls.predictions(hidden, table)
+    probabilities = logits.softmax(-1)
+    assert not probabilities[:, NUM_WORDS:].any()
+    torch.nn.functional.cross_entropy(logits, torch.arange(50)).backward()
+    bias = ours.cls.predictions.bias
+    assert table.grad is not None and table.grad[:NUM_WORDS].any()
+    assert bias.grad is not None and bias.grad[:NUM_WORDS].all()
+    assert not table.grad[NUM_WORDS:].any() and not bias.grad[NUM_WORDS:].any()
+    assert not table[NUM_WORDS:].any() and (bias[NUM_WORDS:] == PADDING_BIAS).all()
+
+
+def old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As files of 2019 name them, copies and buffers among them."""
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    renamed["cls.predictions.decoder.weight"] = tensors[WORDS].clone()
+    renamed["cls.predictions.decoder.bias"] = tensors[WORD_BIAS].clone()
+    renamed["bert.embeddings.position_ids"] = torch.arange(32)[None]
+    return renamed
+
+
+def only_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The bias under its second name alone."""
+    renamed = dict(tensors)
+    renamed["cls.predictions.decoder.bias"] = renamed.pop(WORD_BIAS)
+    return renamed
+
+
+@pytest.mark.parametrize("change", [old_names, only_copies])
+def test_other_names_are_the_same_weights(
+    plain: Path, tmp_path: Path, words: Path, change: Any
+) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    path = tmp_path / "other" / "model.safetensors"
+    save_file(change(load_file(path)), path)
+    report = convert(tmp_path / "other", tmp_path / "ours", words)
+    convert(plain, tmp_path / "plain", words)
+    assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
+    assert bool(report.copies) == (change is old_names) == bool(report.ignored)
+
+
+def test_several_files_are_the_same_weights(plain: Path, tmp_path: Path, words: Path) -> None:
+    make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 2
+    convert(tmp_path / "cut", tmp_path / "ours", words)
+    convert(plain / "model.safetensors", tmp_path / "plain", words)
+    assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_widths(
+    plain: Path, tmp_path: Path, words: Path, dtype: torch.dtype
+) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    path = tmp_path / "other" / "model.safetensors"
+    rounded = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file(rounded, path)
+    report = convert(tmp_path / "other", tmp_path / "ours", words)
+    found = tensors_of(tmp_path / "ours")
+    for name, tensor in rounded.items():
+        assert torch.equal(found[name][: len(tensor)], tensor.float())
+    assert list(report.dtypes) == [str(dtype).removeprefix("torch.")]
+
+
+def test_the_vocabulary_beside_the_weights(plain: Path, tmp_path: Path, words: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+
+    given = words.read_bytes()
+    ids = {word: number for number, word in enumerate(given.decode().split())}
+    for name in ("list", "file"):
+        shutil.copytree(plain, tmp_path / name)
+    (tmp_path / "list" / "vocab.txt").write_bytes(given)
+    Tokenizer(WordPiece(ids, unk_token="[UNK]")).save(str(tmp_path / "file" / "tokenizer.json"))
+    for name in ("list", "file"):
+        options = ["--from", "huggingface", "--out", str(tmp_path / "out" / name)]
+        assert main(["convert", str(tmp_path / name), *options]) == 0
+    assert (tmp_path / "out" / "list" / "vocab.txt").read_bytes() == given
+    kept = (tmp_path / "out" / "file" / "tokenizer.json").read_bytes()
+    assert kept == (tmp_path / "file" / "tokenizer.json").read_bytes()
+
+
+def test_a_capital_vocabulary_is_remarked(plain: Path, tmp_path: Path, words: Path) -> None:
+    shutil.copytree(plain, tmp_path / "cased")
+    (tmp_path / "cased" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    report = convert(tmp_path / "cased", tmp_path / "ours", words)
+    assert any("capitals" in remark for remark in report.remarks)
+
+
+@pytest.mark.parametrize("named", [[], [""], ["\x1b[31m"], ["\u00e9"], "BertModel", [3]])
+def test_a_form_that_has_no_name_is_told_by_its_heads(
+    plain: Path, tmp_path: Path, words: Path, named: object
+) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
+    assert convert(tmp_path / "other", tmp_path / "ours", words).form == "BertForPreTraining"
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

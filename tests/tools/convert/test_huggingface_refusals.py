@@ -1,0 +1,201 @@
+"""What looks like a BERT of Hugging Face's and is none of ours: one line, and nothing written."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_cases import make_theirs, save_theirs
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mlperf_bert.__main__ import main
+
+WORDS, WORD_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model_type", "roberta"),
+        ("hidden_act", "gelu_new"),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("add_cross_attention", True),
+        ("tie_word_embeddings", False),
+        ("is_decoder", 0),
+        ("layer_norm_eps", 2.0),
+        ("layer_norm_eps", "small"),
+        ("num_attention_heads", 5),
+        ("num_hidden_layers", 3),
+        ("hidden_size", 64),
+        ("vocab_size", 70),
+        ("quantization_config", {"bits": 8}),
+        ("type_vocab_size", 1),
+    ],
+)
+def test_another_model_is_refused(
+    plain: Path, tmp_path: Path, words: Path, capsys: Any, setting: str, value: object
+) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    edit_config(tmp_path / "other", **{setting: value})
+    assert_refused(tmp_path, words, capsys, "other", "")
+
+
+def untied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "cls.predictions.decoder.weight": tensors[WORDS] + 1e-3}
+
+
+def diverged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, WORD_BIAS: torch.full_like(tensors[WORD_BIAS], float("nan"))}
+
+
+def quantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, WORD_BIAS: tensors[WORD_BIAS].to(torch.int8)}
+
+
+def adapted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.encoder.layer.0.adapter.weight": torch.ones(3)}
+
+
+def other_positions(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.embeddings.position_ids": torch.arange(32).flip(0)[None]}
+
+
+def other_segments(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.embeddings.token_type_ids": torch.ones(1, 32, dtype=torch.int64)}
+
+
+def a_second_pooler(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, "bert.pooler.second.weight": torch.ones(32, 32)}
+
+
+def a_third_sentence(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**without_pairs(tensors), "cls.seq_relationship.third.bias": torch.ones(2)}
+
+
+def without_pairs(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith("cls.seq_relationship.")
+    }
+
+
+def halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    name = "bert.encoder.layer.1.output.dense.weight"
+    return {**tensors, name: tensors[name][:16].clone()}
+
+
+def without_a_bias(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name != WORD_BIAS}
+
+
+def without_a_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if "layer.0" not in name}
+
+
+def very_deep(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    name = "bert.encoder.layer.{}.output.dense.bias"
+    return tensors | {name.format(number): torch.zeros(1) for number in range(2, 1001)}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (untied, "not equal"),
+        (diverged, "not finite"),
+        (quantised, "int8"),
+        (adapted, "adapter"),
+        (other_positions, "position_ids': are not 0, 1, 2"),
+        (other_segments, "token_type_ids': are not all 0"),
+        (a_second_pooler, "is no part of the BERT"),
+        (a_third_sentence, "is no part of the BERT"),
+        (halved, "[16, 48]"),
+        (without_a_bias, "missing"),
+        (without_a_layer, "1 layers"),
+        (very_deep, "1,001 layers"),
+    ],
+)
+def test_wrong_tensors_are_refused(
+    plain: Path, tmp_path: Path, words: Path, capsys: Any, change: Any, problem: str
+) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    path = tmp_path / "other" / "model.safetensors"
+    save_file(change(load_file(path)), path)
+    assert_refused(tmp_path, words, capsys, "other", problem)
+
+
+def test_other_words_are_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
+    more = tmp_path / "more.txt"
+    more.write_text(words.read_text() + "another\n")
+    shutil.copytree(plain, tmp_path / "bert")
+    assert_refused(tmp_path, more, capsys, "bert", "its vocabulary 70")
+
+
+def test_a_pickle_is_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
+    shutil.copytree(plain, tmp_path / "old")
+    (tmp_path / "old" / "model.safetensors").rename(tmp_path / "old" / "pytorch_model.bin")
+    assert_refused(tmp_path, words, capsys, "old", "save_pretrained")
+
+
+def test_a_head_is_not_invented(tmp_path: Path, words: Path, capsys: Any) -> None:
+    save_theirs(tmp_path / "bare", "BertModel")
+    assert_refused(tmp_path, words, capsys, "bare", "--missing draw")
+
+
+def test_an_index_that_lies_is_refused(tmp_path: Path, words: Path, capsys: Any) -> None:
+    make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
+    path = tmp_path / "cut" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    true_file = index["weight_map"][WORDS]
+    for wrong in ("../x.safetensors", "pytorch_model.bin", "none.safetensors"):
+        index["weight_map"][WORDS] = wrong
+        path.write_text(json.dumps(index))
+        assert_refused(tmp_path, words, capsys, "cut", "")
+    index["weight_map"] = {**index["weight_map"], WORDS: true_file, "another": true_file}
+    path.write_text(json.dumps(index))
+    assert_refused(tmp_path, words, capsys, "cut", "another")
+
+
+def test_what_is_there_is_not_written_over(
+    plain: Path, tmp_path: Path, words: Path, capsys: Any
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("kept")
+    options = ["--from", "huggingface", "--vocab", str(words), "--out", str(tmp_path / "out")]
+    assert main(["convert", str(plain), *options]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
+
+
+def test_a_full_disk_leaves_nothing(
+    plain: Path, tmp_path: Path, words: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, *_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("bert_tools.convert.convert.write_one_by_one", fail)
+    shutil.copytree(plain, tmp_path / "bert")
+    assert_refused(tmp_path, words, capsys, "bert", "No space left")
+
+
+def assert_refused(folder: Path, words: Path, capsys: Any, name: str, problem: str) -> None:
+    """One line, status 2, and nothing new in the folder."""
+    before = sorted(path.name for path in folder.iterdir())
+    capsys.readouterr()
+    options = ["--from", "huggingface", "--vocab", str(words), "--out", str(folder / "ours")]
+    assert main(["convert", str(folder / name), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and problem in error, error
+    assert sorted(path.name for path in folder.iterdir()) == before

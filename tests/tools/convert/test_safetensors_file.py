@@ -1,0 +1,130 @@
+"""Safetensors read by our own reader: equal to the library's, and refused where anything lies."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mlperf_bert.checkpoint.huggingface.safetensors_file import read_safetensors
+from mlperf_bert.checkpoint.tensor_file import write_one_by_one
+from mlperf_bert.common.errors import CheckpointError
+
+GENERATOR = torch.Generator().manual_seed(2)
+TENSORS = {
+    "scalar": torch.tensor(3.5),
+    "wide": torch.randn(3, 5, generator=GENERATOR, dtype=torch.float64),
+    "full": torch.randn(4, 3, generator=GENERATOR),
+    "half": torch.randn(7, generator=GENERATOR).half(),
+    "brain": torch.randn(2, 2, 2, generator=GENERATOR).bfloat16(),
+    "empty": torch.empty(0, 4),
+    "numbers": torch.arange(3),
+    "flags": torch.tensor([True, False]),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_file(TENSORS, tmp_path / "t.safetensors", metadata={"format": "pt"})
+    return tmp_path / "t.safetensors"
+
+
+def test_what_the_library_wrote_comes_back(path: Path) -> None:
+    found = read_safetensors(path)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].shape == tuple(tensor.shape)
+        assert found[name].dtype == str(tensor.dtype).removeprefix("torch.")
+        if name != "flags":
+            values = found[name].read()
+            wanted = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            assert np.array_equal(values, wanted.numpy()) and values.dtype == wanted.numpy().dtype
+
+
+def test_what_is_no_number_is_not_read(path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds bool"):
+        read_safetensors(path)["flags"].read()
+
+
+def test_one_tensor_at_a_time_is_written(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def make(name: str) -> torch.Tensor:
+        asked.append(name)
+        return TENSORS[name]
+
+    names = ("full", "half", "wide")
+    kinds = {name: (TENSORS[name].dtype, tuple(TENSORS[name].shape)) for name in names}
+    write_one_by_one(tmp_path / "x", kinds, make)
+    assert sorted(asked) == sorted(names)
+    found = load_file(tmp_path / "x")
+    assert all(torch.equal(found[name], TENSORS[name]) for name in names)
+
+
+def test_every_truncation_is_refused(path: Path) -> None:
+    contents = path.read_bytes()
+    for size in range(len(contents)):
+        path.write_bytes(contents[:size])
+        with pytest.raises(CheckpointError):
+            read_safetensors(path)
+    path.write_bytes(contents + b"\0")
+    with pytest.raises(CheckpointError, match="speaks of"):
+        read_safetensors(path)
+
+
+def test_a_file_cut_after_it_was_opened_is_refused(path: Path) -> None:
+    found = read_safetensors(path)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="cut short"):
+        for tensor in found.values():
+            if tensor.dtype.startswith(("float", "bfloat")):
+                tensor.read()
+
+
+def overlap(header: dict[str, Any]) -> None:
+    header["full"]["data_offsets"] = header["wide"]["data_offsets"]
+
+
+def gap(header: dict[str, Any]) -> None:
+    del header["half"]
+
+
+def huge(header: dict[str, Any]) -> None:
+    header["full"]["shape"] = [2**40, 2**40]
+
+
+def negative(header: dict[str, Any]) -> None:
+    header["full"]["data_offsets"] = [-48, 0]
+
+
+def unknown(header: dict[str, Any]) -> None:
+    header["full"]["dtype"] = "F31"
+
+
+def deep(header: dict[str, Any]) -> None:
+    header["full"]["shape"] = [1] * 9
+
+
+@pytest.mark.parametrize("lie", [overlap, gap, huge, negative, unknown, deep])
+def test_a_header_that_lies_is_refused(path: Path, lie: Callable[[dict[str, Any]], None]) -> None:
+    contents = path.read_bytes()
+    size = struct.unpack("<Q", contents[:8])[0]
+    header = json.loads(contents[8 : 8 + size])
+    lie(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + contents[8 + size :])
+    with pytest.raises(CheckpointError):
+        read_safetensors(path)
+
+
+def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "long").open("wb") as file:
+        file.write(struct.pack("<Q", 2**33))
+        file.truncate(2**34)  # of which the disk holds nothing
+    with pytest.raises(CheckpointError, match="more than"):
+        read_safetensors(tmp_path / "long")

@@ -1,0 +1,205 @@
+"""Checkpoints that TensorFlow wrote: read back equal, and refused when cut short or changed."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from bert_tools.convert.tensorflow import open_tensorflow
+from mlperf_bert.checkpoint.huggingface.source import SourceTensor
+from mlperf_bert.common.errors import CheckpointError
+from tensorflow_cases import (
+    V1,
+    V1_SHARDS,
+    V2,
+    V2_SHARDS,
+    bert_values,
+    odd_values,
+    partitioned_values,
+)
+
+INDEX, DATA = f"{V2.name}.index", f"{V2.name}.data-00000-of-00001"
+CHECKPOINTS = {
+    "v2": (V2, bert_values()),
+    "v1": (V1, bert_values()),
+    "v2_shards": (V2_SHARDS, odd_values() | partitioned_values()),
+    "v1_shards": (V1_SHARDS, odd_values(v1=True) | partitioned_values()),
+}
+
+
+def read_all(source: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in open_tensorflow(source).items()}
+
+
+def assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert found[name].shape == value.shape, name
+        assert found[name].tobytes() == value.tobytes(), name
+
+
+def is_refused(source: Path) -> bool:
+    """Whether reading everything ends with our error, in one line."""
+    try:
+        read_all(source)
+    except CheckpointError as error:
+        assert str(error).isprintable() and len(str(error)) < 400
+        return True
+    return False
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> Path:
+    """A copy of the V2 checkpoint to damage: its prefix."""
+    shutil.copytree(V2.parent, tmp_path / "copy")
+    return tmp_path / "copy" / V2.name
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_read_back_equal(name: str) -> None:
+    source, expected = CHECKPOINTS[name]
+    assert_equal(read_all(source), expected)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_what_is_said_before_reading(name: str) -> None:
+    source, expected = CHECKPOINTS[name]
+    found: Mapping[str, SourceTensor] = open_tensorflow(source)
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        name: value.shape for name, value in expected.items()
+    }
+    dtypes = {name: str(value.dtype) for name, value in expected.items()}
+    dtypes |= {"brain": "bfloat16"} if "brain" in expected else {}
+    assert {name: tensor.dtype for name, tensor in found.items()} == dtypes
+
+
+def test_any_file_of_a_checkpoint_names_it() -> None:
+    expected = list(open_tensorflow(V2))
+    for source in (V2.parent, V2.with_name(INDEX), V2.with_name(DATA), Path(f"{V2}.meta")):
+        assert list(open_tensorflow(source)) == expected
+    second = V1_SHARDS.with_name(f"{V1_SHARDS.name}-00001-of-00002")
+    assert list(open_tensorflow(second)) == list(open_tensorflow(V1_SHARDS))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_every_file_cut_short_anywhere_is_refused(name: str, tmp_path: Path) -> None:
+    source, _ = CHECKPOINTS[name]
+    shutil.copytree(source.parent, tmp_path / "copy")
+    rng = Random(name)
+    for path in sorted((tmp_path / "copy").iterdir()):
+        whole = path.read_bytes()
+        for size in {0, 1, 8, 47, 48, len(whole) - 1, *rng.sample(range(len(whole)), 40)}:
+            path.write_bytes(whole[:size])
+            assert is_refused(tmp_path / "copy" / source.name), (path.name, size)
+        path.write_bytes(whole)
+    assert not is_refused(tmp_path / "copy" / source.name)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_flipped_bits_are_refused_or_change_nothing(name: str, tmp_path: Path) -> None:
+    source, expected = CHECKPOINTS[name]
+    shutil.copytree(source.parent, tmp_path / "copy")
+    rng = Random(name)
+    for path in sorted((tmp_path / "copy").iterdir()):
+        whole = path.read_bytes()
+        places = rng.sample(range(len(whole)), 60)
+        refused = 0
+        for place in places:
+            changed = bytearray(whole)
+            changed[place] ^= 1 << rng.randrange(8)
+            path.write_bytes(changed)
+            if is_refused(tmp_path / "copy" / source.name):
+                refused += 1
+            else:  # a bit between the tables' handles and their end
+                assert_equal(read_all(tmp_path / "copy" / source.name), expected)
+        # Small files are for the larger part footer; in data every bit counts.
+        assert refused >= (60 if ".data-" in path.name else 40)
+        path.write_bytes(whole)
+
+
+def test_the_message_names_file_and_tensor(v2: Path) -> None:
+    data = v2.with_name(DATA)
+    contents = bytearray(data.read_bytes())
+    contents[0] ^= 1
+    data.write_bytes(contents)
+    first, *others = open_tensorflow(v2).values()
+    with pytest.raises(CheckpointError) as caught:
+        first.read()
+    assert str(caught.value).startswith(f"{data}: 'bert/embeddings/LayerNorm/beta': has a wrong")
+    for tensor in others:  # each is checked by itself
+        tensor.read()
+
+
+def test_opening_reads_no_data(v2: Path) -> None:
+    size = v2.with_name(DATA).stat().st_size
+    v2.with_name(DATA).write_bytes(bytes(size))
+    tensors = open_tensorflow(v2)
+    assert tensors.keys() == bert_values().keys()
+    with pytest.raises(CheckpointError, match="wrong checksum"):
+        tensors["cls/predictions/output_bias"].read()
+
+
+def test_a_file_that_is_missing_is_named(v2: Path) -> None:
+    v2.with_name(DATA).unlink()
+    with pytest.raises(CheckpointError, match=rf"{DATA}: is missing; keep all files"):
+        open_tensorflow(v2)
+    v2.with_name(INDEX).unlink()
+    with pytest.raises(CheckpointError, match=r"is no TensorFlow checkpoint; give the name"):
+        open_tensorflow(v2)
+
+
+def test_a_directory_must_have_just_one(v2: Path) -> None:
+    assert open_tensorflow(v2.parent).keys() == bert_values().keys()
+    shutil.copy(v2.with_name(INDEX), v2.with_name("model.ckpt-7.index"))
+    with pytest.raises(CheckpointError, match=r"name one of them: model.ckpt-28252, model.ckpt-7"):
+        open_tensorflow(v2.parent)
+    for path in v2.parent.glob("*.index"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="has 0 checkpoints"):
+        open_tensorflow(v2.parent)
+
+
+@pytest.mark.parametrize("source", [V1, V1_SHARDS])
+def test_a_directory_with_one_of_v1(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source.parent, tmp_path / "copy")
+    for name in ("checkpoint", "vocab.txt", f"{source.name}.meta"):
+        (tmp_path / "copy" / name).write_text("text")
+    assert list(open_tensorflow(tmp_path / "copy")) == list(open_tensorflow(source))
+    (tmp_path / "copy" / "other").write_bytes(V1.read_bytes())
+    with pytest.raises(CheckpointError, match=f"has 2 checkpoints; name .*{source.name}, other"):
+        open_tensorflow(tmp_path / "copy")
+
+
+def test_a_part_of_v1_that_is_missing(tmp_path: Path) -> None:
+    shutil.copytree(V1_SHARDS.parent, tmp_path / "copy")
+    prefix = tmp_path / "copy" / V1_SHARDS.name
+    first = prefix.with_name(f"{prefix.name}-00000-of-00002")
+    contents = first.read_bytes()
+    first.unlink()
+    with pytest.raises(CheckpointError, match="00000-of-00002: is missing"):
+        open_tensorflow(prefix)
+    first.write_bytes(contents)
+    prefix.with_name(f"{prefix.name}-00000-of-00003").write_bytes(contents)
+    with pytest.raises(CheckpointError, match="is in 2 or 3 files"):
+        open_tensorflow(prefix)
+
+
+@pytest.mark.parametrize(
+    "source", ["nothing", "nowhere/model.ckpt", "x" * 500, "nul\0", "/dev/zero"]
+)
+def test_what_is_no_checkpoint_is_refused(source: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_tensorflow(tmp_path / source)
+    assert str(caught.value).isprintable()
+
+
+def test_garbage_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for size in (0, 1, 47, 48, 1000, 100_000):
+        (tmp_path / "model.ckpt").write_bytes(rng.bytes(size))
+        with pytest.raises(CheckpointError, match="is cut short, or no checkpoint of TensorFlow"):
+            open_tensorflow(tmp_path / "model.ckpt")

@@ -1,0 +1,123 @@
+"""TensorFlow 2's checkpoints of objects: BERT of its model library takes the first form."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_tools.convert.tensorflow import open_tensorflow
+from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
+from bert_tools.convert.tensorflow_names import sort_names
+from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
+from mlperf_bert.checkpoint.huggingface.source import SourceTensor
+from mlperf_bert.common.errors import CheckpointError
+from tensorflow_cases import OBJECTS, bert_values, second_release, weight_shapes
+from tensorflow_tables import message, text_tensor
+
+TWINS = [f"model/twins/{number}/.ATTRIBUTES/VARIABLE_VALUE" for number in range(2)]
+SLOT = "kernel/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_weights_have_names_shapes_and_values_of_the_first_release() -> None:
+    tensors = open_tensorflow(OBJECTS)
+    expected = bert_values()
+    names = sort_names(tensors)
+    assert names.weights.keys() == weight_shapes().keys()
+    for name in names.weights:
+        assert tensors[name].shape == expected[name].shape, name
+        assert tensors[name].dtype == "float32"
+        np.testing.assert_array_equal(tensors[name].read(), expected[name], err_msg=name)
+
+
+def test_heads_are_a_dimension_in_the_file() -> None:
+    shapes = {tensor.shape for tensor in read_bundle(OBJECTS).values()}
+    assert {value.shape for value in second_release(bert_values()).values()} <= shapes
+    assert (8, 2, 4) in shapes and (2, 4, 8) in shapes
+
+
+def test_what_is_not_a_weight_is_passed_over() -> None:
+    tensors = open_tensorflow(OBJECTS)
+    ignored = sort_names(tensors).ignored
+    assert ignored.keys() == {*TWINS, OBJECT_GRAPH, "words", "save_counter"}
+    assert [float(tensors[name].read()) for name in TWINS] == [1.0, 2.0]
+    for name in ("words", OBJECT_GRAPH):
+        with pytest.raises(CheckpointError, match="holds string"):
+            tensors[name].read()
+
+
+def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(OBJECTS.parent, tmp_path / "copy")
+    graph = read_bundle(OBJECTS)[OBJECT_GRAPH]
+    assert isinstance(graph, BundleTensor)
+    data = tmp_path / "copy" / graph.path.name
+    whole = data.read_bytes()
+    for place in range(0, graph.num_bytes, 97):
+        changed = bytearray(whole)
+        changed[graph.start + place] ^= 4
+        data.write_bytes(changed)
+        with pytest.raises(CheckpointError) as caught:
+            open_tensorflow(tmp_path / "copy" / OBJECTS.name)
+        assert OBJECT_GRAPH in str(caught.value)
+
+
+def with_graph(folder: Path, graph: bytes, keys: list[str]) -> Mapping[str, SourceTensor]:
+    """Tensors of three numbers by these keys, and a graph of objects, whatever it says."""
+    path = folder / "data"
+    text = text_tensor(path, graph)
+    numbers = {key: BundleTensor(path, key, "float32", (1, 3), 0, 12, 0) for key in keys}
+    return as_first_release({OBJECT_GRAPH: text, **numbers}, folder)
+
+
+def node(*variables: tuple[str, str]) -> tuple[int, bytes]:
+    attributes = [(2, [(2, name.encode()), (3, key.encode())]) for key, name in variables]
+    return (1, message(*attributes))
+
+
+def test_names_are_taken_where_they_are_one_tensors_alone(tmp_path: Path) -> None:
+    variables = [
+        ("kernel", "transformer/layer_3/self_attention/query/kernel"),
+        (SLOT, "transformer/layer_3/self_attention/query/kernel"),
+        ("one", "bert/cls/predictions/output_bias/bias"),
+        ("other", "cls/predictions/output_bias/bias"),
+        ("unnamed", ""),
+        ("unknown", "transformer/layer_3/relative/kernel"),
+        ("same", "kernel"),
+    ]
+    graph = message(node(*variables[:3]), node(*variables[3:]), (1, b""))
+    found = with_graph(tmp_path, graph, [key for key, _ in variables])
+    assert list(found) == [
+        OBJECT_GRAPH,
+        "bert/encoder/layer_3/attention/self/query/kernel",
+        SLOT,
+        "one",
+        "other",
+        "unnamed",
+        "transformer/layer_3/relative/kernel",
+        "same",
+    ]
+
+
+WRONG_GRAPHS = {
+    "no message": b"\xff",
+    "node is a number": message((1, 1)),
+    "variable is a number": message((1, [(2, 1)])),
+    "not UTF-8": message((1, [(2, [(2, b"\xff")])])),
+    "too many": message(*[(1, [(2, b"")] * 1000)] * 51),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_GRAPHS)
+def test_wrong_graphs_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        with_graph(tmp_path, WRONG_GRAPHS[name], [])
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("size", "shape"), [(0, ()), (2**24, ()), (30, (1,))])
+def test_what_is_no_text_is_refused(tmp_path: Path, size: int, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(30))
+    with pytest.raises(CheckpointError, match=r"has|is no text|is cut short"):
+        BundleTensor(path, "graph", "string", shape, 0, size, 0).read_text()

@@ -1,0 +1,156 @@
+"""Tokenizers go in and out with the weights: `transformers` splits text as before, and as we do."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_cases import convert, save_theirs
+from test_export import trained
+
+from mlperf_bert.checkpoint.huggingface.export import export_huggingface
+from mlperf_bert.checkpoint.huggingface.tokenizer import word_piece_tokenizer
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.evaluation.fill import tokens_of
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
+
+PIECES = "Caf\u00e9 Cafe caf\u00e9 cafe \u4e2d \u4e2d\u6587 a - a-a ##a one"
+WORDS = (*SPECIAL_TOKENS, *PIECES.split())
+TEXTS = ("Caf\u00e9 [MASK] caf\u00e9 Cafe", "\u4e2d\u6587 a-a", "a" * 60, "one")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A BERT of these words, without a tokenizer."""
+    save_theirs(tmp_path / "theirs", "BertForPreTraining", vocab_size=len(WORDS))
+    return tmp_path / "theirs"
+
+
+def write_tokenizer(folder: Path, change: dict[str, dict[str, Any]], *, is_alone: bool) -> None:
+    contents = "".join(f"{word}\n" for word in WORDS).encode()
+    values = word_piece_tokenizer(parse_vocabulary(contents, "words"))
+    for section, settings in change.items():
+        values[section] |= settings
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if not is_alone:
+        (folder / "vocab.txt").write_bytes(contents)
+
+
+def ids_of(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[list[int]]:
+    import transformers
+
+    loaded = transformers.AutoTokenizer.from_pretrained(folder)
+    return [loaded(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"lowercase": False}},
+        {"normalizer": {"strip_accents": False}},
+        {"normalizer": {"handle_chinese_chars": False}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"model": {"max_input_chars_per_word": 50}},
+    ],
+)
+def test_another_tokenizer_is_kept(
+    theirs: Path, tmp_path: Path, change: dict[str, dict[str, Any]]
+) -> None:
+    write_tokenizer(theirs, {}, is_alone=False)
+    plain = ids_of(theirs)
+    report = convert(theirs, tmp_path / "plain", None)
+    assert report.vocabulary["file"] == "vocab.txt"
+    write_tokenizer(theirs, change, is_alone=False)
+    assert ids_of(theirs) != plain
+    report = convert(theirs, tmp_path / "ours", None)
+    assert report.vocabulary["file"] == "tokenizer.json"
+    done = export_huggingface(tmp_path / "ours", tmp_path / "out", None, None)
+    assert ids_of(tmp_path / "out") == ids_of(theirs) and not done.remarks
+    vocabulary = load_any_vocabulary(tmp_path / "ours" / "tokenizer.json")
+    assert [tokens_of(TEXTS[0], vocabulary, 100)] == ids_of(theirs)[:1]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_out_and_in_again_is_the_same_vocabulary(
+    theirs: Path, tmp_path: Path, lowercase: bool
+) -> None:
+    write_tokenizer(theirs, {"normalizer": {"lowercase": lowercase}}, is_alone=True)
+    before = convert(theirs, tmp_path / "ours", None).vocabulary
+    export_huggingface(tmp_path / "ours", tmp_path / "out", None, None)
+    assert convert(tmp_path / "out", tmp_path / "again", None).vocabulary == before
+
+
+def test_words_beside_another_list_are_not_taken(theirs: Path, tmp_path: Path) -> None:
+    write_tokenizer(theirs, {}, is_alone=False)
+    swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
+    (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in swapped))
+    report = convert(theirs, tmp_path / "ours", None)
+    assert report.vocabulary["file"] == "tokenizer.json"
+
+
+@pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_a_list_alone_does_not_split_as_it_did(theirs: Path, tmp_path: Path, setting: str) -> None:
+    write_tokenizer(theirs, {}, is_alone=False)
+    (theirs / "tokenizer.json").unlink()
+    assert convert(theirs, tmp_path / "plain", None).remarks == ()
+    (theirs / "tokenizer_config.json").write_text(json.dumps({setting: False}))
+    with pytest.raises(CheckpointError, match=rf"{setting}: is false.*tokenizer.json with --vocab"):
+        convert(theirs, tmp_path / "ours", None)
+    given = shutil.copy(theirs / "vocab.txt", tmp_path / "given.txt")
+    report = convert(theirs, tmp_path / "ours", Path(given))
+    assert any(setting in remark and "capitals" in remark for remark in report.remarks)
+
+
+def byte_level(path: Path) -> None:
+    """As `tokenizers` trains one: nothing stands around a text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+
+    made = Tokenizer(BPE())
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    special = ["<s>", "<pad>", "</s>", "<mask>"]
+    trainer = BpeTrainer(special_tokens=special, show_progress=False)
+    made.train_from_iterator(["a word and another word", "a"] * 9, trainer)
+    made.save(str(path))
+
+
+def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
+    import transformers
+
+    given = tmp_path / "tokenizer.json"
+    byte_level(given)
+    vocabulary = load_any_vocabulary(given)
+    run = trained(tmp_path / "run", given, f"model.vocab_size={len(vocabulary)}")
+    done = export_huggingface(run, tmp_path / "out", given, None)
+    texts = ("a word and another", "a [MASK] and another [MASK] word", "[MASK] and")
+    wanted = [
+        [vocabulary.cls_id, *vocabulary_ids(vocabulary, texts[0]), vocabulary.sep_id],
+        *(tokens_of(text, vocabulary, 100) for text in texts[1:]),
+    ]
+    theirs = tuple(text.replace("[MASK]", "<mask>") for text in texts)
+    assert ids_of(tmp_path / "out", theirs) == wanted
+    assert len(done.remarks) == 1 and "--vocab" in done.remarks[0]
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (loaded.mask_token, loaded.cls_token, loaded.pad_token) == ("<mask>", "<s>", "<pad>")
+    report = convert(tmp_path / "out", tmp_path / "again", given)
+    assert report.vocabulary["sha256"] == vocabulary.sha256
+    # What has all that already stays as it is, byte for byte.
+    complete = shutil.copy(tmp_path / "out" / "tokenizer.json", tmp_path / "complete.json")
+    words = f"model.vocab_size={len(vocabulary)}"
+    run = trained(tmp_path / "other", Path(complete), words)
+    done = export_huggingface(run, tmp_path / "same", Path(complete), None)
+    assert not done.remarks
+    assert (tmp_path / "same" / "tokenizer.json").read_bytes() == Path(complete).read_bytes()
+    report = convert(tmp_path / "same", tmp_path / "same_again", None)
+    assert report.vocabulary["sha256"] == load_any_vocabulary(Path(complete)).sha256
+
+
+def vocabulary_ids(vocabulary: Any, line: str) -> list[int]:
+    (ids,) = vocabulary.encode_lines([line])
+    return [int(token) for token in ids]

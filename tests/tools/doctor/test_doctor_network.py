@@ -1,0 +1,269 @@
+"""The network check: judgement of given numbers, and ranks that come late, fail or never come."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.config.files import load_config
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.network_test import all_ranks
+from mlperf_bert.distributed.network_test import judge as network_findings
+from mlperf_bert.distributed.network_test.findings import Finding, warn
+from mlperf_bert.distributed.network_test.measure import ring_pairs
+from mlperf_bert.distributed.network_test.options import Options
+
+HERE: dict[int, dict[str, Any]] = {
+    rank: {
+        "host": f"n{rank // 2}",
+        "node": rank // 2,
+        "versions": "torch 2.13",
+        "error": None,
+        "shares_gpu": False,
+    }
+    for rank in range(4)
+}
+PAIRS = {(0, 1): 9e10, (1, 2): 1e10, (2, 3): 9e10, (3, 0): 1e10}
+
+
+def measured(**changes: Any) -> dict[int, dict[str, Any]]:
+    """What four healthy ranks on two nodes would see, changed on rank 3."""
+    result: dict[int, dict[str, Any]] = {}
+    for rank in range(4):
+        result[rank] = {
+            "sum_is_right": True,
+            "connected_s": 0.5,
+            "clock": [[100.0 + n, 100.001 + n] for n in range(5)],
+            "latency_s": 5e-5,
+            "large": {"seconds": 1e-3, "is_right": True},
+            "pairs": {
+                str(b if rank == a else a): rate for (a, b), rate in PAIRS.items() if rank in (a, b)
+            },
+        }
+    result[3] |= changes
+    return result
+
+
+def judged(backend: str = "nccl", **changes: Any) -> dict[str, Finding]:
+    findings = network_findings.judge(measured(**changes), HERE, backend)
+    worst: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.name not in worst or finding.status != "ok":
+            worst[finding.name] = finding
+    return worst
+
+
+def test_a_healthy_network_is_good() -> None:
+    found = judged()
+    assert {finding.status for finding in found.values()} == {"ok"}
+    # 2 x 3/4 x 64 MiB in a millisecond
+    assert "100.66 GB/s bus bandwidth" in found["network.bandwidth"].found
+    assert "50 us" in found["network.latency"].found
+
+
+def test_wrong_sums_name_the_host() -> None:
+    for change in ({"sum_is_right": False}, {"large": {"seconds": 1e-3, "is_right": False}}):
+        finding = judged(**change)["network.allreduce"]
+        assert finding.status == "fail"
+        assert "rank 3 (n1)" in finding.found
+
+
+def test_a_slow_network_is_a_warning_of_nccl_only() -> None:
+    slow = {"large": {"seconds": 0.1, "is_right": True}, "latency_s": 5e-3}
+    for name in ("network.bandwidth", "network.latency"):
+        assert judged("nccl", **slow)[name].status == "warn"
+        assert judged("gloo", **slow)[name].status == "ok"
+
+
+def test_a_slow_link_is_told_from_links_of_another_kind() -> None:
+    # Links between nodes are nine times slower than those within, and that is as it should be.
+    finding = judged(pairs={"2": 9e10, "0": 1e9})["network.neighbours"]
+    assert finding.status == "warn"
+    assert "rank 0 (n0) with rank 3 (n1)" in finding.found
+    assert "rank 1" not in finding.found
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 9])
+def test_every_link_of_the_ring_has_its_turn(world_size: int) -> None:
+    turns = [ring_pairs(world_size, turn) for turn in range(3)]
+    for pairs in turns:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks))
+    links = [frozenset(pair) for pairs in turns for pair in pairs]
+    assert len(links) == len(set(links))
+    assert set(links) == {frozenset((r, (r + 1) % world_size)) for r in range(world_size)}
+
+
+def test_clocks_are_bounded_by_the_rounds() -> None:
+    true_offset, rounds = 3.0, [(10.0, 10.2), (11.0, 11.05)]
+    other = [(10.1 + true_offset, 10.15 + true_offset), (11.02 + true_offset, 11.06 + true_offset)]
+    middle, error = network_findings.clock_offset(rounds, other)
+    assert abs(middle - true_offset) <= error <= 0.05
+
+
+def test_a_clock_that_is_surely_wrong_is_named() -> None:
+    ahead = [[103.0 + n, 103.001 + n] for n in range(5)]
+    finding = judged(clock=ahead)["network.clocks"]
+    assert finding.status == "warn"
+    assert "rank 3 (n1)" in finding.found
+    assert "+3.0 s" in finding.found
+    vague = [[100.5 + n, 104.0 + n] for n in range(5)]  # a slow round: may well be right
+    assert judged(clock=vague)["network.clocks"].status == "ok"
+
+
+def test_different_software_fails_on_the_ranks_that_have_it() -> None:
+    other = {**HERE, 3: {**HERE[3], "versions": "torch 2.11"}}
+    (finding,) = network_findings.judge_versions(other)
+    assert finding.status == "fail"
+    assert "torch 2.11 on rank 3 (n1)" in finding.found
+
+
+def test_a_rank_without_device_fails_with_its_reason() -> None:
+    other = {**HERE, 2: {**HERE[2], "error": ["run.device 8 ranks see 1 GPU", "see all"]}}
+    finding = network_findings.judge_versions(other)[1]
+    assert finding.status == "fail"
+    assert finding.found == "rank 2 (n1): run.device 8 ranks see 1 GPU"
+    assert finding.remedy == "see all"
+
+
+def test_ranks_that_share_a_gpu_are_told_that_nccl_was_not_tried() -> None:
+    sharing = {rank: {**facts, "shares_gpu": True} for rank, facts in HERE.items()}
+    finding = network_findings.judge_versions(sharing)[1]
+    assert finding.status == "warn"
+    assert "gloo, not NCCL" in finding.found
+
+
+def test_the_config_says_whether_ranks_may_share_a_gpu(tiny_config: Path) -> None:
+    assert Options().share_gpu == "allow"
+    assert Options(config=load_config(tiny_config)).share_gpu == "refuse"
+    for setting in ('parallel.share_gpu="allow"', 'data.loader="mpi_readers"'):
+        assert Options(config=load_config(tiny_config, [setting])).share_gpu == "allow"
+
+
+def as_slurm_task(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """The environment of one of two tasks on two nodes."""
+    variables = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": str(rank),
+        "SLURMD_NODENAME": f"node{rank}",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+COMMAND = ["doctor", "--only", "network", "--device", "cpu", "--timeout", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (0, "1 of 2 ranks came (node0); not within 0.5 s: rank 1;"),
+        (1, "rank 1 on node1: cannot reach rank 0"),
+    ],
+)
+def test_a_rank_that_never_comes_is_one_line(
+    rank: int,
+    words: str,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    as_slurm_task(monkeypatch, rank)
+    assert main(COMMAND) == 1
+    printed = capfd.readouterr()
+    failed = [line for line in printed.out.splitlines() if line.startswith("fail")]
+    assert len(failed) == 1
+    assert words in failed[0]
+    assert printed.err == ""
+
+
+Measure = Callable[..., dict[str, Any]]
+
+
+def two_ranks(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """What `examine` shows (or None) and returns on both of two ranks; `measure` is theirs.
+
+    The ranks are threads.
+    """
+    monkeypatch.setattr(all_ranks, "measure", measure)
+    monkeypatch.setattr(all_ranks, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(all_ranks, "set_cpu_threads", lambda info: 1)
+    options = Options(device="cpu", timeout_s=1.0)
+    returned: dict[int, Any] = {}
+
+    def rank(number: int) -> None:
+        info = RankInfo(number, 2, 0, 1, number, "slurm")
+        shown: list[list[Finding]] = []
+        status = all_ranks.examine(info, ["limits", "network"], options, shown.append)
+        returned[number] = (shown[0] if shown else None, status)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return returned
+
+
+def test_only_rank_zero_has_findings_and_all_have_the_status(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        all_ranks, "make", lambda name, options: [warn(f"{name}.open_files", "1024", "raise it")]
+    )
+    numbers = measured()
+
+    def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
+        return {**numbers[info.rank], "pairs": {str(1 - info.rank): 1e9}}
+
+    returned = two_ranks(measure, monkeypatch)
+    assert returned[1] == (None, 0)
+    findings, status = returned[0]
+    assert status == 0
+    limits = [finding for finding in findings if finding.name == "limits.open_files"]
+    assert [finding.status for finding in limits] == ["warn"]  # once for both nodes
+    assert "(node 0), " in limits[0].found
+    assert "all 2 ranks came" in next(f.found for f in findings if f.name == "network.ranks")
+
+
+def test_the_rank_that_fails_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
+        if info.rank == 1:
+            raise RuntimeError("NCCL error: cable\nmany lines")
+        let_go.wait(60)  # as a collective waits for the other rank
+        return {}
+
+    returned = two_ranks(measure, monkeypatch)
+    let_go.set()
+    assert returned[1] == (None, 1)
+    findings, status = returned[0]
+    assert status == 1
+    assert findings[-1].status == "fail"
+    assert "no end within 1 s" in findings[-1].found
+    assert "rank 1 (" in findings[-1].found
+    assert findings[-1].found.endswith("RuntimeError: NCCL error: cable")
+
+
+def test_a_rank_that_hangs_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
+        if info.rank == 0:
+            raise RuntimeError("connection closed")
+        let_go.wait(60)
+        return {}
+
+    findings, status = two_ranks(measure, monkeypatch)[0]
+    let_go.set()
+    assert status == 1
+    assert "connection closed" in findings[-1].found
+    assert "no word from rank 1" in findings[-1].found

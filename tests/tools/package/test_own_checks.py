@@ -1,0 +1,226 @@
+"""Our own checks of a submission: each spoiled one is refused with its reason, in one line."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_tools.package.export import export
+from bert_tools.package.own_checks import check_systems
+from submissions import (
+    OPEN,
+    change,
+    describe,
+    drop,
+    log_of,
+    write_log,
+    write_records,
+    write_repository,
+)
+from support import mlperf_records
+
+Mutate = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good runs in the open division. Not to be changed."""
+    root = tmp_path_factory.mktemp("repository")
+    write_repository(root, {OPEN: "open"})
+    return root
+
+
+@pytest.fixture
+def root(repository: Path, tmp_path: Path) -> Path:
+    """A copy to be spoiled."""
+    shutil.copytree(repository, tmp_path / "repository")
+    return tmp_path / "repository"
+
+
+def own_problems(root: Path) -> list[str]:
+    """What is found without MLCommons' checkers."""
+    tree = root.with_name("tree")
+    systems, problems = export(root, root / "results", tree)
+    problems += check_systems(tree, systems)[1]
+    return [str(problem) for problem in problems]
+
+
+def test_nothing_is_found_where_nothing_is_wrong(repository: Path) -> None:
+    assert own_problems(repository) == []
+
+
+def remove_log(root: Path) -> None:
+    log_of(root, 9).unlink()
+
+
+def add_log(root: Path) -> None:
+    write_log(log_of(root, 10), "open", 999, 12.0)
+
+
+def abort(root: Path) -> None:
+    change(log_of(root, 3), "run_stop", metadata={"status": "aborted"})
+
+
+def drop_field(root: Path) -> None:
+    describe(root, cooling=None)
+
+
+def give_number(root: Path) -> None:
+    describe(root, accelerators_per_node=8)
+
+
+def other_division(root: Path) -> None:
+    describe(root, division="closed")
+
+
+def describe_16_accelerators(root: Path) -> None:
+    describe(root, accelerators_per_node="16")
+
+
+def remove_description(root: Path) -> None:
+    (root / "systems" / f"{OPEN}.json").unlink()
+
+
+def add_dot_file(root: Path) -> None:
+    (root / "results" / OPEN / "bert" / ".DS_Store").write_text("")
+
+
+def add_dot_file_to_systems(root: Path) -> None:
+    (root / "systems" / ".swp").write_text("")
+
+
+def add_link(root: Path) -> None:
+    log_of(root, 3).unlink()
+    log_of(root, 3).symlink_to(log_of(root, 4))
+
+
+def add_note(root: Path) -> None:
+    (root / "results" / OPEN / "bert" / "package_checker_params").write_text("rcp-bypass")
+
+
+def remove_all(root: Path) -> None:
+    shutil.rmtree(root / "results" / OPEN)
+
+
+def remove_licence(root: Path) -> None:
+    (root / "LICENSE").unlink()
+
+
+def change_log(key: str, **members: Any) -> Mutate:
+    return lambda root: change(log_of(root, 3), key, **members)
+
+
+def append_record(root: Path) -> None:
+    write_records(
+        log_of(root, 3), [*mlperf_records(log_of(root, 3)), mlperf_records(log_of(root, 3))[0]]
+    )
+
+
+REFUSED: dict[str, tuple[Mutate, str]] = {
+    "nine logs": (remove_log, rf"results/{OPEN}/bert: holds 9 logs, not result_9\.txt; put"),
+    "eleven logs": (add_log, r"holds 11 logs, but result_10\.txt; put"),
+    "no log": (remove_all, "results: holds no system; put"),
+    "aborted": (abort, r"result_3\.txt: the run's status is 'aborted'; use"),
+    "weights of another kind": (
+        change_log("initial_weights", value=7),
+        r"result_3\.txt: initial_weights is 7; run it again",
+    ),
+    "resumed": (change_log("resumed", value=True), r"result_3\.txt: the run was resumed"),
+    "rules not enforced": (change_log("rules_enforced", value=False), "enforce_rules = false; run"),
+    "equal seeds": (
+        change_log("seed", value=105),
+        r"seed 105 in result_3\.txt, result_5\.txt; run",
+    ),
+    "below target": (change_log("eval_accuracy", value=0.71), "ends at 0.71, below its target of"),
+    "other batch": (
+        change_log("global_batch_size", value=512),
+        "different 'global_batch_size': 448, 512; make",
+    ),
+    "other benchmark": (change_log("submission_benchmark", value="gnmt"), "benchmark is 'gnmt'"),
+    "more nodes": (change_log("number_of_nodes", value=2), "ran on 2 nodes, systems/.* has 1; put"),
+    "backwards": (
+        change_log("run_stop", time_ms=5),
+        r"result_3\.txt, line \d+: time runs backwards, by",
+    ),
+    "accuracy in words": (
+        change_log("eval_accuracy", value="high"),
+        "eval_accuracy is 'high', not a number within 0",
+    ),
+    "older version": (
+        lambda root: drop(log_of(root, 3), "resumed"),
+        r"result_3\.txt: holds no resumed; the run did not end, or an older version",
+    ),
+    "killed run": (lambda root: drop(log_of(root, 3), "run_stop"), "holds no run_stop; the run"),
+    "goes on": (append_record, "goes on after run_stop: 'cache_clear'; run it again"),
+    "missing field": (drop_field, rf"systems/{OPEN}\.json: .*cooling.*; mend it"),
+    "number in JSON": (give_number, rf"systems/{OPEN}\.json: .*accelerators_per_node.*; mend it"),
+    "other division": (other_division, "division is 'open', in systems/.* 'closed'; correct"),
+    "idle accelerators": (describe_16_accelerators, "has 8 ranks, systems/.* 1 x 16 accelerators"),
+    "no description": (remove_description, rf"systems/{OPEN}\.json: is missing; add it: mlperf"),
+    "dot file": (add_dot_file, r"bert/\.DS_Store: has a name that begins with a dot; remove it"),
+    "dot file in systems": (add_dot_file_to_systems, r"systems/\.swp: has a name that begins"),
+    "link": (add_link, r"bert/result_3\.txt: is a symbolic link; remove it"),
+    "a way around": (add_note, "package_checker_params: is no result; move it away"),
+    "no licence": (remove_licence, "LICENSE: is missing; a submission must be reproducible"),
+}
+
+
+@pytest.mark.parametrize(("mutate", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_spoiled_submission_is_refused_with_its_reason(
+    mutate: Mutate, reason: str, root: Path
+) -> None:
+    mutate(root)
+    problems = own_problems(root)
+    assert any(re.search(reason, problem) for problem in problems), problems
+    assert all(problem.isprintable() for problem in problems)
+
+
+def test_all_that_is_wrong_is_found_at_once(root: Path) -> None:
+    wrong = ("nine logs", "resumed", "below target", "missing field", "dot file", "no licence")
+    for name in wrong:
+        REFUSED[name][0](root)
+    problems = own_problems(root)
+    assert len(problems) == len(wrong)
+
+
+def test_the_closed_division_has_a_target_of_its_own(root: Path) -> None:
+    describe(root, division="closed")
+    for number in range(10):
+        change(log_of(root, number), "submission_division", value="closed")
+    assert own_problems(root) == []
+    for number in range(10):
+        change(log_of(root, number), "quality_target", value=0.7)
+    change(log_of(root, 3), "eval_accuracy", value=0.71)
+    shutil.rmtree(root.with_name("tree"))
+    problems = own_problems(root)
+    assert len(problems) == 10
+    assert "target 0.7 and accuracy 0.71 in the closed division; both must be" in problems[3]
+
+
+def test_the_closed_division_starts_from_the_given_checkpoint(root: Path) -> None:
+    describe(root, division="closed")
+    for number in range(10):
+        change(log_of(root, number), "submission_division", value="closed")
+    change(log_of(root, 3), "initial_weights", value="random")
+    drop(log_of(root, 4), "initial_weights")
+    drawn, unknown = own_problems(root)
+    assert "result_3.txt: initial_weights is 'random' in the closed division; run again" in drawn
+    assert "result_4.txt: does not say which weights it started from" in unknown
+    assert "--init-checkpoint" in drawn and "--init-checkpoint" in unknown
+
+
+def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root: Path) -> None:
+    change(log_of(root, 3), "initial_weights", value="random")
+    for number in range(4, 10):
+        drop(log_of(root, number), "initial_weights")
+    assert own_problems(root) == []
+
+
+@pytest.mark.parametrize("contents", ["{", "[]", '{"division": NaN}'])
+def test_a_broken_description_is_one_line(contents: str, root: Path) -> None:
+    (root / "systems" / f"{OPEN}.json").write_text(contents)
+    problems = own_problems(root)
+    assert problems[0].startswith(f"systems/{OPEN}.json: cannot be read (")

@@ -1,0 +1,177 @@
+"""`mlperf_bert plan buckets`: BERT-large's counts, and the model and backward it is planned by."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bert_tools.plan.buckets_model import backward_order, parameter_shapes
+from mlperf_bert.__main__ import main
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.step.warm_up import synthetic_batch
+from support import run_process
+
+PNG = b"\x89PNG\r\n"
+MIB = 2**20
+LARGE = (
+    *("model.vocab_size=30522", "model.hidden_size=1024", "model.num_layers=24"),
+    *("model.num_heads=16", "model.intermediate_size=4096"),
+    *("model.max_position_embeddings=512", "data.max_seq_length=512", "data.max_predictions=76"),
+)
+
+
+@pytest.fixture
+def ask(tiny_config: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run the command on BERT-large and read its answer."""
+
+    def answer(*arguments: object, settings: tuple[str, ...] = LARGE) -> Any:
+        words = [word for setting in settings for word in ("--set", setting)]
+        command = ["plan", "buckets", "--config", str(tiny_config), *words, "--json"]
+        assert main([*command, *map(str, arguments)]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return answer
+
+
+def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
+    """Share of backward's FLOPs done when each gradient is whole, in that order."""
+    model = BertForPretraining(config.model, torch.device("cpu")).to(dtype)
+    done: dict[str, int] = {}
+    with FlopCounterMode(display=False) as flops:
+        batch = synthetic_batch(config)
+        loss = pretraining_loss(loss_sums(model(batch), batch), batch)
+        of_forward = flops.get_total_flops()
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=name: done.update({name: flops.get_total_flops() - of_forward})
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        total = flops.get_total_flops() - of_forward
+    return {name: count / total for name, count in done.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
+def test_gradients_are_ready_in_the_planned_order(
+    tiny_config: Path, attention: str, dtype: torch.dtype
+) -> None:
+    config = load_config(tiny_config, (f"model.attention={attention}",))
+    assert list(backward_of(config, dtype)) == list(parameter_shapes(config.model))
+
+
+def test_shares_of_backward_are_those_of_torchs_flop_count(tiny_config: Path) -> None:
+    config = load_config(tiny_config, ("model.attention=reference", "model.num_layers=3"))
+    counted = backward_of(config, torch.float32)
+    data = config.data
+    planned = backward_order(config.model, "separate", data.max_seq_length, data.max_predictions)
+    assert {each.name: each.ready_at for each in planned} == pytest.approx(counted, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", [ModelSection(), ModelSection(num_layers=2, vocab_size=1001)])
+def test_shapes_are_those_of_the_real_model(model: ModelSection) -> None:
+    real = BertForPretraining(replace(model, attention="reference"), torch.device("meta"))
+    shapes = {name: tuple(parameter.shape) for name, parameter in real.named_parameters()}
+    assert parameter_shapes(model) == shapes
+
+
+def test_fused_projections_are_as_large_as_the_three() -> None:
+    model = ModelSection(num_layers=2)
+    separate, fused = (backward_order(model, layout, 512, 76) for layout in ("separate", "fused"))
+    assert len(separate) - len(fused) == 2 * 2 * model.num_layers
+    assert sum(each.numel for each in separate) == sum(each.numel for each in fused)
+    assert separate[-1] == fused[-1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "qkv", "count"),
+    [
+        ("bf16", "separate", 22),
+        ("fp16", "separate", 22),
+        ("bf16", "fused", 21),
+        ("fp32", "separate", 38),
+    ],
+)
+def test_bert_large_has_its_known_buckets(
+    ask: Callable[..., Any], dtype: str, qkv: str, count: int
+) -> None:
+    answer = ask("--dtype", dtype, "--qkv", qkv)
+    assert answer["schema_version"] == 1
+    assert (answer["dtype"], answer["qkv"], answer["bucket_cap_mb"]) == (dtype, qkv, 25.0)
+    buckets = answer["buckets"]
+    assert len(buckets) == count
+    assert sum(bucket["numel"] for bucket in buckets) == 336_232_258
+    first, last = buckets[0], buckets[-1]
+    assert MIB <= first["num_bytes"] < 5 * MIB
+    assert last["names"][-1] == "bert.embeddings.word_embeddings.weight"
+    assert last["earliest_start"] == 1
+    starts = [bucket["earliest_start"] for bucket in buckets]
+    assert starts == sorted(starts) and starts[0] > 0
+
+
+def test_cap_and_precision_of_the_config_hold_where_no_option_is_given(
+    ask: Callable[..., Any],
+) -> None:
+    by_option = ask("--bucket-cap-mb", 100, "--dtype", "bf16")
+    settings = (*LARGE, "parallel.bucket_cap_mb=100.0", "model.precision=bf16")
+    assert ask(settings=settings) == by_option
+    assert by_option["bucket_cap_mb"] == 100
+    assert len(by_option["buckets"]) < 8
+
+
+def test_table_and_picture(
+    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "buckets.png"
+    command = ["plan", "buckets", "--config", str(tiny_config), "--bucket-cap-mb", "0.02"]
+    assert main([*command, "--out", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert picture.read_bytes().startswith(PNG)
+    assert f"picture: {picture}" in printed
+    assert main([*command, "--json"]) == 0
+    buckets = json.loads(capsys.readouterr().out)["buckets"]
+    rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdecimal()][1:]
+    assert [row[0] for row in rows] == [str(number) for number in range(len(buckets))]
+    assert [row[2] for row in rows] == [f"{bucket['numel']:,}" for bucket in buckets]
+    assert [row[4] for row in rows] == [f"{bucket['earliest_start']:.1%}" for bucket in buckets]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (("--bucket-cap-mb", "0"), "--bucket-cap-mb: is 0"),
+        (("--bucket-cap-mb", "nan"), "--bucket-cap-mb: is nan"),
+        (("--out", "missing/x.png"), "--out: missing/x.png"),
+        (("--set", "model.num_layers=0"), "model.num_layers: is 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(
+    tiny_config: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    where: str,
+) -> None:
+    assert main(["plan", "buckets", "--config", str(tiny_config), *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"mlperf_bert: error: {where}")
+    assert said.err.count("\n") == 1
+
+
+def test_needs_no_torch(tiny_config: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['numba'] = None; "
+        "from mlperf_bert.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = (sys.executable, "-c", program, "plan", "buckets", "--config", tiny_config)
+    done = run_process(*command)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,87 @@
+"""Numbers, axes and thinned curves of a report, against values worked out by hand."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tools.report.numbers import seconds, significant, tick_labels, ticks
+from bert_tools.report.series import Point, thinned
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "0"),
+        (0.27191318, "0.2719"),
+        (36272.4, "36,272"),
+        (1.0345, "1.034"),
+        (-2.5, "\N{MINUS SIGN}2.500"),
+        (0.0000123, "1.23e\N{MINUS SIGN}05"),
+    ],
+)
+def test_four_digits(value: float, words: str) -> None:
+    assert significant(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0306, "0.031 s"),
+        (95.24, "95.2 s"),
+        (242.4, "4 min 02 s"),
+        (3 * 3600 + 425, "3 h 07 min"),
+        (7199.9, "120 min 00 s"),
+    ],
+)
+def test_times(value: float, words: str) -> None:
+    assert seconds(value) == words
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 56_000, ["0", "10 k", "20 k", "30 k", "40 k", "50 k"]),
+        (0, 2_932_736, ["0", "0.5 M", "1.0 M", "1.5 M", "2.0 M", "2.5 M"]),
+        (0, 0.27, ["0", "0.05", "0.10", "0.15", "0.20", "0.25"]),
+        (4.7, 8.6, ["5", "6", "7", "8"]),
+        (0, 1700, ["0", "500", "1,000", "1,500"]),
+        (-3, 3, ["\N{MINUS SIGN}3", "\N{MINUS SIGN}2", "\N{MINUS SIGN}1", "0", "1", "2", "3"]),
+    ],
+)
+def test_axes(low: float, high: float, labels: list[str]) -> None:
+    assert tick_labels(ticks(low, high)) == labels
+
+
+NUMBERS = st.floats(min_value=-1e300, max_value=1e300)
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_any_range_has_a_few_ticks_with_labels_of_their_own(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 13 and found == sorted(found)
+    assert all(math.isfinite(each) for each in found) and len(tick_labels(found)) == len(found)
+    if high > low:
+        assert all(low - (high - low) / 100 <= each <= high + (high - low) / 100 for each in found)
+
+
+VALUES = st.one_of(st.none(), st.integers(-50, 50).map(float))
+
+
+@settings(deadline=None)
+@given(st.lists(VALUES, min_size=1, max_size=300), st.integers(8, 40))
+def test_a_thinned_curve_keeps_its_ends_extremes_and_gaps(
+    values: list[float | None], most: int
+) -> None:
+    points: list[Point] = list(enumerate(values))
+    kept = thinned(points, most)
+    assert len(kept) <= most + most // 2  # a gap may come to the lowest and the highest of a part
+    assert list(kept) == sorted(set(kept), key=lambda point: point[0])
+    assert set(kept) <= set(points) and kept[0] == points[0] and kept[-1] == points[-1]
+    numbers, left = ([v for _, v in each if v is not None] for each in (points, kept))
+    if numbers:
+        assert (min(left), max(left)) == (min(numbers), max(numbers))
+    assert (None in values) == any(value is None for _, value in kept)

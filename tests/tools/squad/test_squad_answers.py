@@ -1,0 +1,169 @@
+"""Answers out of scores: by hand, and the search against one that looks at every pair."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bert_tools.squad import answers
+from bert_tools.squad.answers import FoundAnswer, find_answers, has_most_context
+from bert_tools.squad.questions import Questions
+from bert_tools.squad.windows import Windows, make_windows
+from plain_spans import plain_answers
+from squad_sets import qa, questions_of, vocabulary_of
+
+WORDS = ("who", *(f"t{number}" for number in range(10)))
+VOCABULARY = vocabulary_of(*WORDS)
+TEXT = " ".join(WORDS[1:])
+QUESTIONS = questions_of((TEXT, [qa("q", "who")]))
+WHOLE = make_windows(QUESTIONS, VOCABULARY)  # [CLS] who [SEP] t0 ... t9 [SEP]: t0 is token 3
+# Room for four of the ten, every three: t0 to t3, t3 to t6, t6 to t9; their first tokens are 3 of
+# 0 to 7, 11 of 8 to 15, and 19 of 16 to 23.
+THREE = make_windows(QUESTIONS, VOCABULARY, max_length=8, stride=3)
+
+
+def scores_of(windows: Windows, **scores: float) -> NDArray[np.float64]:
+    """-5 everywhere, but for tokens by their number among all, as at7=1.0."""
+    found = np.full(len(windows.input_ids), -5.0)
+    for name, score in scores.items():
+        found[int(name.removeprefix("at"))] = score
+    return found
+
+
+def one(windows: Windows, starts: Any, ends: Any, **options: Any) -> FoundAnswer:
+    (found,) = find_answers(QUESTIONS, windows, starts, ends, **options)
+    return found
+
+
+def test_the_best_start_and_end() -> None:
+    starts, ends = scores_of(WHOLE, at0=1, at5=3), scores_of(WHOLE, at0=2, at7=4)
+    found = one(WHOLE, starts, ends)
+    assert found == FoundAnswer("t2 t3 t4", 7.0, 3.0)
+    assert found.difference == -4.0
+
+
+def test_an_end_does_not_come_before_its_start() -> None:
+    # End t1 and start t4 are best, but in the wrong order: 9 - 5 both ways, and the first counts.
+    found = one(WHOLE, scores_of(WHOLE, at7=9), scores_of(WHOLE, at4=9))
+    assert found == FoundAnswer("t0 t1", 4.0, -10.0)
+
+
+@pytest.mark.parametrize(("longest", "text"), [(4, "t1 t2 t3 t4"), (3, "t1"), (1, "t1")])
+def test_an_answer_is_not_too_long(longest: int, text: str) -> None:
+    # t1 to t4 has four tokens and 6; t1 alone has 3 - 5 = -2, as t4 alone, which comes later.
+    starts, ends = scores_of(WHOLE, at4=3), scores_of(WHOLE, at7=3)
+    assert one(WHOLE, starts, ends, max_answer_length=longest).text == text
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 13])
+def test_an_answer_is_of_the_text(place: int) -> None:
+    # The question, [CLS], and both [SEP] score best, and are no answer.
+    starts = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
+    ends = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
+    assert one(WHOLE, starts, ends).text == "t5"
+
+
+def test_no_answer_is_the_lowest_of_the_windows() -> None:
+    starts = scores_of(THREE, at0=4, at8=1, at16=2)
+    ends = scores_of(THREE, at0=3, at8=2, at16=0.5)
+    assert one(THREE, starts, ends).no_answer_score == 2.5  # of 7, 3 and 2.5
+
+
+def test_an_answer_stays_in_its_window() -> None:
+    # The end is the first text token of the next window: seven tokens later, but not the same text.
+    starts, ends = scores_of(THREE, at4=3), scores_of(THREE, at11=3)
+    assert one(THREE, starts, ends).text == "t1"
+
+
+def test_a_start_counts_where_there_is_most_text_around_it() -> None:
+    # t3 is the last token of the first window and the first of the second: no text on one side in
+    # either, both windows equally long, so the first window counts.
+    first, second = 3 + 3, 8 + 3
+    ends = scores_of(THREE)
+    assert one(THREE, scores_of(THREE, **{f"at{first}": 1}), ends) == FoundAnswer("t3", -4, -10)
+    assert one(THREE, scores_of(THREE, **{f"at{second}": 1}), ends) == FoundAnswer("t0", -10, -10)
+    windows = make_windows(QUESTIONS, VOCABULARY, max_length=8, stride=1)
+    # t2 is token 5 of window 0 (t0 to t3: sides 2 and 1), 12 of window 1 (t1 to t4: 1 and 2), and
+    # 19 of window 2 (t2 to t5: 0 and 3). The smaller sides are 1, 1 and 0: window 0.
+    for place, text in ((5, "t2"), (12, "t0"), (19, "t0")):
+        starts = scores_of(windows, **{f"at{place}": 1})
+        assert one(windows, starts, scores_of(windows)).text == text
+
+
+def test_most_context_by_hand() -> None:
+    # Tokens 0 to 3, and 1 to 7 of the same text. Smaller sides of the first: 0 1 1 0; of the second
+    # for 1 to 7: 0 1 2 3 2 1 0. Token 1 has more in the first, 2 as much in both, and the second
+    # is longer; of another question, one window has all.
+    windows = (np.array([0, 1, 0]), np.array([4, 7, 2]), np.array([0, 0, 1]))
+    found = has_most_context(*windows).astype(int).tolist()
+    assert found == [1, 1, 0, 0, *[0, 1, 1, 1, 1, 1, 1], 1, 1]
+
+
+def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
+    context = "Caf\u00e9s, (T1)   and\nCAFE\u0301S!"
+    questions = questions_of((context, [qa("q", "who")]))
+    vocabulary = vocabulary_of("who", "cafe", "##s", ",", "(", ")", "t1", "and", "!")
+    windows = make_windows(questions, vocabulary)
+    # [CLS] who [SEP] cafe s , ( t1 ) and cafe s ! [SEP]
+    starts, ends = scores_of(windows, at7=1), scores_of(windows, at10=1)
+    (found,) = find_answers(questions, windows, starts, ends)
+    assert found.text == "T1)   and\nCAFE\u0301"
+
+
+def test_a_text_without_tokens_has_no_answer() -> None:
+    questions = questions_of(("\u00ad", [qa("q1", "who")]), (TEXT, [qa("q2", "who")]))
+    windows = make_windows(questions, VOCABULARY)
+    starts = np.ones(len(windows.input_ids))
+    found = find_answers(questions, windows, starts, starts)
+    assert [each.text for each in found] == ["", "t0"]
+    assert found[0].difference > 1e20 and np.isfinite(found[0].difference)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers_give_finite_ones(odd: float) -> None:
+    starts = np.full(len(WHOLE.input_ids), odd, dtype=np.float32)
+    found = one(WHOLE, starts, starts)
+    assert np.isfinite(found.score) and np.isfinite(found.no_answer_score) and found.text == "t0"
+    starts[4] = 1.0
+    assert (one(WHOLE, starts, starts).text == "t1") == (odd != np.inf)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    texts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    max_length=st.integers(5, 24),
+    stride=st.integers(1, 24),
+    longest=st.integers(1, 12),
+    at_once=st.sampled_from([1, 60, 2**20]),
+)
+@settings(max_examples=150, deadline=None)
+def test_equal_to_looking_at_every_pair(
+    seed: int, texts: list[int], max_length: int, stride: int, longest: int, at_once: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    contexts = [" ".join(f"t{word}" for word in rng.integers(10, size=size)) for size in texts]
+    questions = questions_of(*((text, [qa(f"q{n}", "who")]) for n, text in enumerate(contexts)))
+    windows = make_windows(questions, VOCABULARY, max_length=max_length, stride=stride)
+    # Few values, so that there are ties, and exact sums.
+    starts, ends = rng.integers(-4, 5, size=(2, len(windows.input_ids))).astype(np.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_TOKENS_AT_ONCE", at_once)
+        found = find_answers(questions, windows, starts, ends, max_answer_length=longest)
+    expected = plain_answers(questions, windows, starts.tolist(), ends.tolist(), longest)
+    assert [(each.text, each.score, each.no_answer_score) for each in found] == expected
+
+
+def test_right_scores_give_the_right_answers() -> None:
+    questions: Questions = questions_of(
+        (TEXT, [qa("q1", "who", ("t3 t4", 9)), qa("q2", "who"), qa("q3", "who", ("t9", 27))])
+    )
+    windows = make_windows(questions, VOCABULARY, max_length=12, stride=4)
+    starts, ends = np.zeros((2, len(windows.input_ids)))
+    starts[windows.offsets[:-1] + windows.starts] = 1
+    ends[windows.offsets[:-1] + windows.ends] = 1
+    found = find_answers(questions, windows, starts, ends)
+    assert [each.text for each in found if each.difference < 0] == ["t3 t4", "t9"]
+    assert [each.difference < 0 for each in found] == [True, False, True]

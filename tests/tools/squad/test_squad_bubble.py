@@ -1,0 +1,76 @@
+"""Bubbles by hand: of events, and of the formula."""
+
+from time import perf_counter
+
+import pytest
+
+from bert_tools.squad.bubble import (
+    Kind,
+    StageClock,
+    StageEvent,
+    bubble_by_formula,
+    measured_bubble,
+    timeline,
+)
+
+
+def event(rank: int, begin: float, end: float, kind: Kind = "F") -> StageEvent:
+    return StageEvent(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
+
+
+def test_measured_by_hand() -> None:
+    # GPipe with two stages and one microbatch, forward 1 s and backward 2 s: from 5 s to 11 s
+    # two ranks have 12 s, of which they compute 6.
+    events = [event(0, 5, 6), event(1, 6, 7), event(1, 7, 9, "B"), event(0, 9, 11, "B")]
+    assert measured_bubble(events) == pytest.approx(0.5)
+    assert bubble_by_formula("gpipe", 2, 1) == pytest.approx(0.5)
+
+
+def test_no_bubble_on_one_busy_rank() -> None:
+    assert measured_bubble([event(0, 0, 1), event(0, 1, 4, "B")]) == 0
+
+
+def test_formula() -> None:
+    assert bubble_by_formula("1f1b", 4, 4) == pytest.approx(3 / 7)
+    assert bubble_by_formula("gpipe", 4, 8) == pytest.approx(3 / 11)
+    assert bubble_by_formula("interleaved", 2, 4) == pytest.approx(1 / 9)  # two stages a rank
+    # 2 stages of a rank, 3 kinds of work, 3 microbatches: 18 units, after 1 of waiting.
+    assert bubble_by_formula("zero_bubble", 2, 3) == pytest.approx(1 / 19)
+    assert bubble_by_formula("zero_bubble", 4, 8) == pytest.approx(3 / 51)
+
+
+def test_no_formula_for_too_few_microbatches() -> None:
+    # One microbatch through 2 s stages, of which one at a time works: 1 - 1 / s, not 3 / 5.
+    assert bubble_by_formula("interleaved", 4, 3) is None
+    assert bubble_by_formula("interleaved", 4, 4) is not None
+    assert bubble_by_formula("zero_bubble", 4, 6) is None
+    assert bubble_by_formula("zero_bubble", 4, 7) is not None
+
+
+def test_a_clock_notes_only_while_it_runs() -> None:
+    waits = []
+    clock = StageClock(3, lambda: waits.append(1))
+    with clock.span(0, "F", 0):
+        pass
+    assert not waits
+    clock.start()
+    with clock.span(1, "B", 2):
+        pass
+    (found,) = clock.stop()
+    assert (found.rank, found.stage, found.kind, found.microbatch) == (3, 1, "B", 2)
+    assert 0 <= found.begin_s <= found.end_s and len(waits) == 2
+
+
+@pytest.mark.parametrize(("ahead", "is_shared"), [(0.25, True), (1e6, False), (-1e6, False)])
+def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared: bool) -> None:
+    clock = StageClock(1)
+    clock.start(perf_counter() - ahead)
+    with clock.span(0, "F", 0):
+        pass
+    (found,) = clock.stop()
+    assert (found.begin_s >= 0.25) is is_shared  # else it would be 0 on each, whenever it came
+
+
+def test_timeline_is_in_order_of_time() -> None:
+    found = timeline([event(1, 2, 3), event(0, 0, 1)])
+    assert [each["rank"] for each in found] == [0, 1]

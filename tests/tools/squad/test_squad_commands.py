@@ -1,0 +1,162 @@
+"""`squad train`, `evaluate`, `score` and `compare` as a user calls them, on a tiny model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from bert_tools.squad.options import QUICK_DEV
+from bert_tools.squad.questions import read_questions
+from bert_tools.squad.record import RESULT, read_run
+from mlperf_bert.__main__ import main
+
+TINY = ("--layers", 2, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
+RUN = ("--updates", 3, "--microbatches", 4, "--noise-every", 2)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three updates by one rank."""
+    directory = tmp_path_factory.mktemp("squad") / "run"
+    assert squad("train", *TINY, *RUN, "--run-dir", directory) == 0
+    return directory
+
+
+def squad(*words: object) -> int:
+    """Run `squad ...` in this process; its status."""
+    return main(["squad", *map(str, words)])
+
+
+def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema_version"] == 1
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_saved_model_scores_as_the_run_did(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.json"
+    words = ["squad", "evaluate", "--model", str(run_dir / "model"), "--stride", "24"]
+    assert main([*words, "--device", "cpu", "--predictions", str(answers), "--json"]) == 0
+    evaluated, run = as_json(capsys), read_run(run_dir)
+    assert evaluated["validation_loss"] == pytest.approx(run.validation_loss, abs=1e-6)
+    assert (evaluated["exact_match"], evaluated["f1"]) == (run.exact_match, run.f1)
+    assert json.loads(answers.read_text()).keys() == {each.id for each in read_questions(QUICK_DEV)}
+    assert main(["squad", "score", "--predictions", str(answers), "--json"]) == 0
+    scored = as_json(capsys)
+    assert scored["all"]["f1"] == pytest.approx(run.f1)
+
+
+def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    other = ("--train", QUICK_DEV, "--updates", 1)  # would have another vocabulary
+    assert squad("train", *TINY, *other, "--run-dir", run_dir) == 2
+    error = capsys.readouterr().err
+    assert "squad_result.json" in error and error.count("\n") == 1
+    assert {path: path.read_bytes() for path in files} == before
+
+
+def test_no_answer_to_anything_scores_what_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = read_questions(QUICK_DEV)
+    answers = tmp_path / "none.json"
+    answers.write_text(json.dumps({each.id: "" for each in questions}))
+    assert main(["squad", "score", "--predictions", str(answers), "--json"]) == 0
+    scored = as_json(capsys)
+    impossible = sum(each.is_impossible for each in questions)
+    assert scored["unanswerable"] == {
+        "questions": impossible,
+        "exact_match": 100.0,
+        "f1": 100.0,
+    }
+    assert scored["answerable"]["f1"] == 0.0
+    assert scored["all"]["exact_match"] == pytest.approx(100 * impossible / len(questions))
+
+
+def test_a_model_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "config.json" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("threshold", ["nan", "inf", "-inf"])
+def test_a_threshold_that_is_no_number_is_refused(
+    threshold: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.json"
+    words = ("--model", tmp_path, "--predictions", answers, f"--threshold={threshold}")
+    assert squad("evaluate", *words) == 2
+    error = capsys.readouterr().err
+    assert "--threshold" in error and error.count("\n") == 1
+    assert not answers.exists()
+
+
+def test_weights_of_another_shape_are_refused(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run_dir / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
+    assert "its config says" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--stride", "--max-length"])
+def test_no_tokens_at_all_are_refused(
+    option: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert squad("evaluate", "--model", run_dir / "model", option, 0) == 2
+    error = capsys.readouterr().err
+    assert option.removeprefix("--") in error and error.count("\n") == 1
+
+
+def test_a_model_that_diverged_gives_no_score(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (run_dir / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["qa_outputs.weight"].fill_(math.nan)
+    save_file(weights, tmp_path / "model.safetensors")
+    answers = tmp_path / "answers.json"
+    words = ("--model", tmp_path, "--predictions", answers, "--device", "cpu", "--json")
+    assert squad("evaluate", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and not answers.exists()
+    assert "no finite numbers" in captured.err and captured.err.count("\n") == 1
+
+
+def test_two_engines_are_compared_on_real_ranks(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the ranks
+    out = tmp_path / "out"
+    # The run of one rank has ended before; the peak was measured, which takes 3 s.
+    kept = out / "runs" / "single-batch_16-seed_1"
+    kept.mkdir(parents=True)
+    (kept / RESULT).write_bytes((run_dir / RESULT).read_bytes())
+    (out / "peak.json").write_text('{"tflops": null, "means": "not measured"}')
+    words = ("--engines", "single,pipeline:2", "--seeds", 1, "--out", out, "--json")
+    assert squad("compare", *TINY, *RUN, *words) == 0
+    captured = capfd.readouterr()
+    assert "1 of 2 runs have ended before" in captured.err
+    single, pipeline = json.loads(captured.out)["engines"]
+    assert (single["label"], pipeline["label"]) == ("single", "pipeline:2")
+    assert pipeline["loss_difference"] < 1e-5
+    assert pipeline["values"]["efficiency"]["mean"] == 1.0
+    # One stage waits for the first microbatch: (2 - 1) / (4 + 2 - 1) of the time.
+    assert pipeline["values"]["bubble_formula"]["mean"] == pytest.approx(20.0)
+    assert (out / "timeline.png").exists()

@@ -1,0 +1,257 @@
+"""`squad compare`: what runs, in which order, what is kept, refused and stopped."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from squad_records import record, write_record
+
+from bert_tools.squad import compare, train_cli
+from bert_tools.squad.compare import Job, at_batch, hold_to_comparison, make_jobs, run_jobs
+from bert_tools.squad.options import (
+    DataOptions,
+    add_data,
+    add_settings,
+    data_options,
+    settings_as_words,
+    settings_of,
+)
+from bert_tools.squad.settings import SquadSettings, parse_engine
+from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.exit_statuses import STOPPED
+
+DATA = DataOptions(
+    train=Path("train.json"),
+    dev=Path("dev.json"),
+    vocabulary=None,
+    init_checkpoint=None,
+    layers=4,
+    hidden=64,
+    heads=2,
+    device="auto",
+)
+
+
+def settings(engine: str = "single", seed: int = 1, **changes: Any) -> SquadSettings:
+    return SquadSettings(engine=parse_engine(engine), seed=seed, **({"updates": 12} | changes))
+
+
+class FakeRuns:
+    """Leaves a record where a run would, or ends with another status from `fail_at` on."""
+
+    def __init__(self, fail_at: int = 99, status: int = STOPPED) -> None:
+        self.calls: list[tuple[list[str], int]] = []
+        self._fail_at, self._status = fail_at, status
+
+    def __call__(self, words: Sequence[str], num_ranks: int) -> int:
+        self.calls.append((list(words), num_ranks))
+        if len(self.calls) >= self._fail_at:
+            return self._status
+        given = dict(pairwise(words))
+        found = record(
+            given["--engine"].partition("@")[0],
+            seed=int(given["--seed"]),
+            ranks=num_ranks,
+            settings=record()["settings"] | {"global_batch": int(given["--global-batch"])},
+        )
+        write_record(Path(given["--run-dir"]), found)
+        return 0
+
+
+def jobs_of(out: Path, engines: Sequence[str], seeds: int, batches: Sequence[int]) -> list[Job]:
+    per_engine = [settings(name, seed) for seed in range(1, seeds + 1) for name in engines]
+    return make_jobs(out, per_engine, batches, "square_root")
+
+
+def test_engines_take_turns_seed_by_seed(tmp_path: Path) -> None:
+    fake = FakeRuns()
+    runs, status = run_jobs(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]), DATA, fake)
+    assert status == 0
+    assert [(run.engine, run.seed) for run in runs] == [
+        ("single", 1),
+        ("ddp:2", 1),
+        ("single", 2),
+        ("ddp:2", 2),
+    ]
+    assert [ranks for _, ranks in fake.calls] == [1, 2, 1, 2]
+
+
+def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path, ["single", "ddp:2"], 2, [16])
+    stopped = FakeRuns(fail_at=3)
+    runs, status = run_jobs(jobs, DATA, stopped)
+    assert (len(runs), status) == (2, STOPPED)
+    again = FakeRuns()
+    runs, status = run_jobs(jobs, DATA, again)
+    assert (len(runs), status) == (4, 0)
+    assert len(again.calls) == 2
+
+
+def test_the_first_failure_ends_it(tmp_path: Path) -> None:
+    fake = FakeRuns(fail_at=2, status=2)
+    runs, status = run_jobs(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]), DATA, fake)
+    assert (len(runs), status, len(fake.calls)) == (1, 2, 2)
+
+
+def test_a_damaged_record_is_named_not_passed_over(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path, ["single"], 1, [16])
+    write_record(jobs[0].directory, record(losses="none"))
+    with pytest.raises(DataError, match="losses"):
+        run_jobs(jobs, DATA, FakeRuns())
+
+
+def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> None:
+    found = [job.settings for job in jobs_of(tmp_path, ["ddp:2"], 1, [16, 32, 64])]
+    assert [each.updates for each in found] == [12, 6, 3]
+    assert {each.global_batch * (each.updates or 0) for each in found} == {192}
+    # sqrt(32 / 16) and sqrt(64 / 16) times 5e-5
+    rates = [each.learning_rate for each in found]
+    assert rates == pytest.approx([5e-5, 7.0711e-5, 1e-4], rel=1e-4)
+
+
+def test_the_learning_rate_may_be_kept() -> None:
+    assert at_batch(settings(), 64, "keep").learning_rate == 5e-5
+
+
+def test_a_batch_that_does_not_divide_the_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="192 samples"):
+        at_batch(settings(), 36, "keep")
+
+
+def test_an_engine_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        jobs_of(tmp_path, ["ddp:2", "ddp:2"], 1, [16])
+
+
+def test_another_comparison_in_the_same_place_is_refused_by_name(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert hold_to_comparison(out, {"train": "aa", "learning_rate": 1e-3}) == "new"
+    assert hold_to_comparison(out, {"train": "aa", "learning_rate": 1e-3}) == "same"
+    write_record(out / "runs" / "single", record())
+    with pytest.raises(DataError, match="train is 'bb' now, and was 'aa'"):
+        hold_to_comparison(out, {"train": "bb", "learning_rate": 1e-3})
+
+
+def test_a_comparison_of_which_no_run_ended_gives_way_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails, works = FakeRuns(fail_at=1, status=2), FakeRuns()
+    runner = {"now": fails}
+    monkeypatch.setattr(compare, "run_on_ranks", lambda words, n, **_: runner["now"](words, n))
+    monkeypatch.setattr("bert_tools.squad.machine_peak.SECONDS", 0.01)
+    out = tmp_path / "out"
+    words = compare_words(out, "--seeds", "1", "--updates", "10", "--hidden", "16", "--heads", "2")
+    assert main([*words, "--layers", "1"]) == 2
+    (out / "vocab.txt").write_text("of other questions")
+    runner["now"] = works
+    assert main([*words, "--layers", "2"]) == 0
+    assert "of other questions" not in (out / "vocab.txt").read_text()
+    assert main([*words, "--layers", "1"]) == 2  # runs have ended now
+    assert "model is [1, 16, 2] now, and was [2, 16, 2]" in capsys.readouterr().err
+    assert len(works.calls) == 2
+
+
+def test_another_machine_is_another_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataclasses.replace(DATA, train=Path(__file__), dev=Path(__file__))
+    first = compare.facts_of(data, settings())
+    monkeypatch.setattr(compare, "usable_cpus", lambda: frozenset(range(1000)))
+    assert compare.facts_of(data, settings()) != first
+
+
+def test_more_seeds_engines_and_batches_belong_to_the_same_comparison() -> None:
+    data = DataOptions(
+        train=Path(__file__), dev=Path(__file__), vocabulary=None, init_checkpoint=None,
+        layers=4, hidden=64, heads=2, device="auto",
+    )  # fmt: skip
+    first = compare.facts_of(data, settings("single", 1))
+    assert compare.facts_of(data, settings("ddp:2", 7)) == first
+    assert compare.facts_of(data, settings(max_length=99)) != first
+    assert compare.facts_of(data, settings(learning_rate=1.0)) != first
+    assert compare.facts_of(data, settings(updates=13)) != first
+
+
+@pytest.mark.parametrize("engine", ["single", "fsdp:3", "pipeline:2@gpipe", "pipeline:2xddp:2"])
+def test_options_of_a_rank_give_the_same_settings(engine: str) -> None:
+    wanted = settings(
+        engine, seed=5, learning_rate=1.23456789e-5, dropout=0.25, global_batch=48, microbatches=12
+    )
+    parser = argparse.ArgumentParser()
+    train_cli.add_arguments(parser)
+    args = parser.parse_args([*settings_as_words(wanted), *DATA.as_words()])
+    assert settings_of(args, parse_engine(args.engine), args.seed) == wanted
+    assert data_options(args).layers == DATA.layers
+    assert args.train == DATA.train.absolute()
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--layers", "0"], "--layers"),
+        (["--hidden", "65"], "--hidden"),
+        (["--layers", "2", "--init-checkpoint", "x"], "--layers"),
+    ],
+)
+def test_impossible_sizes_are_refused(words: list[str], option: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_data(parser)
+    add_settings(parser)
+    with pytest.raises(ConfigError) as refused:
+        data_options(parser.parse_args(words))
+    assert str(refused.value).startswith(option)
+
+
+def compare_words(out: Path, *more: str) -> list[str]:
+    return ["squad", "compare", "--engines", "single,ddp:2", "--out", str(out), *more]
+
+
+def test_the_command_writes_table_json_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeRuns()
+    monkeypatch.setattr(compare, "run_on_ranks", lambda words, ranks, **_: fake(words, ranks))
+    out = tmp_path / "out"
+    (out).mkdir()
+    (out / "peak.json").write_text('{"tflops": 0.1, "means": "as measured"}')
+    words = compare_words(out, "--seeds", "2", "--updates", "10", "--json")
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema_version"] == 1
+    assert [each["label"] for each in answer["engines"]] == ["single", "ddp:2"]
+    assert answer["engines"][1]["values"]["mfu"]["mean"] == pytest.approx(8.0)
+    assert answer["study"]["rows"][0]["samples_per_s"] == 37.98
+    assert "ddp:2" in (out / "table.md").read_text()
+    assert (out / "goodput.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "result.json").read_text()) == answer
+    # Once more: everything is kept, and a third seed is added.
+    assert main(compare_words(out, "--seeds", "3", "--updates", "10")) == 0
+    assert len(fake.calls) == 6
+    assert "seeds 1, 2, 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--seeds", "0"], "--seeds"),
+        (["--engines", "magic"], "--engine"),
+        (["--batches", "16,x"], "--batches"),
+        (["--batches", "16,16"], "--batches"),
+        (["--batches", "16,32", "--global-batch", "16"], "--batches"),
+        (["--initial-batch", "0"], "--initial-batch"),
+        (["--train", "nowhere.json"], "nowhere.json"),
+        (["--microbatches", "3"], "--microbatches"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], named: str
+) -> None:
+    assert main(compare_words(tmp_path / "out", *more)) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out" / "runs").exists()

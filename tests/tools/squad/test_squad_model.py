@@ -1,0 +1,213 @@
+"""The question model is `transformers`' own, and its parts together are the whole."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bert_tools.squad.bubble import StageClock
+from bert_tools.squad.engines.build import make_engine
+from bert_tools.squad.engines.contract import Team, share_of
+from bert_tools.squad.loop import Loop
+from bert_tools.squad.microbatches import UpdatePlan
+from bert_tools.squad.model import Part, draw_weights, make_part, whole
+from bert_tools.squad.spans import SpanBatch, WindowReader
+from bert_tools.squad.update import Updater
+from bert_tools.squad.weights import save_for_transformers
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.config.sections import ModelSection
+from squad_cases import LONGEST, SMALL, VOCABULARY, MadeUpWindows, made_up_windows, small_settings
+from squad_sets import vocabulary_of
+
+CPU = torch.device("cpu")
+WIDE = replace(SMALL, initializer_range=0.2)
+WEIGHTS = draw_weights(WIDE, 3)
+
+
+def batch_of(count: int) -> SpanBatch:
+    return WindowReader(made_up_windows(count)).batch(range(count))
+
+
+def theirs(model: ModelSection, weights: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """`transformers`' model with the same weights."""
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    config = BertConfig(
+        vocab_size=model.padded_vocab_size,
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        intermediate_size=model.intermediate_size,
+        max_position_embeddings=model.max_position_embeddings,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        layer_norm_eps=model.layer_norm_epsilon,
+    )
+    twin = BertForQuestionAnswering(config)
+    twin.load_state_dict(weights)
+    return twin.to(dtype)
+
+
+def padded(batch: SpanBatch) -> dict[str, Tensor]:
+    """The batch's windows as rows of equal length."""
+    tokens = batch.tokens
+    rows = torch.nn.utils.rnn.pad_sequence
+    return {
+        "input_ids": rows(tokens.input_ids.split(tokens.lengths), batch_first=True),
+        "token_type_ids": rows(tokens.token_type_ids.split(tokens.lengths), batch_first=True),
+        "attention_mask": rows([torch.ones(n) for n in tokens.lengths], batch_first=True),
+    }
+
+
+def test_scores_are_those_of_transformers() -> None:
+    batch = batch_of(7)
+    ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU, "fp64", 0)(None, batch, "scores")
+    found = theirs(WIDE, WEIGHTS, torch.float64)(**padded(batch))
+    is_real = padded(batch)["attention_mask"] > 0
+    expected = torch.stack([found.start_logits[is_real], found.end_logits[is_real]], dim=1)
+    assert (ours - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("cuts", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4), (0, 3, 4)])
+def test_parts_one_behind_the_other_are_the_whole(cuts: tuple[int, ...]) -> None:
+    batch = batch_of(5)
+    model = replace(WIDE, hidden_dropout=0.1, attention_dropout=0.2)
+    expected = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 7)(None, batch, "loss_sum")
+    hidden: Tensor | None = None
+    names: list[str] = []
+    for first, end in itertools.pairwise(cuts):
+        part = make_part(model, Part(first, end, 4), WEIGHTS, CPU, "fp64", 7)
+        names += [name for name, _ in part.named_parameters()]
+        hidden = part(hidden, batch, "loss_sum")
+    assert hidden is not None and hidden.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert sorted(names) == sorted(WEIGHTS)
+
+
+def test_dropout_goes_by_window_and_update_not_by_batch() -> None:
+    model = replace(WIDE, hidden_dropout=0.1, attention_dropout=0.1)
+    part = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 7)
+    reader = WindowReader(made_up_windows(6))
+    together = part(None, reader.batch([0, 1, 2]), "loss_sum").item()
+    alone = [part(None, reader.batch([each]), "loss_sum").item() for each in (2, 0, 1)]
+    assert sum(alone) == pytest.approx(together, rel=1e-12)
+    part.update.fill_(1)
+    assert part(None, reader.batch([0, 1, 2]), "loss_sum").item() != pytest.approx(together)
+
+
+def test_with_other_dropout_the_losses_are_the_same_in_expectation() -> None:
+    # What holds where dropout is not keyed, as in attention kernels of a GPU: the mean over many
+    # draws, each of its own, of two parts one behind the other and of the whole. No timing and no
+    # chance in it: the seeds are fixed.
+    batch, draws = batch_of(5), 150
+    model = replace(WIDE, hidden_dropout=0.3, attention_dropout=0.3)
+    alone = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 1)
+    parts = [make_part(model, Part(*cut, 4), WEIGHTS, CPU, "fp64", 2) for cut in ((0, 2), (2, 4))]
+    found: list[list[float]] = [[], []]
+    with torch.no_grad():
+        plain = alone.eval()(None, batch, "loss_sum").item()
+        alone.train()
+        for draw in range(draws):
+            for part in (alone, *parts):
+                part.update.fill_(draw)
+            found[0].append(alone(None, batch, "loss_sum").item())
+            found[1].append(parts[1](parts[0](None, batch, "loss_sum"), batch, "loss_sum").item())
+    means, errors = [np.mean(each) for each in found], [np.std(each, ddof=1) for each in found]
+    error = float(np.hypot(*errors)) / draws**0.5
+    assert not set(found[0]) & set(found[1])
+    assert abs(means[0] - means[1]) < 3 * error
+    assert abs(means[0] - plain) > 6 * error  # so dropout that one of them leaves out would be seen
+
+
+def same_length() -> MadeUpWindows:
+    """Without padding `transformers`' loss is over the same tokens as ours."""
+    windows = made_up_windows(40)
+    count = int(windows.lengths.sum()) // 8
+    return MadeUpWindows(
+        windows.input_ids[: 8 * count],
+        torch.full((count,), 8).numpy(),
+        torch.full((count,), 3).numpy(),
+        (torch.arange(count) % 8).numpy(),
+        torch.full((count,), 7).numpy(),
+    )
+
+
+def test_updates_are_those_of_plain_torch() -> None:
+    windows, settings = same_length(), small_settings("single", precision="fp64", updates=6)
+    plan = UpdatePlan.make(windows.lengths, updates=6, global_batch=8, microbatches=4, seed=1)
+    reader, team, clock = WindowReader(windows), Team(), StageClock(0)
+    engine = make_engine(settings, WIDE, WEIGHTS, plan, team, CPU, clock, 0)
+    log = Loop(settings, engine, team, plan, reader.batch, clock).run()
+    twin = theirs(WIDE, WEIGHTS, torch.float64)
+    exempt = [each for name, each in twin.named_parameters() if each.dim() == 1]
+    decayed = [each for each in twin.parameters() if each.dim() > 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": exempt, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, eps=1e-6)
+    losses, norms = [], []
+    for number in range(6):
+        # 10 % of 6 updates warm up: 1, of which the rate is the full one; then down to 0 after 6.
+        rate = 1e-3 * (6 - number) / 6
+        batch = reader.batch(plan.windows[number].ravel())
+        loss = twin(**padded(batch), start_positions=batch.starts, end_positions=batch.ends).loss
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    assert log.losses == pytest.approx(losses, rel=1e-7)  # clip_grad_norm_ adds 1e-6 to the norm
+    assert log.grad_norms == pytest.approx(norms, rel=1e-5)
+    assert max(norms) > 1
+
+
+def test_a_gradient_that_is_not_finite_makes_no_update() -> None:
+    settings = small_settings("single", updates=2)
+    plan = UpdatePlan.make(
+        made_up_windows(40).lengths, updates=2, global_batch=8, microbatches=4, seed=1
+    )
+    engine = make_engine(settings, SMALL, WEIGHTS, plan, Team(), CPU, StageClock(0), 0)
+    updater = Updater(settings, engine, Team(), 2)
+    before = {name: each.clone() for name, each in engine.weights().items()}
+    for parameter in engine.parts[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    engine.parts[0].qa_outputs.bias.grad[1] = float("nan")
+    outcome = updater.finish(1, torch.zeros((), dtype=torch.float64))
+    assert outcome.skipped
+    assert all(torch.equal(before[name], each) for name, each in engine.weights().items())
+
+
+def test_shares_are_equal_in_number_and_count_each_once() -> None:
+    batches = [np.array([number]) for number in range(5)]
+    shares = [share_of(batches, replica, 3) for replica in range(3)]
+    assert [len(share) for share in shares] == [2, 2, 2]
+    counted = sorted(which for share in shares for which, weight in share if weight)
+    assert counted == [0, 1, 2, 3, 4]
+    assert [weight for share in shares for _, weight in share].count(0.0) == 1
+
+
+def test_the_saved_directory_loads_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, BertForQuestionAnswering
+
+    words = vocabulary_of(*(f"w{number}" for number in range(VOCABULARY - 5)))
+    save_for_transformers(tmp_path / "model", WIDE, WEIGHTS, words)
+    loaded, problems = BertForQuestionAnswering.from_pretrained(
+        tmp_path / "model", local_files_only=True, output_loading_info=True
+    )
+    assert not problems["missing_keys"] and not problems["unexpected_keys"]
+    batch = batch_of(4)
+    ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU, "fp32", 0).eval()(None, batch, "scores")
+    with torch.no_grad():
+        found = loaded.eval()(**padded(batch))
+    is_real = padded(batch)["attention_mask"] > 0
+    expected = torch.stack([found.start_logits[is_real], found.end_logits[is_real]], dim=1)
+    assert (ours - expected).abs().max() < 1e-5
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert tokenizer("w0", "w1")["input_ids"] == [2, 5, 3, 6, 3]
+    assert tokenizer.model_max_length == LONGEST
+    with pytest.raises(CheckpointError, match="is there already"):
+        save_for_transformers(tmp_path / "model", WIDE, WEIGHTS, words)

@@ -1,0 +1,204 @@
+"""Question sets: what is read of SQuAD's format, and each way of being wrong, in one line."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_tools.squad.questions import Answer, Question, parse_questions, read_questions
+from mlperf_bert.common.errors import DataError
+from squad_sets import qa, set_of
+
+CONTEXT = "A node is a computer. Nodes form a cluster."
+
+
+def two_questions() -> dict[str, Any]:
+    return set_of(
+        (CONTEXT, [qa("q1", "What is a node?", ("a computer", 10)), qa("q2", "Who came first?")])
+    )
+
+
+def as_json(values: object) -> bytes:
+    return json.dumps(values).encode()
+
+
+def refusal(contents: bytes) -> str:
+    with pytest.raises(DataError) as caught:
+        parse_questions(contents, "set.json")
+    message = str(caught.value)
+    assert message.startswith("set.json") and message.isprintable() and len(message) < 600
+    return message
+
+
+def test_version_2_is_read(tmp_path: Path) -> None:
+    values = two_questions()
+    values["data"][0]["paragraphs"][0]["qas"][1]["plausible_answers"] = [
+        {"text": "Nodes", "answer_start": 22}
+    ]
+    path = tmp_path / "set.json"
+    path.write_bytes(as_json(values))
+    found = read_questions(path)
+    assert list(found) == [
+        Question("q1", "Title", CONTEXT, "What is a node?", (Answer("a computer", 10),), False),
+        Question("q2", "Title", CONTEXT, "Who came first?", (), True),
+    ]
+    assert len(found) == 2 and found[1].id == "q2" and found.version == "2.0"
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_version_1_has_only_questions_with_answers() -> None:
+    question = qa("q1", "What is a node?", ("a computer", 10), ("computer", 12))
+    del question["is_impossible"]
+    questions = parse_questions(as_json(set_of((CONTEXT, [question]))), "set.json")
+    assert questions.version == "1.1"
+    (found,) = questions
+    assert not found.is_impossible
+    assert found.answers == (Answer("a computer", 10), Answer("computer", 12))
+
+
+def test_characters_are_counted_not_bytes() -> None:
+    context = "caf\u00e9 \U0001f600 bar"  # c a f e-acute space face space b: character 7
+    (found,) = parse_questions(
+        as_json(set_of((context, [qa("q", "Where?", ("bar", 7))]))), "set.json"
+    )
+    assert found.context[found.answers[0].start :] == "bar"
+
+
+def first_qa(values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = values["data"][0]["paragraphs"][0]["qas"][0]
+    return found
+
+
+def changed(**changes: object) -> Callable[[dict[str, Any]], None]:
+    """Other values for keys of the first question."""
+    return lambda values: first_qa(values).update(changes)
+
+
+def without(key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda values: first_qa(values).pop(key)
+
+
+def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
+    return changed(answers=[{"text": text, "answer_start": start}])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (answer("a computer", 11), "question 'q1': answers[0]: 'a computer' does not stand in"),
+        (answer("a computer", 10**30), "at character an integer of 100 bits"),
+        # Where Python, counting from the end, would find it.
+        (answer("computer.", 12 - len(CONTEXT)), "at character -31"),
+        (answer("a computer", True), "question 'q1': answers[0]: answer_start: is True"),
+        (answer("a computer", 10.0), "answer_start: is 10.0, not a whole number"),
+        (answer("a computer", None), "answer_start: is missing"),
+        (answer(" ", 1), "question 'q1': answers[0]: text: is empty"),
+        (answer(7, 10), "question 'q1': answers[0]: text: is 7, not a text"),
+        (changed(answers=["a computer"]), "answers[0]: is 'a computer', not an object"),
+        (changed(answers={}), "question 'q1': answers: is a dict, not a list"),
+        (changed(answers=[]), "question 'q1': has no answers"),
+        (changed(is_impossible=True), "question 'q1': is impossible, but has 1 answers"),
+        (changed(is_impossible="no"), "question 'q1': is_impossible: is 'no', not true or false"),
+        (changed(id="q2"), "question 'q2': is there twice"),
+        (changed(id=7), "data[0].paragraphs[0].qas[0]: id: is 7, not a text"),
+        (changed(id=""), "question '': has an empty id"),
+        (changed(question=None), "question 'q1': question: is None, not a text"),
+        (changed(question="a" * 2**21), "question: has 2,097,152 characters, the most is"),
+        (changed(question="a\ud800"), "half of a surrogate pair at character 1"),
+        (without("id"), "data[0].paragraphs[0].qas[0]: id: is missing"),
+        (without("question"), "question 'q1': question: is missing"),
+        (without("answers"), "question 'q1': answers: is missing"),
+        (lambda values: values.pop("data"), "set.json: data: is missing"),
+        (lambda values: values.update(data=[]), "holds no question"),
+        (lambda values: values.update(data=[7]), "data[0]: is 7, not an object"),
+        (lambda values: values["data"][0].pop("title"), "data[0]: title: is missing"),
+        (lambda values: values["data"][0].update(paragraphs=[]), "data[0]: has no paragraphs"),
+        (
+            lambda values: values["data"][0]["paragraphs"].append([]),
+            "data[0].paragraphs[1]: is a list, not an object",
+        ),
+        (
+            lambda values: values["data"][0]["paragraphs"][0].update(context="\n "),
+            "data[0].paragraphs[0]: context: is empty",
+        ),
+        (
+            lambda values: values["data"][0]["paragraphs"][0].pop("qas"),
+            "data[0].paragraphs[0]: qas: is missing",
+        ),
+    ],
+)
+def test_what_is_not_of_the_format_is_refused(
+    change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    values = two_questions()
+    change(values)
+    assert said in refusal(as_json(values))
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (b"", "is not valid JSON"),
+        (b"[]", "is not a JSON object"),
+        (b'{"data": NaN}', "NaN is not JSON"),
+        (b'{"data": 1, "data": 2}', "has a key twice"),
+        (b'{"data": ' + b"9" * 5000 + b"}", "is not valid JSON"),
+        (b'{"data": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"data": "\xed\xa0\x80"}', "is not UTF-8 at byte 10"),  # half of a surrogate pair
+        (as_json(two_questions()).decode().encode("utf-16"), "is not UTF-8 at byte 0"),
+        (b'{"data": [' + b"[]," * 2**22 + b"[]]}", "values"),
+    ],
+    ids=["empty", "list", "nan", "twice", "huge", "deep", "surrogate", "utf-16", "many"],
+)
+def test_what_is_no_json_of_ours_is_refused(contents: bytes, said: str) -> None:
+    assert said in refusal(contents)
+
+
+def test_the_message_cannot_be_made_long_or_of_several_lines() -> None:
+    values = two_questions()
+    changed(id="\n\x1b[2J" + "x" * 10_000, answers=[])(values)
+    assert "has no answers" in refusal(as_json(values))
+
+
+def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "set.json"
+    with pytest.raises(DataError, match="No such file"):
+        read_questions(path)
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DataError, match="has more than 134,217,728 bytes"):
+        read_questions(path)
+
+
+# Prints by how much memory grew; a process of its own, since the most ever used never falls.
+_READ = """
+import resource, sys
+from pathlib import Path
+from mlperf_bert.common.errors import DataError
+from bert_tools.squad.questions import read_questions
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_questions(Path(sys.argv[1]))
+except DataError:
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.longest
+def test_the_largest_file_takes_a_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "set.json"
+    with path.open("wb") as file:
+        # As many keys as may be, each with a number, and behind them a wide character.
+        file.write(b'{"data":1')
+        file.writelines(b',"%06x":1e9' % number for number in range(2**23 - 2))
+        file.write(b',"y":"\xf0\x9f\x98\x80')
+        file.write(b"a" * (128 * 2**20 - file.tell() - 2) + b'"}')
+    ran = subprocess.run(
+        [sys.executable, "-c", _READ, str(path)], check=True, capture_output=True, text=True
+    )
+    assert 1e9 < int(ran.stdout) < 3.1e9

@@ -1,0 +1,136 @@
+"""The comparison in words and pictures: what is marked, what is said, numbers with intervals."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from squad_records import pipeline_timeline, record, write_record
+
+from bert_tools.squad.comparison import Comparison, Conditions, Value, compare_runs
+from bert_tools.squad.markdown import markdown
+from bert_tools.squad.plot import goodput_picture, timeline_picture
+from bert_tools.squad.record import RunRecord, read_run
+from bert_tools.squad.table import MARK, in_words, with_interval
+
+
+def make_runs(directory: Path, **changes: Any) -> list[RunRecord]:
+    """Two seeds of one rank, of two stages, and of four on two cores."""
+    runs = []
+    for engine, ranks in (("single", 1), ("pipeline:2", 2), ("pipeline:4", 4)):
+        schedule = {} if ranks == 1 else {"schedule": "1f1b"}
+        bubble = {"bubble": {"measured": 0.3, "formula": 0.25}} if ranks > 1 else {}
+        timeline = {"timeline": pipeline_timeline(ranks, 4)} if ranks > 1 else {}
+        for seed in (1, 2):
+            rate = {"samples_per_s": {"train": 8.0 * ranks + seed, "end_to_end": 6.0}}
+            found = record(
+                engine, seed=seed, ranks=ranks, **(schedule | bubble | timeline | rate | changes)
+            )
+            runs.append(read_run(write_record(directory / f"{engine}{seed}", found)))
+    return runs
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    return compare_runs(make_runs(tmp_path), Conditions(initial_batch=16))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Value(mean=12.3456, half_width=0.4123, count=3), "12.35 ± 0.41"),
+        (Value(mean=1234.56, half_width=98.7, count=3), "1,235 ± 99"),
+        (Value(mean=1234.56, half_width=987.6, count=3), "1,235 ± 988"),
+        (Value(mean=0.5, half_width=None, count=1), "0.5"),
+        (Value(mean=1.0, half_width=0.0, count=3), "1"),
+        (Value(mean=2.5, half_width=3e-7, count=3), "2.5 ± 3e-07"),
+        (Value(mean=100 / 9, half_width=5.4e-15, count=3), "11.11"),  # what rounding left
+    ],
+)
+def test_a_mean_is_shown_as_far_as_its_interval_knows_it(value: Value, text: str) -> None:
+    assert with_interval(value) == text
+
+
+def test_an_engine_with_fewer_seeds_than_others_is_named(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path)
+    assert "seeds, as" not in in_words(compare_runs(runs, Conditions(initial_batch=16)))
+    text = in_words(compare_runs(runs[:-1], Conditions(initial_batch=16)))
+    assert "pipeline:4: 1 of 2 seeds" in text
+
+
+def test_lines_of_a_table_are_equally_wide() -> None:
+    lines = markdown(["engine", "x"], [["a | b", "1"], ["longer than that", "22"]])
+    assert len({len(line) for line in lines}) == 1
+    assert all(line.count("|") == 3 for line in lines)  # a bar in a cell would be a column
+
+
+def test_what_is_not_comparable_is_marked_wherever_it_is_a_time(comparison: Comparison) -> None:
+    lines = in_words(comparison).splitlines()
+    marked = [line for line in lines if line.startswith("| pipeline:4")]
+    assert len(marked) == 3  # the study's measures, differences, other measures
+    assert all(MARK in line for line in marked)
+    assert "not comparable" in marked[1]
+    assert not [line for line in lines if line.startswith("| pipeline:2") and MARK in line]
+
+
+def test_differences_of_rounding_are_not_written_out(tmp_path: Path) -> None:
+    runs = [
+        *make_runs(tmp_path / "a")[:2],
+        read_run(
+            write_record(tmp_path / "b", record("ddp:2", ranks=2, validation_loss=2.5 + 1e-07))
+        ),
+    ]
+    text = in_words(compare_runs(runs, Conditions(initial_batch=16)))
+    assert "< 0.001 %" in text
+
+
+def test_it_says_that_equal_batches_are_equally_efficient(comparison: Comparison) -> None:
+    assert "so it is 1 for each, whatever the noise" in in_words(comparison)
+
+
+def test_it_does_not_say_so_of_a_sweep(tmp_path: Path) -> None:
+    small = make_runs(tmp_path / "a", noise_scale=10.0)
+    settings = record()["settings"] | {"global_batch": 32}
+    large = make_runs(tmp_path / "b", noise_scale=10.0, settings=settings, updates=5)
+    text = in_words(compare_runs(small + large, Conditions(initial_batch=16)))
+    assert "so it is 1 for each" not in text
+    # (10 + 16) / (10 + 32) = 0.619
+    (line,) = (
+        line
+        for line in text.splitlines()
+        if line.startswith("| pipeline:2, batch 32  ") and "0.619" in line
+    )
+    assert line
+
+
+def test_waiting_for_a_core_is_told(tmp_path: Path, comparison: Comparison) -> None:
+    # 20 s of training: the first of both ranks of pipeline:2 waited 10 s, 10 / (20 * 2) of both.
+    for waited, is_told in (([10.0, 0.0], True), ([0.1, 0.1], False), ([10.0, None], False)):
+        runs = make_runs(tmp_path / f"{waited}")[:2]
+        changes: dict[str, Any] = {"core_wait_seconds": waited}
+        shared = record("pipeline:2", ranks=2, **changes)
+        runs.append(read_run(write_record(tmp_path / f"shared{waited}", shared)))
+        text = in_words(compare_runs(runs, Conditions(initial_batch=16)))
+        assert ("waited up to 25 % of their time for a core" in text) is is_told
+    assert "for a core" not in in_words(comparison)  # records that do not say it
+
+
+def test_the_study_stands_beside_it(comparison: Comparison) -> None:
+    text = in_words(comparison)
+    assert "37.98" in text and "(+206.13 %)" in text and "as published" in text
+
+
+def test_pictures_mark_it_too(comparison: Comparison) -> None:
+    goodput = goodput_picture(comparison, "svg").decode()
+    assert len(re.findall(r"<!-- pipeline:4: goodput [\d.]+ \(not comparable\) -->", goodput)) == 1
+    assert "<!-- pipeline:2: goodput 17.5 -->" in goodput  # mean of 17 and 18, efficiency 1
+    timeline = timeline_picture(comparison.runs, "svg")
+    assert timeline is not None
+    assert b"4 ranks on 2 cores: not comparable" in timeline
+    assert b"30.0% measured, 25.0% by formula" in timeline
+
+
+def test_without_timelines_there_is_no_picture_of_them(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path, timeline=[])
+    assert timeline_picture(runs) is None
+    assert goodput_picture(compare_runs(runs, Conditions(initial_batch=16))).startswith(b"\x89PNG")

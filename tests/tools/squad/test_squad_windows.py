@@ -1,0 +1,213 @@
+"""Windows over a text: laid out by hand, and what holds for all of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tools.squad import windows as windows_module
+from bert_tools.squad.questions import Questions
+from bert_tools.squad.windows import Windows, make_windows
+from mlperf_bert.common.errors import ConfigError, DataError
+from squad_sets import qa, questions_of, vocabulary_of
+
+CLS, SEP = 2, 3
+# who is 5, leads is 6, and the words of the text are 10 to 19.
+WORDS = ("who", "leads", "x", "y", "z", *(f"t{number}" for number in range(10)))
+VOCABULARY = vocabulary_of(*WORDS)
+TEXT = " ".join(WORDS[5:])  # word n begins at character 3 n
+
+
+def asked(*answers: tuple[str, int], question: str = "who leads") -> Questions:
+    return questions_of((TEXT, [qa("q", question, *answers)]))
+
+
+def rows(windows: Windows) -> list[list[int]]:
+    pieces = np.split(windows.input_ids, windows.offsets[1:-1])
+    return [piece.tolist() for piece in pieces]
+
+
+def test_windows_laid_out_by_hand() -> None:
+    # Nine tokens less two of the question and three special ones leave room for four of the text's
+    # ten; each window begins three later: 0 to 3, 3 to 6, 6 to 9.
+    windows = make_windows(asked(("t4 t5", 12)), VOCABULARY, max_length=9, stride=3)
+    assert rows(windows) == [
+        [CLS, 5, 6, SEP, 10, 11, 12, 13, SEP],
+        [CLS, 5, 6, SEP, 13, 14, 15, 16, SEP],
+        [CLS, 5, 6, SEP, 16, 17, 18, 19, SEP],
+    ]
+    assert windows.lengths.tolist() == [9, 9, 9] and len(windows) == 3
+    assert windows.segment_b_start.tolist() == [4, 4, 4]
+    # t4 and t5 are tokens 5 and 6 of the second window; the others have no answer.
+    assert windows.starts.tolist() == [0, 5, 0]
+    assert windows.ends.tolist() == [0, 6, 0]
+    assert windows.question_of.tolist() == [0, 0, 0]
+    assert windows.first_piece.tolist() == [0, 3, 6]
+    assert windows.piece_starts.tolist() == [3 * number for number in range(10)]
+    assert windows.piece_ends.tolist() == [3 * number + 2 for number in range(10)]
+    assert {str(each.dtype) for each in (windows.input_ids, windows.starts)} == {"int64"}
+    assert list(windows.remarks()) == []
+
+
+def test_an_answer_in_two_windows_is_one_in_both() -> None:
+    windows = make_windows(asked(("t3", 9)), VOCABULARY, max_length=9, stride=3)
+    assert windows.starts.tolist() == [7, 4, 0]  # last of the first window, first of the second
+    assert windows.ends.tolist() == [7, 4, 0]
+
+
+def test_an_answer_across_all_borders_is_lost_and_said() -> None:
+    # t2 to t5 needs four tokens of one window, which begin at 0, 3 and 6.
+    windows = make_windows(asked(("t2 t3 t4 t5", 6)), VOCABULARY, max_length=9, stride=3)
+    assert windows.starts.tolist() == windows.ends.tolist() == [0, 0, 0]
+    assert (windows.num_answers, windows.num_answers_lost) == (1, 1)
+    (said,) = windows.remarks()
+    assert said.startswith(
+        "set.json: 1 of 1 answers stand in no window of 9 tokens and a stride of 3"
+    )
+
+
+def test_an_answer_that_ends_behind_a_window_is_not_in_it() -> None:
+    # t3 t4: the first window ends with t3, the second begins with it (token 4).
+    windows = make_windows(asked(("t3 t4", 9)), VOCABULARY, max_length=9, stride=3)
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([0, 4, 0], [0, 5, 0])
+
+
+def test_a_token_right_beside_an_answer_is_not_of_it() -> None:
+    # t0 ( t1 ) without spaces: tokens 3 to 6 behind [CLS] who [SEP], and t1 is token 5.
+    questions = questions_of(("t0(t1)", [qa("q", "who", ("t1", 3))]))
+    windows = make_windows(questions, vocabulary_of("who", "t0", "t1", "(", ")"))
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([5], [5])
+
+
+def test_an_answer_longer_than_every_window_is_lost() -> None:
+    windows = make_windows(asked((TEXT, 0)), VOCABULARY, max_length=9, stride=1)
+    assert not windows.starts.any() and windows.num_answers_lost == 1
+
+
+def test_an_impossible_question_has_no_answer_to_lose() -> None:
+    windows = make_windows(asked(), VOCABULARY, max_length=9, stride=3)
+    assert not windows.starts.any() and not windows.ends.any()
+    assert (windows.num_answers, windows.num_answers_lost) == (0, 0)
+
+
+def test_of_several_answers_the_first_is_trained() -> None:
+    windows = make_windows(asked(("t1", 3), ("t0 t1", 0)), VOCABULARY)
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([5], [5])
+
+
+def test_half_a_word_as_an_answer_is_its_token() -> None:
+    # "4 t" touches t4 and t5: of both, one character.
+    windows = make_windows(asked(("4 t", 13)), VOCABULARY)
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([8], [9])
+
+
+def test_an_answer_of_no_token_is_lost() -> None:
+    # A soft hyphen is dropped by cleaning.
+    questions = questions_of(("t0 \u00ad t1", [qa("q", "who", ("\u00ad", 3))]))
+    windows = make_windows(questions, VOCABULARY)
+    assert windows.starts.tolist() == [0] and windows.num_answers_lost == 1
+
+
+def test_a_question_is_cut_at_its_end_and_counted() -> None:
+    questions = questions_of((TEXT, [qa("q1", "who leads x y"), qa("q2", "who leads")]))
+    windows = make_windows(questions, VOCABULARY, max_question_length=2)
+    assert [row[:4] for row in rows(windows)] == [[CLS, 5, 6, SEP]] * 2
+    assert windows.num_questions_cut == 1
+    assert list(windows.remarks()) == ["set.json: 1 of 2 questions are cut: longer than 2 tokens"]
+
+
+def test_no_token_is_passed_over_by_a_stride_longer_than_the_room() -> None:
+    windows = make_windows(asked(), VOCABULARY, max_length=9, stride=100)
+    assert [row[4:-1] for row in rows(windows)] == [
+        [10, 11, 12, 13],
+        [14, 15, 16, 17],
+        [18, 19],
+    ]
+
+
+def test_a_text_without_tokens_has_one_window_without_text() -> None:
+    questions = questions_of(("\u00ad", [qa("q", "who")]), (TEXT, [qa("r", "who", ("t9", 27))]))
+    windows = make_windows(questions, VOCABULARY)
+    assert rows(windows)[0] == [CLS, 5, SEP, SEP]
+    assert windows.question_of.tolist() == [0, 1]
+    assert windows.starts.tolist() == [0, 12]  # [CLS] who [SEP] t0 ... t9: position 3 + 9
+
+
+def test_questions_of_one_text_share_its_characters() -> None:
+    questions = questions_of((TEXT, [qa("q1", "who"), qa("q2", "leads")]), ("x y", [qa("q3", "z")]))
+    windows = make_windows(questions, VOCABULARY)
+    assert windows.first_piece.tolist() == [0, 0, 10]
+    assert len(windows.piece_starts) == 12
+
+
+def test_no_room_for_the_text_is_refused() -> None:
+    assert len(make_windows(asked(), VOCABULARY, max_length=6, stride=1)) == 10
+    said = (
+        r"max_length: is 5, question 'q' needs 6 at least; raise it, or lower max_question_length"
+    )
+    with pytest.raises(ConfigError, match=said):
+        make_windows(asked(), VOCABULARY, max_length=5)
+
+
+@pytest.mark.parametrize(("limit", "most"), [("_MAX_WINDOWS", 29), ("_MAX_TOKENS", 30 * 8 - 1)])
+def test_windows_without_end_are_refused(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    # Each of ten questions has three windows of eight tokens.
+    questions = questions_of((TEXT, [qa(f"q{number}", "who") for number in range(10)]))
+    assert len(make_windows(questions, VOCABULARY, max_length=8, stride=3)) == 30
+    monkeypatch.setattr(windows_module, limit, most)
+    with pytest.raises(DataError, match=r"^set.json: makes more than .* windows or .* tokens in"):
+        make_windows(questions, VOCABULARY, max_length=8, stride=3)
+
+
+@pytest.mark.parametrize("option", ["stride", "max_question_length"])
+@pytest.mark.parametrize("value", [0, -3])
+def test_what_is_no_number_of_tokens_is_refused(option: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}: is {value}, not a number of tokens"):
+        make_windows(asked(), VOCABULARY, **{option: value})
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40), min_size=1, max_size=3),
+    max_length=st.integers(5, 30),
+    stride=st.integers(1, 40),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_window_is_what_it_says(
+    texts: Sequence[Sequence[int]], max_length: int, stride: int, data: st.DataObject
+) -> None:
+    paragraphs = []
+    for number, text in enumerate(texts):
+        first = data.draw(st.integers(0, len(text) - 1))
+        last = data.draw(st.integers(first, len(text) - 1))
+        answer = (" ".join(f"t{word}" for word in text[first : last + 1]), 3 * first)
+        context = " ".join(f"t{word}" for word in text)
+        paragraphs.append((context, [qa(f"q{number}", "who", answer)]))
+    questions = questions_of(*paragraphs)
+    windows = make_windows(questions, VOCABULARY, max_length=max_length, stride=stride)
+    assert windows.lengths.max() <= max_length
+    seen: list[set[int]] = [set() for _ in texts]
+    is_held = [False] * len(texts)
+    context_begins = np.cumsum([0, *(len(text) for text in dict.fromkeys(map(tuple, texts)))])
+    for number, row in enumerate(rows(windows)):
+        question = int(windows.question_of[number])
+        text = tuple(texts[question])
+        begin = context_begins[list(dict.fromkeys(map(tuple, texts))).index(text)]
+        first = int(windows.first_piece[number] - begin)
+        words = [10 + word for word in text[first : first + len(row) - 4]]
+        assert row == [CLS, 5, SEP, *words, SEP]
+        seen[question] |= set(range(first, first + len(words)))
+        start, end = int(windows.starts[number]), int(windows.ends[number])
+        if start:
+            pieces = windows.first_piece[number] + np.array([start, end]) - 3
+            characters = slice(windows.piece_starts[pieces[0]], windows.piece_ends[pieces[1]])
+            assert questions[question].context[characters] == questions[question].answers[0].text
+            is_held[question] = True
+        else:
+            assert end == 0
+    assert seen == [set(range(len(text))) for text in texts]
+    assert windows.num_answers_lost == is_held.count(False)

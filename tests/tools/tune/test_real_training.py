@@ -1,0 +1,38 @@
+"""One search whose trial is a real training, held against its own MLPerf log."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.config.files import load_config
+from support import mlperf_records
+
+TARGET = 0.01  # of 64 words; below what a guess reaches
+
+
+def test_a_trial_is_a_training(
+    tmp_path: Path,
+    tiny_config: Path,
+    synthetic_data: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study = tmp_path / "study"
+    words = ["tune", "--config", str(tiny_config), "--space", "around", "--json"]
+    words += ["--data", str(synthetic_data), "--study", str(study), "--trials", "1"]
+    words += ["--repeats", "0", "--set", f"eval.target_accuracy={TARGET}"]
+    assert main(words) == 0
+    best = json.loads(capsys.readouterr().out)["arms"][0]["best"]
+
+    directory = study / "trials" / "trial_00000"
+    given = load_config(directory / "trial.toml")
+    ran = load_config(directory / "run_0" / "config.toml")
+    assert ran == given and given.run.seed == 1 and given.run.max_steps == 20
+    evaluations = mlperf_records(directory / "result_0.txt", "eval_accuracy")
+    reached = [each for each in evaluations if each["value"] >= TARGET]
+    assert best["samples"] == reached[0]["metadata"]["samples_count"] and best["trial"] == 0
+    assert "target" in (directory / "train.log").read_text()
+    tuned = load_config(study / "best.toml")
+    assert tuned.optim == given.optim and tuned.schedule == given.schedule
+    assert tuned.run == load_config(tiny_config).run

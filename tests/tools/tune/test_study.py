@@ -1,0 +1,231 @@
+"""`mlperf_bert tune` with a trainer of our own: what is searched, kept, written and refused."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.config.files import load_config
+
+Words = Callable[..., list[str]]
+Captured = pytest.CaptureFixture[str]
+
+
+def run_json(words: list[str], captured: Captured, status: int | None = 0) -> dict[str, Any]:
+    """What --json prints; `status` None where it does not matter whether one reached the target."""
+    assert main([*words, "--json"]) in ((0, 3) if status is None else (status,))
+    found: dict[str, Any] = json.loads(captured.readouterr().out)
+    return found
+
+
+def rates(study: Path) -> dict[str, float]:
+    """The learning rate that each training was given, by its directory."""
+    return {
+        path.parent.name: tomllib.loads(path.read_text())["optim"]["learning_rate"]
+        for path in sorted((study / "trials").glob("*/trial.toml"))
+    }
+
+
+def samples_by_formula(rate: float, best: float = 3e-3) -> int | None:
+    """Of the fake trainer: 32 samples an evaluation, accuracy quality * k / 10 up to 0.5."""
+    quality = min(rate / best, best / rate)
+    return next((32 * k for k in range(1, 21) if quality * k / 10 + 1e-6 >= 0.5), None)
+
+
+def test_the_best_is_the_one_that_needs_fewest_samples(
+    tmp_path: Path, study_words: Words, capsys: Captured
+) -> None:
+    result = run_json(study_words(repeats=1), capsys)
+    study = tmp_path / "study"
+    given = {name: rate for name, rate in rates(study).items() if name.startswith("trial")}
+    assert len(given) == 6
+    needed = {name: samples_by_formula(rate) for name, rate in given.items()}
+    best_name = min(
+        (name for name in needed if needed[name]), key=lambda name: (needed[name], name)
+    )
+    (arm,) = result["arms"]
+    assert arm["best"]["samples"] == needed[best_name]
+    assert arm["best"]["trial"] == int(best_name.removeprefix("trial_"))
+    assert arm["trials"]["reached"] + arm["trials"]["missed"] + arm["trials"]["pruned"] == 6
+    assert (result["schema_version"], result["unit"], result["best_arm"]) == (1, "samples", "trial")
+
+    config = load_config(study / "best.toml")
+    assert config.optim.learning_rate == given[best_name]
+    assert (config.run.seed, config.run.max_steps) == (
+        11,
+        20,
+    )  # as the config that was given has it
+    comments = [line for line in (study / "best.toml").read_text().split("\n") if line[:1] == "#"]
+    assert "trial" in comments[0] and "tiny.toml" in comments[1]
+    assert (study / "history.png").read_bytes().startswith(b"\x89PNG")
+    words = (study / "table.md").read_text()
+    assert "On fresh seeds 2," in words
+    assert "over one fresh seed" in words and "standard deviation 0" not in words  # one has none
+    assert "over one fresh seed" in comments[-1]
+
+
+def test_fresh_seeds_compare_the_best_with_the_default(
+    tmp_path: Path, study_words: Words, capsys: Captured
+) -> None:
+    words = [*study_words(repeats=2, seed=20, trials=4), "--set", "optim.learning_rate=0.009"]
+    default, best = run_json(words, capsys)["fresh_seeds"]
+    assert default["subject"] == "default" and best["seeds"] == [21, 22]
+    assert default["needed"] == [15 * 32] * 2  # a quality of a third
+    # 1/30 an evaluation and a millionth for each unit of the seed: just past the fifteenth of 0.5.
+    assert default["between"] == pytest.approx([480 - 32 * 21e-6 * 30, 480 - 32 * 22e-6 * 30])
+    expected = samples_by_formula(load_config(tmp_path / "study" / "best.toml").optim.learning_rate)
+    assert best["needed"] == [expected] * 2 and best["reached"] == 2
+    assert best["gain_percent"] == pytest.approx(100 * (480 - (expected or 0)) / 480)
+
+
+def test_arms_have_equal_budgets_and_their_own_ranges(
+    tmp_path: Path, study_words: Words, capsys: Captured
+) -> None:
+    words = study_words(space="optimizers", compare="optim.name=adamw,lamb", trials=2, repeats=0)
+    result = run_json(words, capsys, status=None)
+    assert [sum(arm["trials"].values()) for arm in result["arms"]] == [2, 2]
+    study = tmp_path / "study"
+    for arm, (low, high) in {"adamw": (5e-4, 1e-2), "lamb": (2e-3, 3e-2)}.items():
+        paths = sorted((study / "trials").glob(f"{arm}_*/trial.toml"))
+        optims = [tomllib.loads(path.read_text())["optim"] for path in paths]
+        assert {each["name"] for each in optims} == {arm}
+        assert all(low <= each["learning_rate"] <= high for each in optims)
+        seeds = {tomllib.loads(path.read_text())["run"]["seed"] for path in paths}
+        assert seeds == {1}
+
+
+def test_time_can_be_what_counts(study_words: Words, capsys: Captured) -> None:
+    result = run_json(study_words(objective="time", trials=4, repeats=0), capsys)
+    best = result["arms"][0]["best"]
+    assert result["unit"] == "s" and best["seconds"] == best["samples"] / 32 * 0.5
+
+
+def test_who_diverged_early_was_not_quick(study_words: Words, capsys: Captured) -> None:
+    words = study_words("diverges", objective="time", trials=1, repeats=1)
+    (default,) = run_json(words, capsys, status=3)["fresh_seeds"]
+    assert default["at_least"] and default["needed"] == [0.5 * 20]  # of 20 evaluations, it made one
+
+
+def test_a_miss_is_called_one(tmp_path: Path, study_words: Words, capsys: Captured) -> None:
+    words = study_words(samples=64, trials=2, repeats=1)  # two evaluations: 0.2 at best
+    assert main([*words, "--json"]) == 3
+    captured = capsys.readouterr()
+    result, progress = json.loads(captured.out), captured.err.strip().split("\n")
+    (arm,) = result["arms"]
+    assert arm["trials"]["missed"] == 2 and arm["best"] is None and result["best_arm"] is None
+    (default,) = result["fresh_seeds"]
+    assert default["at_least"] and default["needed"] == [64]
+    assert not (tmp_path / "study" / "best.toml").exists()
+    assert progress[-1].endswith("; the last one")
+    assert "no trial reached the target" in (tmp_path / "study" / "table.md").read_text()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # of Optuna, which nobody can act on
+def test_hopeless_trainings_are_ended(study_words: Words, capsys: Captured) -> None:
+    words = study_words("patient", trials=6, repeats=0, samples=320)
+    (arm,) = run_json(words, capsys)["arms"]  # the fifth would wait for minutes, if nobody ended it
+    # The sixth, told to end, reached the target first: that counts.
+    assert (arm["trials"]["reached"], arm["trials"]["pruned"]) == (5, 1)
+
+
+def test_values_that_contradict_cost_nothing(
+    tmp_path: Path, study_words: Words, capsys: Captured
+) -> None:
+    space = tmp_path / "batches.toml"
+    space.write_text('[[parameter]]\nkey = "model.num_heads"\nchoices = [3, 5]\n')  # of 32 channels
+    result = run_json(study_words(space=space, trials=2, repeats=0), capsys, status=3)
+    assert result["arms"][0]["trials"]["refused"] == 2
+    assert not list((tmp_path / "study" / "trials").glob("*/run_0"))
+
+
+def test_more_trials_go_on_with_the_same_study(
+    tmp_path: Path, study_words: Words, capsys: Captured
+) -> None:
+    options = {"repeats": 0, "space": "clipping"}  # which has ranges, factors and choices
+    run_json(study_words(trials=2, **options), capsys, status=None)
+    before = rates(tmp_path / "study")
+    run_json(study_words(trials=4, **options), capsys, status=None)
+    now = rates(tmp_path / "study")
+    assert len(before) == 2 and len(now) == 4 and before.items() <= now.items()
+
+
+def test_nothing_is_left_to_do(tmp_path: Path, study_words: Words, capsys: Captured) -> None:
+    options = {"trials": 3, "repeats": 1}
+    first = run_json(study_words(**options), capsys)
+    logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
+    assert run_json(study_words("fails", **options), capsys) == first
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
+    assert again == logs
+
+
+def test_another_study_is_not_mixed_in(
+    tmp_path: Path, study_words: Words, capsys: Captured
+) -> None:
+    options = {"trials": 1, "repeats": 0}
+    assert main(study_words(**options)) in (0, 3)
+    capsys.readouterr()
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"seed": 2}, "other seed"),
+        ({"samples": 320}, "other most_samples"),
+        ({"objective": "time"}, "other objective"),
+        ({"space": "schedule"}, "other arms"),
+        ({"prune": "none"}, "other prune"),
+    )
+    for changed, named in changes:
+        assert main(study_words(**options, **changed)) == 2
+        assert named in capsys.readouterr().err
+    (tmp_path / "data" / "eval" / "index" / "dataset.json").write_text("other")
+    assert main(study_words(**options)) == 2
+    assert "other data_sha256" in capsys.readouterr().err
+
+
+def test_a_trainer_that_always_fails_ends_the_search(study_words: Words, capsys: Captured) -> None:
+    assert main(study_words("fails")) == 2
+    error = capsys.readouterr().err
+    assert "3 trainings in a row failed" in error and "out of memory" in error
+
+
+def test_a_mistake_of_the_user_is_told_at_once(study_words: Words, capsys: Captured) -> None:
+    assert main(study_words("mistaken")) == 2
+    assert "no such data" in capsys.readouterr().err.split("\n")[-2]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"trials": 0}, "--trials"),
+        ({"workers": 0}, "--workers"),
+        ({"seed": -1}, "--seed"),
+        ({"samples": 31}, "first evaluation is at 32"),
+        ({"compare": "optim.name"}, "--compare"),
+        ({"compare": "optim.name=adamw"}, "--compare"),
+        ({"samples": 32 * 10_001}, "more than 10,000 evaluations"),
+        ({"study": "/proc"}, "claims.lock: no such file"),  # where nobody can write
+        ({"compare": "eval.target_accuracy=0.1,0.2"}, "no setting to be searched"),
+        ({"compare": "optim.name=adamw,sgd"}, "'adamw' or 'lamb'"),
+        ({"compare": "optim.learning_rate=1e-3,2e-3"}, "searches nothing but"),
+        ({"space": "unknown"}, "SPACE"),
+        ({"data": "nowhere"}, "prepare the data first"),
+        ({"trainer": "/no/such/command"}, "--trainer"),
+    ],
+)
+def test_mistakes_are_one_line(
+    study_words: Words, capsys: Captured, options: dict[str, Any], named: str
+) -> None:
+    assert main(study_words(**options)) == 2
+    last = capsys.readouterr().err.strip().split("\n")[-1]
+    assert last.startswith("mlperf_bert: error: ")
+    assert named.lower() in last.lower()
+
+
+def test_without_optuna_one_line_says_what_to_install(
+    study_words: Words, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(study_words()) == 2
+    assert "run in the checkout: tools/venv.sh tune" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""How long a run may still take: right for curves whose end is known, silent about others."""
+
+import csv
+import math
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from watch_cases import make_run, record
+
+from bert_tools.report.run import Evaluation
+from bert_tools.watch.look import Watcher
+from bert_tools.watch.remaining import Forecast, by_curve, by_published
+from support import REPOSITORY, mlperf_records
+
+LOGS = sorted((REPOSITORY / "results" / "cpu_2core_pytorch" / "bert").glob("result_*.txt"))
+TARGETS = (0.20, 0.22, 0.24, 0.26, 0.27)
+
+
+def curve_of(log: Path) -> list[Evaluation]:
+    return [
+        Evaluation(each["metadata"]["samples_count"], each["value"])
+        for each in mlperf_records(log, "eval_accuracy")
+    ]
+
+
+def forecasts(curve: list[Evaluation], target: float) -> list[bool]:
+    """Whether each forecast held the moment at which the target was in fact seen to be reached."""
+    reached = next((at for at, each in enumerate(curve) if each.accuracy >= target), 0)
+    held = []
+    for at in range(3, reached):
+        forecast = by_curve(curve[: at + 1], target)
+        if isinstance(forecast, Forecast):
+            truth = curve[reached].samples - curve[at].samples
+            held.append(forecast.low_samples <= truth <= forecast.high_samples)
+    return held
+
+
+def test_the_truth_lies_in_nine_of_ten_forecasts_of_our_runs() -> None:
+    held = [each for log in LOGS for target in TARGETS for each in forecasts(curve_of(log), target)]
+    assert len(LOGS) == 10 and len(held) > 100
+    assert sum(held) / len(held) >= 0.9
+
+
+def test_a_straight_line_and_a_logarithm_lie_within() -> None:
+    line = [Evaluation(1000 * n, 0.05 * n) for n in range(1, 6)]
+    found = by_curve(line, 0.5)
+    assert isinstance(found, Forecast) and found.basis == "its curve"
+    assert found.low_samples == pytest.approx(5000)
+    assert found.high_samples > 5000
+    log = [Evaluation(1000 * 2**n, 0.1 * n) for n in range(1, 6)]  # the next doubling brings 0.1
+    found = by_curve(log, 0.6)
+    assert isinstance(found, Forecast)
+    assert found.low_samples < 32_000 <= found.high_samples
+    assert found.high_samples == pytest.approx(32_000 + 16_000)  # and one evaluation
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "reason"),
+    [
+        ((0.1, 0.2, 0.3), "after 4 evaluations"),
+        ((0.3, 0.3, 0.3, 0.3), "does not rise"),
+        ((0.1, 0.2, 0.3, 0.2), "does not rise"),
+        ((0.4, 0.3, 0.2, 0.1), "does not rise"),
+        ((0.10, 0.15, 0.22, 0.23), "does not rise|too flat"),
+    ],
+)
+def test_nothing_is_said_where_nothing_is_known(accuracies: tuple[float, ...], reason: str) -> None:
+    curve = [Evaluation(1000 * n, each) for n, each in enumerate(accuracies, 1)]
+    found = by_curve(curve, 0.99)
+    assert isinstance(found, str)
+    assert any(words in found for words in reason.split("|"))
+
+
+def test_samples_that_do_not_ascend_are_refused() -> None:
+    for samples in ((0, 1, 2, 3), (5, 5, 6, 7), (9, 8, 7, 6)):
+        curve = [Evaluation(each, 0.1 * n) for n, each in enumerate(samples, 1)]
+        assert isinstance(by_curve(curve, 0.9), str)
+
+
+def published() -> dict[str, list[tuple[int, float]]]:
+    text = resources.files("bert_tools.report").joinpath("published_curves.csv").read_text()
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        point = (int(row["step"]) * int(row["global_batch_size"]), float(row["mlm_accuracy"]))
+        found.setdefault(row["curve"], []).append(point)
+    return found
+
+
+def test_published_runs_are_forecast_by_each_other() -> None:
+    for points in published().values():
+        end = next(samples for samples, accuracy in points if accuracy >= 0.72)
+        for samples, _ in points[:-1]:
+            found = by_published(samples, 16_384, "adamw", 0.72)
+            assert isinstance(found, Forecast) and found.basis == "published runs"
+            assert found.low_samples <= end - samples <= found.high_samples
+
+
+def test_other_batches_go_by_the_reference_and_unknown_ones_are_told() -> None:
+    # MLPerf's reference convergence point at 448: 2,414,421 samples; single runs 2.10 to 2.70 M.
+    found = by_published(1_000_000, 448, "lamb", 0.72)
+    assert isinstance(found, Forecast)
+    assert found.low_samples < 1_100_000 and 1_700_000 < found.high_samples < 1_900_000
+    assert by_published(0, 10**6, "adamw", 0.72) == "nothing is published for this batch"
+    assert (
+        by_published(9_000_000, 448, "lamb", 0.72) == "later than the published runs of this batch"
+    )
+
+
+def test_times_are_those_of_the_rates(tmp_path: Path) -> None:
+    # 800 samples/s, and evaluations of 2 s every 160 samples: 1/800 + 2/160 s a sample.
+    records = [record(step, 0.1 if step % 10 == 0 else None) for step in range(1, 11)]
+    log = ["evaluation at 160 samples: accuracy 0.1000, on [MASK] inputs 0.1000 (2.0 s)"]
+    make_run(tmp_path / "run", records, log=log)
+    look, _ = Watcher(tmp_path / "run").look()
+    sample_s = 1 / 800 + 2 / 160
+    assert look.remaining.to_last_step_s == pytest.approx(10 * 16 * sample_s)
+    assert look.remaining.to_target_s is None
+    assert look.remaining.why_not == "after 4 evaluations"
+
+
+def test_the_forecast_counts_from_the_newest_step(tmp_path: Path) -> None:
+    records = [record(step, step / 20 if step <= 8 else None) for step in range(1, 13)]
+    make_run(tmp_path / "run", records)
+    look, _ = Watcher(tmp_path / "run").look()
+    # 0.05 a step of 16 samples: at step 8 it is 0.4, so 0.99 comes 11.8 steps later, 7.8 from now.
+    assert look.remaining.to_target_s is not None
+    assert look.remaining.to_target_s[0] == pytest.approx(7.8 * 16 / 800)
+    assert math.isfinite(look.remaining.to_target_s[1])

@@ -1,0 +1,235 @@
+"""run_and_time.sh goes on with runs that failed or were requeued: what it asks of training.
+
+srun is one that writes down what it is asked, and does what a test says in place of training; the
+config and the checker are not asked. Real ranks, a real SLURM: tests/slurm, tests/reliability.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.common.exit_statuses import FAULT
+from support import CONFIGS, REPOSITORY
+
+CONFIG = CONFIGS / "dgxa100_1x8x56x1.toml"
+SRUN = """#!/usr/bin/env bash
+while [[ ${1:-} == --* ]]; do shift; done
+case "$*" in
+*" train "*)
+    echo "$*" >>"$ASKED"
+    attempt=$(wc -l <"$ASKED")
+    run=$LOGDIR/run_0 log=$LOGDIR/result_0.txt
+    eval "$TRAINING"
+    ;;
+esac
+"""
+PYTHON = """#!/bin/sh
+case "$*" in
+*"--get parallel.nodes") echo 1 ;;
+*"--get processes_per_node") echo 8 ;;
+*"--get run.seed") echo 5 ;;
+*compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
+*" train "*) exit "${TRAINED:-0}" ;;
+esac
+"""
+LOG = (
+    """echo '{"key": "seed", "value": 42, "metadata": {}}' >$log; """
+    """echo "{\\"key\\": \\"resumed\\", \\"value\\": %s, \\"metadata\\": {}}" >>$log; """
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """Environment of the shell of a job in a tree that has this one's files."""
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", SRUN), ("python", PYTHON)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "run_and_time.sh").write_bytes((REPOSITORY / "run_and_time.sh").read_bytes())
+    (tree / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {
+        **outer,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "ASKED": str(tmp_path / "asked"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "PYTHON": str(tmp_path / "bin/python"),
+        "CONFIG": str(CONFIG),
+        "DATADIR": str(tmp_path),
+        "LOGDIR": str(tmp_path / "logs"),
+        "TREE": str(tree),
+        "SEED": "5",
+        "NETWORK_TEST": "0",
+        "CLEAR_CACHES": "0",
+        "TRAINING": "true",
+    }
+
+
+def run(job: dict[str, str]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The script's outcome, and what training was asked."""
+    done = subprocess.run(
+        ["bash", f"{job['TREE']}/run_and_time.sh"],
+        env=job,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    asked = Path(job["ASKED"])
+    return done, asked.read_text().splitlines() if asked.exists() else []
+
+
+def test_a_run_that_lost_a_rank_goes_on(job: dict[str, str]) -> None:
+    training = LOG % "true" + "mkdir -p $run; [ $attempt = 3 ] || exit 137"
+    done, (first, *others) = run({**job, "MAX_RESTARTS": "2", "TRAINING": training})
+    assert "--set run.seed=5" in first
+    assert "--resume" not in first
+    assert len(others) == 2
+    for asked in others:  # with the seed that it had
+        assert "--resume auto" in asked
+        assert "--set run.seed=42" in asked
+    said = "run_and_time.sh: training was ended by SIGKILL: restart {} of 2\n"
+    assert said.format(1) + said.format(2) in done.stderr
+    assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
+    assert "RESULT,bert" not in done.stdout
+
+
+def test_restarts_come_to_an_end(job: dict[str, str]) -> None:
+    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": "mkdir -p $run; exit 70"})
+    assert done.returncode == 70
+    assert len(asked) == 2
+    assert "training lost a rank, or hung: restart 1 of 1" in done.stderr
+
+
+def test_a_crash_before_the_run_began_is_no_interrupted_run(job: dict[str, str]) -> None:
+    training = LOG % "false" + "[ $attempt = 2 ] || { rm $log; exit 1; }"
+    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
+    assert all("--set run.seed=5" in each and "--resume" not in each for each in asked)
+    assert "RESULT,bert,42," in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts"), [(2, "1"), (3, "1"), (75, "1"), (130, "1"), (143, "1"), (1, "")]
+)
+def test_ends_that_are_no_crash_are_not_restarted(
+    job: dict[str, str], status: int, restarts: str
+) -> None:
+    training = f"mkdir -p $run; exit {status}"
+    _, asked = run({**job, "MAX_RESTARTS": restarts, "TRAINING": training})
+    assert len(asked) == 1
+
+
+def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> None:
+    del job["LOGDIR"]
+    directory = Path(job["TREE"]) / "runs/7-dgxa100_1x8x56x1"
+    interrupted = "log=$run/interrupted/result_0_0.txt; " + LOG % "false"
+    training = f"run={directory}/run_0; mkdir -p $run/interrupted; {interrupted} exit 75"
+    _, (first,) = run({**job, "TRAINING": training})
+    _, (_, second) = run({**job, "TRAINING": "exit 75", "SLURM_RESTART_COUNT": "1"})
+    assert all(f"--run-dir {directory} --run-index 0" in asked for asked in (first, second))
+    assert "--resume" not in first
+    assert "--resume auto" in second
+    assert "--set run.seed=42" in second
+
+
+def test_each_call_of_a_job_has_a_directory_and_finds_it_after_a_requeue(
+    job: dict[str, str],
+) -> None:
+    del job["LOGDIR"]
+    runs = Path(job["TREE"]) / "runs"
+    training = "set -- $*; while [ $1 != --run-dir ]; do shift; done; mkdir -p $2/run_0"
+    for restarts in ({}, {}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "1"}):
+        _, asked = run({**job, **restarts, "TRAINING": training})
+    directories = [line.split("--run-dir ")[1].split()[0] for line in asked]
+    first, second = (str(runs / f"7-dgxa100_1x8x56x1{end}") for end in ("", "-2"))
+    assert directories == [first, second, first, second]
+    assert ["--resume auto" in line for line in asked] == [False, False, True, True]
+
+
+def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) -> None:
+    """After that the run has checkpoints of its own."""
+    checkpoint = tmp_path / "step_00000120"
+    checkpoint.mkdir()
+    again = {**job, "RESUME": str(checkpoint), "MAX_RESTARTS": "2"}
+    training = "[ $attempt = 1 ] || mkdir -p $run; exit 1"
+    _, asked = run({**again, "TRAINING": training})
+    assert [line.split("--resume ")[1].split()[0] for line in asked] == [
+        *(str(checkpoint), str(checkpoint)),
+        "auto",
+    ]
+    assert ["run.seed" in line for line in asked] == [False, False, True]
+    done, _ = run({**again, "NEXP": "2"})
+    assert done.returncode == 2
+    assert "RESUME is a checkpoint and NEXP is 2; go on from it once" in done.stderr
+
+
+def test_a_run_that_had_ended_has_no_result_of_now(job: dict[str, str]) -> None:
+    logs = Path(job["LOGDIR"])
+    logs.mkdir()
+    (logs / "result_0.txt").write_text('{"key": "seed", "value": 42, "metadata": {}}\n')
+    done, _ = run({**job, "RESUME": "auto"})
+    assert "run 0 had ended before\n" in done.stdout
+    assert "RESULT" not in done.stdout
+
+
+def test_the_checkers_report_is_not_written_through_a_link(job: dict[str, str]) -> None:
+    target = Path(job["TREE"]) / "target"
+    target.write_text("kept")
+    training = LOG % "false" + f"mkdir -p $run; ln -s {target} $run/compliance.txt"
+    done, _ = run({**job, "TRAINING": training})
+    assert done.returncode == 0
+    assert target.read_text() == "kept"
+    assert not (Path(job["LOGDIR"]) / "run_0/compliance.txt").is_symlink()
+
+
+def test_a_launcher_that_ends_with_its_ranks_cannot_restart_them(job: dict[str, str]) -> None:
+    done, asked = run({**job, "MAX_RESTARTS": "1", "PMI_RANK": "0"})
+    assert done.returncode == 2
+    assert "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun" in done.stderr
+    assert asked == []
+
+
+@pytest.mark.parametrize("trained", ["0", "3"])
+def test_a_log_that_the_checker_refuses_is_a_failure(job: dict[str, str], trained: str) -> None:
+    """Without SLURM; training is not asked, MLCommons' own checker is."""
+    logs = Path(job["LOGDIR"])
+    (logs / "run_0").mkdir(parents=True)
+    (logs / "result_0.txt").write_text(
+        ':::MLLOG {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", '
+        '"key": "seed", "value": 5, "metadata": {"file": "a.py", "lineno": 1}}\n'
+    )
+    del job["SLURM_JOB_ID"]
+    job["TRAINED"] = trained
+    assert run(job)[0].returncode == int(trained)
+    done, _ = run({**job, "CHECKER": sys.executable})
+    assert done.returncode == FAULT
+    assert "Required EXACTLY_ONE" in done.stderr and "accepted" not in done.stdout
+
+
+def test_a_signal_before_the_first_step_is_told_by_the_file(job: dict[str, str]) -> None:
+    """srun kills the other ranks then, and says that."""
+    training = "echo 75 >$LOGDIR/status_0; exit 137"
+    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
+    assert (done.returncode, len(asked)) == (75, 1)
+
+
+@pytest.mark.parametrize("told", ["", "75 75", "none"])
+def test_a_file_that_tells_no_status_is_passed_over(job: dict[str, str], told: str) -> None:
+    training = LOG % "false" + f"mkdir -p $run; echo '{told}' >$LOGDIR/status_0"
+    done, _ = run({**job, "TRAINING": training})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_status_that_another_launcher_left_is_not_this_ones(job: dict[str, str]) -> None:
+    """Without a launcher no file is asked for: training's own status counts."""
+    logs = Path(job["LOGDIR"])
+    (logs / "run_0").mkdir(parents=True)
+    (logs / "status_0").write_text("75\n")
+    del job["SLURM_JOB_ID"]
+    assert run(job)[0].returncode == 0

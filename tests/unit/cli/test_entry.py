@@ -1,0 +1,155 @@
+"""How the program leaves: ranks without the interpreter's end; where nobody reads its output."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import CONFIGS, REPOSITORY, run_process
+
+LOG = REPOSITORY / "results" / "cpu_2core_pytorch" / "bert" / "result_0.txt"
+
+CODE = """
+import atexit, sys
+atexit.register(print, "the interpreter ends")
+from mlperf_bert.__main__ import entry
+import mlperf_bert.{module}
+sys.argv = ["mlperf_bert", "config", {config!r}, "--get", "run.max_steps"]
+entry()
+"""
+
+
+@pytest.mark.parametrize(("module", "ends"), [("distributed.session", False), ("config", True)])
+def test_only_ranks_skip_the_interpreters_end(module: str, ends: bool) -> None:
+    code = CODE.format(module=module, config=str(CONFIGS / "cpu_tiny.toml"))
+    done = run_process(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("6000\n")  # nothing buffered is lost
+    assert ("the interpreter ends" in done.stdout) == ends
+
+
+def run_into(stdout: int, *command: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with this stdout, buffered as it usually is."""
+    environ = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=environ,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run Python writing into a pipe that nobody reads, as before a `head` that has ended."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return run_into(write, *command)
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("config", CONFIGS / "cpu_tiny.toml"),
+        ("report", "--doctor", LOG),
+        ("watch", "--once", "."),
+        ("watch", "--json", "."),
+    ],
+)
+def test_a_reader_who_goes_is_no_fault(words: tuple[object, ...]) -> None:
+    done = run_unread("-m", "mlperf_bert", *words)
+    assert (done.returncode, done.stderr) == (141, "")  # 128 and the number of SIGPIPE
+
+
+ENTRY = "import sys\nimport mlperf_bert.__main__ as program\n{}\nprogram.entry()\n"
+
+
+def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it() -> None:
+    code = "import mlperf_bert.distributed.session\nprogram.main = lambda: print('seen') or 3"
+    done = run_unread("-c", ENTRY.format(code))
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_another_pipe_that_breaks_is_a_fault() -> None:
+    code = "def main():\n    raise BrokenPipeError(32, 'of a worker')\nprogram.main = main"
+    done = run_process(sys.executable, "-c", ENTRY.format(code))
+    assert done.returncode == 1 and "of a worker" in done.stderr
+
+
+@pytest.mark.parametrize("options", [("-m",), ("-u", "-m")])  # found at the end, or at once
+def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None:
+    words = ("config", CONFIGS / "cpu_tiny.toml", "--get", "run.max_steps")
+    with open("/dev/full", "w") as full:
+        done = run_into(full.fileno(), *options, "mlperf_bert", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mlperf_bert: error: stdout")
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_mistake_keeps_its_status_where_nothing_can_be_printed() -> None:
+    command = [sys.executable, "-m", "mlperf_bert", "config", "missing.toml"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, timeout=280, check=False)
+    assert done.returncode == 2  # the interpreter's own would be 120
+
+
+def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    log = tmp_path / "stdout.log"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom mlperf_bert.run.progress import Reporter\n"
+        f"with Reporter(Path({str(log)!r}), 10) as reporter:\n"
+        "    for number in range(3):\n        reporter.line(f'line {number}')\n"
+    )
+    assert "Traceback" not in run_unread("-c", code).stderr
+    assert [line.split(" ", 1)[1] for line in log.read_text().splitlines()] == [
+        "line 0",
+        "line 1",
+        "line 2",
+    ]
+
+
+ASKED_TO_END = """
+import os, signal, sys, time
+from mlperf_bert import __main__ as program
+number, before = int(sys.argv[1]), sys.argv[2]
+signal.signal(number, getattr(signal, before))
+def run(args):
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+    finally:
+        for other in (signal.SIGTERM, signal.SIGHUP):  # no second end of what cleans up
+            os.kill(os.getpid(), other)
+    return 0
+program.fill_cli.run = run
+sys.argv[1:] = ["fill", "--checkpoint", "x", "a [MASK]"]
+program.entry()
+"""
+
+
+def test_a_signal_while_options_are_read_is_one_line() -> None:
+    code = "import os\nprogram._parser = lambda: os.kill(os.getpid(), 1)"
+    done = run_process(sys.executable, "-c", ENTRY.format(code))
+    assert (done.returncode, done.stderr) == (75, "mlperf_bert: interrupted by SIGHUP\n")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
+def test_a_signal_ends_a_command_in_order(name: str) -> None:
+    done = run_process(sys.executable, "-c", ASKED_TO_END, getattr(signal, name).value, "SIG_DFL")
+    assert (done.returncode, done.stderr) == (75, f"mlperf_bert: interrupted by {name}\n")
+
+
+def test_under_nohup_the_terminal_does_not_count() -> None:
+    code = ASKED_TO_END.replace("(signal.SIGTERM, signal.SIGHUP)", "(signal.SIGHUP,)")
+    done = run_process(sys.executable, "-c", code, signal.SIGHUP.value, "SIG_IGN")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,286 @@
+"""Staged data: the same losses from a copy, only what a node reads, nothing half-written."""
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.cli.stage_data import planned_samples
+from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.config.files import load_config
+from mlperf_bert.data import stage_copy
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.parts.loader import make_planner
+from support import metrics_losses
+
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def command(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Command:
+    """Run `mlperf_bert NAME` on the tiny config and the synthetic data, unless told otherwise."""
+
+    def run(name: str, *extra: object, data: Path = synthetic_data, sets: str = "") -> int:
+        words = [name, "--config", str(tiny_config), "--data", str(data)]
+        words += [word for setting in sets.split() for word in ("--set", setting)]
+        return main([*words, *map(str, extra)])
+
+    return run
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("balance", ["none", "presort_global"])
+def test_training_on_a_stage_gives_the_losses_of_the_source(
+    command: Command, tmp_path: Path, balance: str
+) -> None:
+    sets = f"run.max_steps=4 data.balance={balance}"
+    assert command("stage-data", "--out", tmp_path / "stage", sets=sets) == 0
+    assert command("train", "--run-dir", tmp_path / "a", sets=sets) == TARGET_MISSED
+    staged = command("train", "--run-dir", tmp_path / "b", sets=sets, data=tmp_path / "stage")
+    assert staged == TARGET_MISSED
+    assert metrics_losses(tmp_path / "a") == metrics_losses(tmp_path / "b")
+
+
+@pytest.mark.parametrize("setting", ["run.seed=random", "run.max_steps=4"])
+def test_a_whole_copy_is_the_source_byte_for_byte(
+    command: Command, synthetic_data: Path, tmp_path: Path, setting: str
+) -> None:
+    extra = ["--whole"] if "steps" in setting else []
+    assert command("stage-data", "--out", tmp_path / "stage", *extra, sets=setting) == 0
+    for name in ("train", "eval"):
+        copy = tree(tmp_path / "stage" / name)
+        assert json.loads(copy.pop("stage.json"))["part"] is None
+        assert copy == tree(synthetic_data / name)
+    assert main(["verify", str(tmp_path / "stage"), "--full", "--workers", "1"]) == 0
+
+
+@pytest.mark.parametrize("balance", ["presort_global", "exchange_global"])
+def test_what_a_node_reads_is_planned(
+    tiny_config: Path, synthetic_data: Path, balance: str
+) -> None:
+    sets = ["parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=4"]
+    config = load_config(tiny_config, [*sets, f"data.balance={balance}", "run.max_steps=3"])
+    index = LengthIndex.open(synthetic_data / "train")
+    planner = make_planner(config, index, seed=11)
+    nodes = [planned_samples(config, index, node) for node in (0, 1)]
+    for step in (1, 2, 3):
+        plan = planner.plan(step)
+        for rank in range(4):
+            # Ranks that exchange read what was drawn for them, the others what they compute.
+            reads = plan.drawn_ids[rank].ravel() if "exchange" in balance else plan.ids_of(rank, 0)
+            assert nodes[rank // 2][reads].all()
+    # 3 steps of 8 samples a node, and the steps that loaders and readers run ahead.
+    assert not (nodes[0] & nodes[1]).any()  # within an epoch
+    assert all(3 * 8 <= node.sum() < len(index.lengths) / 2 for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ("run.seed=12", ["run.seed: is 12", "samples of 11 only"]),
+        ("run.seed=random", ["run.seed: is 'random'"]),
+        ("run.max_steps=5", ["run.max_steps: is 5", "holds 4 steps"]),
+        ("data.sampler=quantile", ["data.sampler: is 'quantile'"]),
+        ("parallel.local_batch_size=8", ["parallel.local_batch_size: is 8"]),
+        ("data.exchange_window_steps=64", ["data.exchange_window_steps: is 64"]),
+    ],
+)
+def test_another_run_on_a_partial_stage_is_refused(
+    command: Command,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    sets: str,
+    words: list[str],
+) -> None:
+    assert command("stage-data", "--out", tmp_path / "stage", sets="run.max_steps=4") == 0
+    capsys.readouterr()
+    places = ["--run-dir", tmp_path / "run"]
+    sets = f"run.max_steps=4 {sets}"
+    assert command("train", *places, data=tmp_path / "stage", sets=sets) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words) and error.count("\n") == 1, error
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_part_of_another_node_is_refused(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = "run.max_steps=2 parallel.nodes=2 parallel.local_batch_size=8"
+    assert command("stage-data", "--out", tmp_path / "stage", "--node", 1, sets=sets) == 0
+    record = tmp_path / "stage" / "train" / "stage.json"
+    as_one_rank = record.read_text().replace('"parallel.nodes": 2', '"parallel.nodes": 1')
+    record.write_text(as_one_rank)  # one process can only be rank 0 of a job of one
+    capsys.readouterr()
+    sets = "run.max_steps=2 parallel.local_batch_size=8"
+    places = ["--run-dir", tmp_path / "run"]
+    assert command("train", *places, data=tmp_path / "stage", sets=sets) == 2
+    error = capsys.readouterr().err
+    assert "part of node 1, rank 0 runs on node 0; run `mlperf_bert stage-data --node 0`" in error
+
+
+def test_a_stage_of_another_set_is_refused(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = "run.max_steps=4"
+    assert command("stage-data", "--out", tmp_path / "stage", sets=sets) == 0
+    held_out = tmp_path / "stage" / "eval" / "stage.json"
+    other = json.loads(held_out.read_text())["manifest_sha256"]
+    record = tmp_path / "stage" / "train" / "stage.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "manifest_sha256": other}))
+    capsys.readouterr()
+    places = ["--run-dir", tmp_path / "run"]
+    assert command("train", *places, data=tmp_path / "stage", sets=sets) == 2
+    error = capsys.readouterr().err
+    assert "stage.json: was written for another set" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "sets", "words"),
+    [
+        ((), "parallel.nodes=2", ["--node: is missing", "0 .. 1"]),
+        (("--node", "2"), "parallel.nodes=2", ["--node: is 2", "0 .. 1"]),
+        (("--node", "-1"), "", ["--node: is -1"]),
+        ((), "data.sampler=strata_4_2_2_4", ["data.sampler", "'quantile'"]),
+        ((), "model.vocab_size=70", ["model.vocab_size"]),
+        ((), "parallel.local_batch_size=9999", ["parallel.local_batch_size", "training samples"]),
+    ],
+)
+def test_wrong_options_are_one_line_and_write_nothing(
+    command: Command,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    extra: tuple[str, ...],
+    sets: str,
+    words: list[str],
+) -> None:
+    assert command("stage-data", "--out", tmp_path / "stage", *extra, sets=sets) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words) and error.count("\n") == 1, error
+    assert not (tmp_path / "stage").exists()
+
+
+def test_other_contents_are_left_alone(
+    command: Command, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes" / "train").mkdir(parents=True)
+    (tmp_path / "notes" / "train" / "precious.txt").write_text("precious\n")
+    assert command("stage-data", "--out", tmp_path / "part", sets="run.max_steps=4") == 0
+    (tmp_path / "loop").symlink_to("loop")
+    before = tree(tmp_path)
+    capsys.readouterr()
+    assert command("stage-data", "--out", tmp_path / "loop") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    for out, extra, words in (
+        ("notes", [], "holds files but no stage"),
+        ("part", ["--whole"], "holds another stage"),
+        ("part", ["--set", "run.seed=12"], "holds another stage"),
+    ):
+        assert command("stage-data", "--out", tmp_path / out, *extra, sets="run.max_steps=4") == 2
+        error = capsys.readouterr().err
+        assert words in error and "new directory" in error and error.count("\n") == 1
+    for out in (synthetic_data, synthetic_data / "train"):
+        assert command("stage-data", "--out", out) == 2
+        assert "is the source" in capsys.readouterr().err
+    assert command("stage-data", "--out", tmp_path / "second", data=tmp_path / "part") == 2
+    assert "is a partial stage itself" in capsys.readouterr().err
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("extra", [(), ("--whole",)])
+def test_finished_shards_are_not_copied_again(
+    command: Command, tmp_path: Path, extra: tuple[str, ...]
+) -> None:
+    out = ["--out", tmp_path / "stage", *extra]
+    assert command("stage-data", *out, sets="run.max_steps=4") == 0
+    before = tree(tmp_path)
+    shard = tmp_path / "stage" / "train" / "shards" / "train.hdf5"
+    inode = shard.stat().st_ino
+    (tmp_path / "stage" / "train" / "index" / "dataset.json").unlink()
+    (shard.parent / ".train.hdf5.1234.tmp").write_bytes(b"left by a killed process")
+    assert command("stage-data", *out, sets="run.max_steps=4") == 0
+    assert shard.stat().st_ino == inode
+    assert tree(tmp_path) == before
+
+
+def test_a_damaged_whole_copy_is_made_again(command: Command, tmp_path: Path) -> None:
+    assert command("stage-data", "--out", tmp_path / "stage", "--whole") == 0
+    before = tree(tmp_path)
+    shard = tmp_path / "stage" / "train" / "shards" / "train.hdf5"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x07")
+    assert command("stage-data", "--out", tmp_path / "stage", "--whole") == 0
+    assert tree(tmp_path) == before
+
+
+def unreadable(*_: object) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("extra", [(), ("--whole",)])
+def test_an_unreadable_source_leaves_no_half_shard(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    extra: tuple[str, ...],
+) -> None:
+    class Broken(FileIO):
+        read = unreadable
+
+    monkeypatch.setattr(stage_copy, "_opened", lambda path: Broken(path, "rb"))
+    out = tmp_path / "stage"
+    assert command("stage-data", "--out", out, *extra, sets="run.max_steps=4") == 2
+    error = capsys.readouterr().err
+    assert "train.hdf5: Input/output error; check the source" in error and error.count("\n") == 1
+    assert tree(out).keys() == {"train/stage.json"}
+    monkeypatch.undo()
+    assert command("stage-data", "--out", out, *extra, sets="run.max_steps=4") == 0
+
+
+def test_a_full_disk_leaves_no_half_shard(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert command("stage-data", "--out", tmp_path / "stage", "--whole") == 2
+    error = capsys.readouterr().err
+    assert "No space left on device; check the directory" in error and error.count("\n") == 1
+    assert tree(tmp_path) == {}
+
+
+def test_a_source_that_is_not_its_sidecars_is_refused(
+    command: Command, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(synthetic_data, tmp_path / "data")
+    shard = tmp_path / "data" / "train" / "shards" / "train.hdf5"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x07")
+    out = ["--out", tmp_path / "stage", "--whole"]
+    assert command("stage-data", *out, data=tmp_path / "data") == 2
+    assert "its sha256 differs" in capsys.readouterr().err
+    assert not (tmp_path / "stage" / "train" / "shards" / "train.hdf5").exists()
+
+
+def test_verify_says_that_a_stage_is_partial(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("stage-data", "--out", tmp_path / "stage", sets="run.max_steps=4") == 0
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "stage"), "--full", "--workers", "1"]) == 0
+    report = capsys.readouterr().out
+    assert "not read: a partial stage" in report and "WRONG" not in report

@@ -1,0 +1,167 @@
+"""Compiled code comes back only from a directory that nobody but this user can write."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
+from mlperf_bert.common.errors import ConfigError
+from support import run_cli
+
+SOMEBODY = 65534
+VARIABLES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+PROGRAM = """
+from mlperf_bert.common.compiled import compiled
+@compiled
+def double(number):
+    return 2 * number
+print(double.stats.cache_path, double(21))
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user: root only")
+
+
+class Poison:
+    """What numba's index is not: reading it makes a directory."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.makedirs, (str(self.mark), 0o700, True)
+
+
+def compile_in(home: Path, script: Path) -> Path:
+    """Where a process with that home kept its machine code; the temporary directory is `tmp`."""
+    script.write_text(PROGRAM)
+    script.with_name("tmp").mkdir(exist_ok=True)
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environ |= {"HOME": str(home), "TMPDIR": str(script.with_name("tmp"))}
+    environ.pop("XDG_CACHE_HOME", None)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    where, _, answer = done.stdout.strip().rpartition(" ")
+    assert (done.returncode, answer, done.stderr) == (0, "42", "")
+    return Path(where)
+
+
+@needs_root
+def test_what_another_user_has_prepared_is_not_read(tmp_path: Path) -> None:
+    home, script, mark = tmp_path / "home", tmp_path / "program.py", tmp_path / "came"
+    usual = home / ".cache/mlperf_bert"
+    assert compile_in(home, script).is_relative_to(usual / "numba")
+    assert usual.stat().st_mode & 0o777 == 0o700
+    (index,) = usual.rglob("*.nbi")
+    index.write_bytes(pickle.dumps(Poison(mark)))
+    compile_in(home, script)
+    assert mark.exists()  # so it is what numba reads; in a directory of one's own it may
+    mark.rmdir()
+    index.write_bytes(pickle.dumps(Poison(mark)))
+    for path in (usual, *usual.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    assert compile_in(home, script).is_relative_to(tmp_path / "tmp")
+    assert not mark.exists()
+    assert list((tmp_path / "tmp").iterdir()) == []  # of that process only
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_named_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    named = tmp_path / "named"
+    named.mkdir()
+    named.chmod(mode)
+    done = run_cli("config", "nowhere.toml", TRITON_CACHE_DIR=str(named))
+    problem = f"TRITON_CACHE_DIR: {named} may be written by others; make it yours alone (chmod 700)"
+    assert done.returncode == 2
+    assert done.stderr == f"mlperf_bert: error: {problem}, or unset TRITON_CACHE_DIR\n"
+
+
+@pytest.fixture
+def nothing_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home."""
+    for variable in (*VARIABLES, "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "")  # and put back afterwards
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("mode", "umask"), [(0o755, 0o002), (0o710, 0o007), (0o701, 0o020)])
+def test_what_is_made_in_a_directory_is_not_for_others_to_write(
+    nothing_named: Path, mode: int, umask: int
+) -> None:
+    (nothing_named / "mine").mkdir()
+    (nothing_named / "mine").chmod(mode)
+    os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "mine")
+    set_code_caches()
+    before = os.umask(umask)
+    try:
+        with pytest.raises(ConfigError, match=f"umask {umask:03o} lets them write in it; make it"):
+            set_code_caches()
+    finally:
+        os.umask(before)
+
+
+def test_every_compiler_gets_a_directory_of_its_own(nothing_named: Path) -> None:
+    found = set_code_caches()
+    assert found == {name: Path(os.environ[name]) for name in VARIABLES}
+    assert len(set(found.values())) == 3
+    for path in found.values():
+        assert path.parent == nothing_named / ".cache/mlperf_bert"
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert set_code_caches() == found
+
+
+def link(cache: Path) -> None:
+    cache.parent.mkdir()
+    (cache.parent / "other").mkdir()
+    cache.symlink_to("other")
+
+
+def writable_above(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.parent.chmod(0o777)
+
+
+def file(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text("")
+
+
+def no_home(cache: Path) -> None:
+    os.environ["HOME"] = "/proc/nothing"
+
+
+def relative(cache: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = "caches"
+
+
+@pytest.mark.parametrize("prepare", [link, writable_above, file, no_home, relative])
+def test_what_is_not_safe_is_passed_over(nothing_named: Path, prepare: object) -> None:
+    prepare(nothing_named / ".cache/mlperf_bert")  # type: ignore[operator]
+    found = set_code_caches()
+    for path in found.values():
+        assert path.parent.name.startswith("mlperf_bert-")
+        assert not path.is_relative_to(nothing_named / ".cache")
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    remove_temporary()
+    assert not any(path.parent.exists() for path in found.values())
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_nobody_else_may_own_what_is_above(nothing_named: Path, mode: int) -> None:
+    (nothing_named / "theirs").mkdir()
+    os.chown(nothing_named / "theirs", SOMEBODY, SOMEBODY)
+    (nothing_named / "theirs").chmod(mode)
+    os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "theirs/mine")
+    with pytest.raises(ConfigError, match=r"NUMBA_CACHE_DIR: .* which belongs to somebody else;"):
+        set_code_caches()
+
+
+def test_a_sticky_directory_above_is_as_safe_as_any(nothing_named: Path) -> None:
+    (nothing_named / "shared").mkdir()
+    (nothing_named / "shared").chmod(0o1777)
+    os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "shared/mine")
+    assert set_code_caches()["NUMBA_CACHE_DIR"] == nothing_named / "shared/mine"

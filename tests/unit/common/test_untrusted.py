@@ -1,0 +1,87 @@
+"""Files that anybody may have written: bounded, regular, strict; and what of them is shown."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.common.errors import DataError, one_line
+from mlperf_bert.common.untrusted import file_sha256, in_brief, parse_json_object, read_regular_file
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_regular_file(path, 5) == b"12345"
+    with pytest.raises(OSError, match="has more than 4 bytes"):
+        read_regular_file(path, 4)
+    (tmp_path / "link").symlink_to(path)
+    assert read_regular_file(tmp_path / "link", 5) == b"12345"
+
+
+def test_the_digest_is_that_of_the_contents(tmp_path: Path) -> None:
+    contents = bytes(range(256)) * 5000  # more than one buffer
+    (tmp_path / "file").write_bytes(contents)
+    assert file_sha256(tmp_path / "file") == hashlib.sha256(contents).hexdigest()
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # without a writer
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/tty"), tmp_path):
+        for read in (file_sha256, lambda path: read_regular_file(path, 10)):
+            with pytest.raises(OSError) as caught:
+                read(path)
+            assert caught.value.strerror
+    with pytest.raises(FileNotFoundError):
+        read_regular_file(tmp_path / "none", 10)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_what_is_no_name_is_an_os_error_too(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OSError, match="no name of a file"):
+        read_regular_file(tmp_path / name, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "not a JSON object"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": -Infinity}', "-Infinity is not JSON"),
+        ('{"a": 1, "a": 2}', "has a key twice"),
+        ('{"a": {"b": 1, "b": 1}}', "has a key twice"),
+        ('{"a":' * 100_000, "nested too deeply|Expecting"),
+        ('{"a": ' + "9" * 5000 + "}", "digits"),
+    ],
+)
+def test_json_is_read_strictly(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_json_object(text)
+    assert parse_json_object('{"a": {"a": 1}}') == {"a": {"a": 1}}
+
+
+def test_values_from_outside_are_short_and_printable() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    values = [deep, {"a": deep}, 16**5000, -(10**300), "x" * 10**6, "\ud800\x1b[2J\n", b"\0" * 99]
+    for value in [*values, None, True, 0.1, float("nan"), 7]:
+        assert in_brief(value).isprintable() and len(in_brief(value)) <= 60
+    assert in_brief(7) == "7" and in_brief("caf\u00e9") == r"'caf\xe9'"
+    assert in_brief(16**5000) == "an integer of 20001 bits"
+    assert in_brief([1]) == "a list"
+
+
+def test_an_error_is_one_line_whatever_the_names_in_it() -> None:
+    name = "a\nmlperf_bert: all is well\x1b[2J\u202e\udc80"
+    error = DataError(f"/data/{name}: seed", "is missing", "add it")
+    assert str(error) == (
+        r"/data/a\nmlperf_bert: all is well\x1b[2J\u202e\udc80: seed: is missing; add it"
+    )
+    assert error.args[0] == f"/data/{name}: seed"  # as given, where it is not shown
+    assert one_line("caf\u00e9 \u4e00") == "caf\u00e9 \u4e00"
+    long = str(DataError("x" * 10**6, "is too long", "shorten it"))
+    assert len(long) < 1300 and long.endswith("x: is too long; shorten it")
+    assert json.dumps(str(error)).isascii()

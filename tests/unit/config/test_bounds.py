@@ -1,0 +1,205 @@
+"""Every number of a config and of other options has a range; what is outside is one line."""
+
+import dataclasses
+import resource
+import sys
+import time
+import typing
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert_tools.squad.options import DataOptions
+from bert_tools.squad.settings import SquadSettings, parse_engine
+from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.bounds import Bounds, bounds_of
+from mlperf_bert.config.files import checked_setting, load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.distributed.spawn import run_on_ranks
+from mlperf_bert.parts import start as build_start
+from mlperf_bert.parts.start import check_memory
+from support import TINY_CONFIG, run_process
+
+ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)
+SIZE_LIMIT = 64 * 2**20  # bytes that loading a config may take
+
+
+def numbers_of(kind: type) -> dict[str, type]:
+    """Fields that may be numbers, and of which type."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        kinds = set(typing.get_args(hint) or (hint,)) & {int, float}
+        if kinds:
+            (found[name],) = kinds
+    return found
+
+
+SECTIONS = {field.name: typing.cast(type, field.type) for field in dataclasses.fields(RunConfig)}
+NUMBERS = {
+    f"{section}.{name}": (number, bounds_of(kind).get(name))
+    for section, kind in SECTIONS.items()
+    for name, number in numbers_of(kind).items()
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "tiny.toml"
+    path.write_text(TINY_CONFIG)
+    return path
+
+
+@pytest.mark.parametrize("kind", [*SECTIONS.values(), SquadSettings, DataOptions])
+def test_no_number_is_without_bounds(kind: type) -> None:
+    assert bounds_of(kind).keys() == numbers_of(kind).keys()
+    for bounds in bounds_of(kind).values():
+        assert bounds.low < bounds.high
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_what_is_outside_is_named_with_the_range(tiny: Path, field: str) -> None:
+    number, bounds = NUMBERS[field]
+    assert isinstance(bounds, Bounds)
+    beyond = bounds.high + 1 if number is int else 1.001 * bounds.high
+    for value in (*ENDLESS, beyond):
+        # No TOML has 2^63, and a float is no integer, whatever its size.
+        is_one = number is float or (isinstance(value, int) and value < 2**63)
+        if bounds.low <= value <= bounds.high or not is_one:
+            continue
+        for check in (
+            partial(load_config, tiny, [f"{field}={value!r}"]),
+            partial(checked_setting, field, number(value), "space"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                check()
+            where, problem, remedy = caught.value.args
+            assert where.endswith(field)
+            assert str(bounds) in remedy and problem.startswith("is ")
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+@pytest.mark.parametrize("field", NUMBERS)
+def test_the_ends_load_or_are_one_line_at_once(tiny: Path, field: str, end: str) -> None:
+    number, bounds = NUMBERS[field]
+    assert bounds is not None
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    value = number(getattr(bounds, end))
+    assert checked_setting(field, value, "here") == value
+    try:
+        config = load_config(tiny, [f"{field}={value!r}"])
+    except ConfigError as error:
+        assert "within" not in str(error), error  # its own range is kept
+        assert "\n" not in str(error)
+    else:
+        section, name = field.split(".")
+        assert getattr(getattr(config, section), name) == value
+    assert time.process_time() - start < 1
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < SIZE_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (("parallel.nodes=65536", "parallel.local_batch_size=32"), "sequences an update"),
+        (
+            *(("parallel.local_batch_size=65536", "data.max_seq_length=65535"),),
+            "tokens a forward",
+        ),
+        (
+            *(("data.exchange_window_steps=1024", "parallel.local_batch_size=32768"),),
+            "sequences a window",
+        ),
+        (("model.num_layers=1000", "model.hidden_size=16384"), "parameters"),
+    ],
+)
+def test_products_have_bounds_too(tiny: Path, settings: tuple[str, ...], word: str) -> None:
+    room = ("model.max_position_embeddings=65535", "model.num_heads=1")
+    for setting in settings:
+        load_config(tiny, (*room, setting))
+    with pytest.raises(ConfigError, match=rf"makes [0-9,]+ {word}; [0-9,]+ at most"):
+        load_config(tiny, (*room, *settings))
+
+
+def test_a_section_alone_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.num_layers: is 0; set it within 1 \.\. 1,000$"):
+        ModelSection(num_layers=0)
+
+
+@pytest.mark.parametrize("field", numbers_of(SquadSettings))
+def test_numbers_of_fine_tuning_are_options(field: str) -> None:
+    number = numbers_of(SquadSettings)[field]
+    bounds = bounds_of(SquadSettings)[field]
+    for value in (2**63, -1) if number is int else (1e300, float("inf"), float("nan"), -1.0):
+        with pytest.raises(ConfigError) as caught:
+            SquadSettings(engine=parse_engine("single"), **{field: value})
+        assert caught.value.args[0] == f"--{field.replace('_', '-')}"
+        assert str(bounds) in caught.value.args[2]
+
+
+def test_a_machine_is_asked_whether_it_can_hold_them(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"^1,000,000 ranks: take 250,000 GiB at least, this"):
+        run_on_ranks([], 10**6)
+    config = load_config(tiny)
+    needed = 8 * config.model.num_parameters
+    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed)
+    check_memory(config, torch.device("cpu"), pytest.fail)
+    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=r"^model.hidden_size: makes a model whose weights"):
+        check_memory(config, torch.device("cpu"), pytest.fail)
+
+
+LIMITED = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30,) * 2);"
+    "from mlperf_bert.__main__ import entry; entry()"
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("run.max_steps=1099511627776", ["run.max_steps: is 1099511627776", "1 .. 10,000,000"]),
+        ("model.num_layers=1000 model.hidden_size=65536", ["parameters"]),
+    ],
+)
+def test_training_refuses_them_at_once(tiny: Path, setting: str, words: list[str]) -> None:
+    sets = [word for each in setting.split() for word in ("--set", each)]
+    places = ["--config", tiny, "--data", tiny.parent, "--run-dir", tiny.parent / "run"]
+    done = run_process("timeout", 60, sys.executable, "-c", LIMITED, "train", *places, *sets)
+    assert done.returncode == 2  # and not 124, of `timeout`
+    assert done.stderr.count("\n") == 1 and all(word in done.stderr for word in words), done.stderr
+    assert not (tiny.parent / "run").exists()
+
+
+LONG_NAME, LONG_PATH = "n" * 300, "d/" * 2500
+
+
+@pytest.mark.parametrize("path", [LONG_NAME, LONG_PATH, "a\0b", "\udfff"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda path, tiny: ["config", path],
+        lambda path, tiny: ["train", "--config", path, "--data", "d"],
+        lambda path, tiny: ["train", "--config", str(tiny), "--data", path],
+        lambda path, tiny: ["train", "--config", str(tiny), "--data", "d", "--run-dir", path],
+        lambda path, tiny: ["report", path],
+        lambda path, tiny: ["verify", path],
+        lambda path, tiny: ["watch", path],
+    ],
+)
+def test_what_is_no_path_is_one_line(
+    tiny: Path,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    command: Callable[[str, Path], list[str]],
+) -> None:
+    assert main(command(path, tiny)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mlperf_bert: error: ") and error.count("\n") == 1
+    assert len(error) < 200

@@ -1,0 +1,210 @@
+"""Configs: strict reading, round trip, cross-field checks that name the field to change."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import config_to_toml, config_value, load_config
+from support import CONFIGS, TINY_CONFIG, run_cli
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(TINY_CONFIG, encoding="utf-8")
+    return path
+
+
+def test_round_trip_is_equal(config_file: Path, tmp_path: Path) -> None:
+    config = load_config(config_file, ["optim.learning_rate=1e-5", 'mlperf.submission_org=a "b"'])
+    again = tmp_path / "again.toml"
+    again.write_text(config_to_toml(config), encoding="utf-8")
+    assert load_config(again) == config
+
+
+def test_overrides_win_and_are_typed(config_file: Path) -> None:
+    config = load_config(config_file, ["run.seed=random", "optim.learning_rate=1", "run.seed=77"])
+    assert config.run.seed == 77
+    assert config.optim.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("run.max_stepz=3", ["run.max_stepz", "no such setting"]),
+        ("walk.steps=3", ["[walk]", "no such section"]),
+        ("run.max_steps=3.5", ["run.max_steps", "an integer"]),
+        ("run.max_steps=true", ["run.max_steps", "an integer"]),
+        ("run.seed=sometimes", ["run.seed", "an integer of 64 bits or 'random'"]),
+        ("optim.name=sgd", ["optim.name", "'adamw' or 'lamb'"]),
+        ("run.max_steps", ["section.field=value"]),
+        ("optim.epsilon=nan", ["optim.epsilon", "a finite number"]),
+        ("model.num_heads=3", ["model.num_heads", "hidden_size 32"]),
+        ("data.max_seq_length=64", ["data.max_seq_length", "32"]),
+        ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
+        ("run.seed=9223372036854775808", ["run.seed", "an integer of 64 bits"]),
+        (f"run.seed=0x{'f' * 900}", ["run.seed", "an integer of 3600 bits"]),
+        ("optim.learning_rate=inf", ["optim.learning_rate", "a finite number"]),
+        ("mlperf.submission_org=a\x1b[31m", ["mlperf.submission_org", "printable"]),
+        ("data.quantiles=7", ["data.quantiles", "global batch of 16"]),
+        ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
+        ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
+        ("data.masking=always", ["data.masking", "'static' or 'dynamic'"]),
+        ("data.masking_rate=0.2", ["data.masking_rate", "use 'dynamic'"]),
+        ("data.masking_rate=0.5", ["data.masking_rate", "0.05 .. 0.4"]),
+    ],
+)
+def test_bad_settings_name_field_and_remedy(
+    config_file: Path, override: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file, [override])
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("rate", "needed"), [("0.3", 9), ("0.16", 5), ("0.4", 12)])
+def test_masks_at_a_rate_want_room(config_file: Path, rate: str, needed: int) -> None:
+    dynamic = ("data.masking=dynamic", f"data.masking_rate={rate}")
+    assert load_config(config_file, (*dynamic, f"data.max_predictions={needed}"))
+    with pytest.raises(ConfigError, match=f"^data.max_predictions: .*asks for {needed};"):
+        load_config(config_file, (*dynamic, f"data.max_predictions={needed - 1}"))
+    for wrong in ("0.04", "0.41", "-1"):
+        with pytest.raises(ConfigError, match=r"^data\.masking_rate: is "):
+            load_config(config_file, ("data.masking=dynamic", f"data.masking_rate={wrong}"))
+
+
+@pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmax_steps = 1\n[optim]\n", "\x00"])
+def test_broken_files_are_config_errors(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_config(path)
+
+
+def test_missing_file_is_one_line_and_non_zero() -> None:
+    done = run_cli("config", "nowhere.toml")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "nowhere.toml" in done.stderr
+
+
+def test_file_name_must_hold_its_size(tmp_path: Path) -> None:
+    good, bad = tmp_path / "box_1x1x16x1.toml", tmp_path / "recipe_box_1x2x16x1.toml"
+    for path in (good, bad):
+        path.write_text(TINY_CONFIG, encoding="utf-8")
+    assert load_config(good).parallel.global_batch_size == 16
+    with pytest.raises(ConfigError, match="1x1x16x1"):
+        load_config(bad)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "interval"),
+    [(448, 150_000), (3072, 175_000), (4608, 200_000), (16384, 325_000), (16416, 325_000)],
+)
+def test_mlperf_evaluation_interval(
+    config_file: Path, global_batch_size: int, interval: int
+) -> None:
+    overrides = [f"parallel.local_batch_size={global_batch_size}", "eval.interval_samples=mlperf"]
+    assert load_config(config_file, overrides).eval_interval_samples == interval
+
+
+UNEQUAL = [
+    *("parallel.local_batch_size=4", "data.balance=presort_global", "data.counts_per_rank=unequal"),
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("optim.loss_normalization=per_rank", "'per_rank'"),
+        ("parallel.local_batch_size=5", "5 sequences"),
+        ("parallel.local_batch_size=1", "1 sequences"),
+        ("data.balance=presort_local", "'presort_local'"),
+    ],
+)
+def test_unequal_counts_only_where_they_are_exact(
+    config_file: Path, override: str, word: str
+) -> None:
+    assert load_config(config_file, UNEQUAL).data.counts_per_rank == "unequal"
+    with pytest.raises(ConfigError, match=f"data.counts_per_rank: .*{word}"):
+        load_config(config_file, [*UNEQUAL, override])
+
+
+def test_unequal_counts_want_a_clip_of_all_ranks_together(config_file: Path) -> None:
+    config = load_config(config_file, UNEQUAL)
+    clip = replace(config.clip, policy="bucket_before_allreduce")
+    with pytest.raises(ConfigError, match=r"data\.counts_per_rank: .*clip"):
+        replace(config, clip=clip)
+
+
+@pytest.mark.parametrize(
+    ("override", "accepting"),
+    [
+        ("clip.accumulation=each_forward", "clip.policy=whole_before_allreduce"),
+        ("clip.bucket_limit=equal_share", "clip.policy=bucket_before_allreduce"),
+    ],
+)
+def test_clip_settings_want_a_policy_that_uses_them(
+    config_file: Path, override: str, accepting: str
+) -> None:
+    load_config(config_file, [override, accepting])
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        load_config(config_file, [override])
+
+
+def test_a_captured_step_wants_batches_that_can_be_padded(config_file: Path) -> None:
+    load_config(config_file, ["run.step_mode=captured"])
+    with pytest.raises(ConfigError, match=r"run\.step_mode: .*'dali'.*'thread'"):
+        load_config(config_file, ["run.step_mode=captured", "data.loader=dali"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("optim.name=adamw", "eval.target_accuracy=0.71", "eval.interval_samples=1000"),
+        *("data.sampler=strata_4_2_2_4", "data.corpus=embedded", "data.max_seq_length=128"),
+        *("model.num_layers=12", "model.hidden_dropout=0.0", "parallel.local_batch_size=16385"),
+        *("clip.policy=none", "clip.policy=bucket_before_allreduce", "clip.max_norm=5.0"),
+        *("model.objective=mlm", "data.masking=dynamic"),
+    ],
+)
+def test_closed_division_rules(override: str) -> None:
+    closed = CONFIGS / "h200_1x1x448x1.toml"
+    field = re.escape(override.partition("=")[0])
+    with pytest.raises(ConfigError, match=f"^{field}: .* closed division"):
+        load_config(closed, [override])
+    assert load_config(closed, [override, "mlperf.enforce_rules=false"])
+    assert load_config(closed, [override, "mlperf.division=open"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("clip.policy=whole_before_allreduce", "parallel.local_batch_size=16384"),
+        *("eval.target_accuracy=0.73", "data.balance=presort_global"),
+    ],
+)
+def test_the_closed_division_leaves_free(override: str) -> None:
+    assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override])
+
+
+@pytest.mark.parametrize(("override", "steps"), [("run.max_steps=7", 7), ("run.seed=1", 6700)])
+def test_the_schedule_says_where_a_run_stops_unless_told(override: str, steps: int) -> None:
+    assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override]).max_steps == steps
+
+
+def test_config_value_reads_properties_only(config_file: Path) -> None:
+    config = load_config(config_file)
+    assert config_value(config, "parallel.global_batch_size") == 16
+    with pytest.raises(ConfigError, match="no such setting"):
+        config_value(config, "parallel.__class__")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_configs_load(path: Path) -> None:
+    assert load_config(path).parallel.global_batch_size > 0

@@ -1,0 +1,167 @@
+"""Every config that is shipped is what its name, its division's rules and its source say."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_tools.plan.recipes import lamb_recipe
+from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.evaluation.convergence import expected_samples
+from mlperf_bert.optim.schedule import learning_rate
+from support import CONFIGS, REPOSITORY
+
+SIZE = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
+NAMED_BY_SIZE = sorted(path for path in CONFIGS.glob("*.toml") if SIZE.search(path.stem))
+CLOSED = [path for path in NAMED_BY_SIZE if not path.stem.startswith("open_")]
+OPEN = [path for path in NAMED_BY_SIZE if path.stem.startswith("open_")]
+DGX_A100 = [path for path in CLOSED if path.stem.startswith("dgxa100_")]
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+def load(stem: str) -> RunConfig:
+    return load_config(CONFIGS / f"{stem}.toml")
+
+
+def test_only_those_of_any_machine_have_no_size_in_their_names() -> None:
+    found = {path.stem for path in set(CONFIGS.glob("*.toml")) - set(NAMED_BY_SIZE)}
+    assert found >= {"cpu_tiny", "own_text_cpu"}
+    assert all("cpu" in stem for stem in found)
+    assert len(CLOSED) >= 2
+    assert len(OPEN) >= 2
+
+
+@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_size_is_that_of_the_name(path: Path) -> None:
+    config = load_config(path)
+    match = SIZE.search(path.stem)
+    assert match is not None
+    nodes, ranks, batch, accum = map(int, match.groups())
+    parallel = config.parallel
+    assert (parallel.nodes, parallel.ranks_per_node) == (nodes, ranks)
+    assert (parallel.local_batch_size, parallel.grad_accum_steps) == (batch, accum)
+    assert parallel.world_size == nodes * ranks
+    assert parallel.global_batch_size == nodes * ranks * batch * accum
+
+
+@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_captured_on_cuda_with_bert_large(path: Path) -> None:
+    config = load_config(path)
+    assert (config.run.device, config.run.step_mode) == ("cuda", "captured")
+    assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
+    assert config.model.precision == "bf16"
+    # No futures inside a capture (docs/captured_step.md); one rank reduces nothing.
+    assert config.parallel.data_parallel == ("flat" if config.parallel.world_size > 1 else "ddp")
+    assert config.data.max_seq_length == 512
+    assert config.schedule.decay_steps <= config.max_steps
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=name)
+def test_closed_division(path: Path) -> None:
+    config = load_config(path)
+    assert config.mlperf.division == "closed"
+    assert config.mlperf.enforce_rules  # so that loading it has checked the rules
+    assert config.data.sampler == "uniform"
+    assert config.eval.target_accuracy == CLOSED_TARGET_ACCURACY
+    assert config.run.max_steps == "schedule"
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=name)
+def test_closed_hyperparameters_are_those_of_the_batch(path: Path) -> None:
+    config = load_config(path)
+    recipe = lamb_recipe(config.parallel.global_batch_size)
+    optim, schedule = config.optim, config.schedule
+    assert (optim.learning_rate, optim.weight_decay) == (recipe.learning_rate, recipe.weight_decay)
+    assert (optim.beta_1, optim.beta_2) == (recipe.beta_1, recipe.beta_2)
+    assert optim.epsilon == 1e-6
+    assert (schedule.warmup_steps, schedule.decay_steps) == (
+        recipe.warmup_steps,
+        recipe.decay_steps,
+    )
+    assert (schedule.start_warmup_step, schedule.form) == (recipe.start_warmup_step, recipe.form)
+    assert (schedule.end_learning_rate, schedule.power) == (0, 1)
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=name)
+def test_schedule_is_long_enough_for_the_samples_to_expect(path: Path) -> None:
+    config = load_config(path)
+    batch = config.parallel.global_batch_size
+    expected = expected_samples(batch)
+    assert expected is not None
+    assert config.max_steps * batch > expected.mean
+
+
+def test_there_is_a_closed_config_for_each_size_of_dgx_a100() -> None:
+    assert sorted(load_config(path).parallel.nodes for path in DGX_A100) == [
+        *(1, 2, 4, 8, 16, 32, 64, 128)
+    ]
+    assert all(load_config(path).parallel.ranks_per_node == 8 for path in DGX_A100)
+
+
+def test_the_document_lists_every_dgx_a100() -> None:
+    document = (REPOSITORY / "docs" / "hyperparameters.md").read_text(encoding="utf-8")
+    for path in DGX_A100:
+        parallel = load_config(path).parallel
+        assert f"| {parallel.nodes} | `{path.name}` | {parallel.global_batch_size:,} |" in document
+        recipe = lamb_recipe(parallel.global_batch_size)
+        row = f"| {parallel.global_batch_size:,} | {recipe.learning_rate:g} | {recipe.beta_1:g} |"
+        assert row in document
+
+
+@pytest.mark.parametrize("path", OPEN, ids=name)
+def test_open_recipes_say_that_they_have_not_run(path: Path) -> None:
+    assert load_config(path).mlperf.division == "open"
+    assert path.read_text(encoding="utf-8").startswith("# Not run. ")
+
+
+def test_open_recipe_at_448_is_the_published_one() -> None:
+    config = load("open_adamw_h200_1x1x448x1")
+    assert (config.model.hidden_dropout, config.model.attention_dropout) == (0.0, 0.0)
+    assert config.clip.policy == "none"
+    assert config.eval_interval_samples == 55 * 448
+    # Published as a share of a weight a step, not times the learning rate.
+    assert config.optim.weight_decay * config.optim.learning_rate == pytest.approx(1e-5)
+    steps = 630_000 / 448
+    rate = learning_rate(round(steps), config.schedule, config.optim.learning_rate)
+    assert rate == pytest.approx(config.optim.learning_rate / 2, rel=0.03)
+
+
+def test_the_records_recipe_is_the_published_one() -> None:
+    config = load("open_adamw_dgxa100_128x8x16x1")
+    assert config.parallel.global_batch_size == 16_384
+    # The rate at the steps of the published schedule, with its jump where the warm-up ends.
+    published = {2: 8.63e-5, 65: 3.882e-4, 66: 4.497e-4, 82: 3.930e-4, 139: 1.911e-4, 200: 4.945e-5}
+    for step, rate in published.items():
+        ours = learning_rate(step, config.schedule, config.optim.learning_rate)
+        assert ours == pytest.approx(rate, rel=1e-3)
+    assert config.max_steps == 299
+    clip = config.clip
+    assert (clip.policy, clip.bucket_limit) == ("bucket_before_allreduce", "equal_share")
+    assert (clip.max_norm, clip.bucket_count) == (1.0, 22)
+    assert (config.data.sampler, config.optim.epsilon) == ("strata_6_3_2_5", 1e-9)
+
+
+def test_extrapolated_recipe_lies_between_the_two_published_ones() -> None:
+    config = load("open_adamw_dgxa100_128x8x4x1")
+    small, large, batch = 448, 16_384, config.parallel.global_batch_size
+    assert batch == 4096
+    assert config.schedule.decay_steps == round(145 * (1 + 3900 / batch))
+
+    def between(at_small: float, at_large: float) -> float:
+        """A straight line through both, in logarithms of value and batch."""
+        share = math.log(batch / small) / math.log(large / small)
+        return float(at_small * (at_large / at_small) ** share)
+
+    optim = config.optim
+    assert optim.learning_rate == pytest.approx(between(1e-4, 3.93e-4), rel=0.02)
+    assert 1 - optim.beta_1 == pytest.approx(between(1 - 0.9, 1 - 0.80036), rel=0.02)
+    assert 1 - optim.beta_2 == pytest.approx(between(1 - 0.98, 1 - 0.81747), rel=0.02)
+    assert optim.weight_decay == pytest.approx(between(0.1, 2.886e-3), rel=0.05)
+    end = config.schedule.end_learning_rate / optim.learning_rate
+    assert end == pytest.approx(4.945e-5 / 3.93e-4, rel=0.01)

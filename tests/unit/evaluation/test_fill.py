@@ -1,0 +1,162 @@
+"""`fill`: the words for [MASK] are those of the model's own logits, and mistakes are one line."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoint_cases import save_checkpoint
+from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.evaluation.fill import fill, tokens_of
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.parts.start import make_model
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+
+CPU = torch.device("cpu")
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
+SPECIAL = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+
+
+@pytest.fixture
+def config(tiny_config: Path) -> RunConfig:
+    return load_config(tiny_config)
+
+
+@pytest.fixture
+def vocabulary(synthetic_data: Path) -> Vocabulary:
+    return load_vocabulary(synthetic_data / "words.txt")
+
+
+@pytest.fixture
+def model(config: RunConfig) -> BertForPretraining:
+    wider = replace(config, model=replace(config.model, initializer_range=0.5))
+    return make_model(wider, 3, CPU).eval()
+
+
+def test_candidates_are_those_of_transformers(
+    model: BertForPretraining, config: RunConfig, vocabulary: Vocabulary
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=config.model.padded_vocab_size,
+            hidden_size=config.model.hidden_size,
+            num_hidden_layers=config.model.num_layers,
+            num_attention_heads=config.model.num_heads,
+            intermediate_size=config.model.intermediate_size,
+            max_position_embeddings=config.model.max_position_embeddings,
+        )
+    ).eval()
+    theirs.load_state_dict(model.state_dict(), strict=False)
+    tokens = tokens_of("w3 [MASK] w7 w9 [MASK]", vocabulary, 32)
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([tokens])).prediction_logits[0]
+    places = [place for place, token in enumerate(tokens) if token == vocabulary.mask_id]
+    found = fill(model, vocabulary, "w3 [MASK] w7 w9 [MASK]", 5)
+    assert len(found) == len(places) == 2
+    for place, candidates in zip(places, found, strict=True):
+        probabilities = logits[place].softmax(-1)
+        by_token = {token: probabilities[id_].item() for token, id_ in vocabulary.ids.items()}
+        expected = sorted(by_token.keys() - SPECIAL, key=by_token.__getitem__, reverse=True)[:5]
+        assert [candidate.token for candidate in candidates] == expected
+        for candidate in candidates:
+            assert math.isclose(candidate.probability, by_token[candidate.token], rel_tol=1e-4)
+
+
+def test_tokens_are_those_of_prepare(vocabulary: Vocabulary) -> None:
+    words = ["[CLS]", "w1", "[MASK]", "w2", "[UNK]", "[MASK]", "[SEP]"]
+    tokens = tokens_of(" w1 [MASK]w2 else[MASK] ", vocabulary, 7)
+    assert [vocabulary.tokens[token] for token in tokens] == words
+    with pytest.raises(ConfigError, match="has 7 tokens, the model takes 6"):
+        tokens_of(" w1 [MASK]w2 else[MASK] ", vocabulary, 6)
+    with pytest.raises(ConfigError, match=r"has no \[MASK\]"):
+        tokens_of("w1 [mask]", vocabulary, 32)
+
+
+def test_all_candidates_and_no_special_token(
+    model: BertForPretraining, vocabulary: Vocabulary
+) -> None:
+    (found,) = fill(model, vocabulary, "[MASK]", 1000)
+    assert {candidate.token for candidate in found} == set(vocabulary.tokens) - SPECIAL
+    assert sum(candidate.probability for candidate in found) < 1
+    values = [candidate.probability for candidate in found]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.fixture
+def checkpoint(
+    tmp_path: Path, model: BertForPretraining, config: RunConfig, vocabulary: Vocabulary
+) -> Path:
+    """As training leaves one: runs/<name>/run_0/checkpoints."""
+    directory = tmp_path / "runs" / "one" / "run_0" / "checkpoints"
+    state = CheckpointState(
+        step=7, samples=70, seed=1, mlm_accuracy=None, vocabulary_sha256=vocabulary.sha256
+    )
+    optimizer = make_optimizer_alone(config.optim, model)
+    path = save_checkpoint(directory, optimizer, config, state, ONE_RANK, CPU)
+    (directory / "LATEST").write_text(path.name)
+    return directory
+
+
+def test_command(
+    checkpoint: Path,
+    synthetic_data: Path,
+    vocabulary: Vocabulary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ("--checkpoint", str(checkpoint), "--device", "cpu")
+    text = "w1 [MASK] w2"
+    assert main(["fill", text, *given]) == 2
+    assert "no vocab.txt and no tokenizer.json in it nor above it" in capsys.readouterr().err
+    (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents + b"more\n")
+    assert main(["fill", text, *given]) == 2
+    assert "is not the vocabulary that the checkpoint" in capsys.readouterr().err
+    assert main(["fill", text, *given, "--data", str(synthetic_data), "--json"]) == 0
+    (candidates,) = json.loads(capsys.readouterr().out)["masks"]
+    (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fill", text, "--device", "cpu"]) == 0  # the newest checkpoint of runs/
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [token for _, token in lines] == [candidate["token"] for candidate in candidates]
+    assert len(lines) == 5
+    for (shown, _), candidate in zip(lines, candidates, strict=True):
+        assert shown == f"{candidate['probability']:.4f}"
+    assert main(["fill", text, "--top", "0"]) == 2
+    assert "--top: is 0" in capsys.readouterr().err
+    monkeypatch.chdir(checkpoint)
+    assert main(["fill", text]) == 2
+    assert "--checkpoint: is not given" in capsys.readouterr().err
+
+
+def test_a_byte_level_vocabulary(config: RunConfig, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "<pad>", "</s>", "<mask>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["one two"], trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_any_vocabulary(tmp_path / "tokenizer.json")
+    wanted = tokens_of("one [MASK] two", vocabulary, 32)
+    assert wanted.count(vocabulary.mask_id) == 1
+    assert tokens_of("one <mask> two", vocabulary, 32) == wanted
+    sized = replace(config, model=replace(config.model, vocab_size=len(vocabulary)))
+    (found,) = fill(make_model(sized, 3, CPU).eval(), vocabulary, "<mask>", 1000)
+    shown = [candidate.token for candidate in found]
+    assert len(shown) == len(vocabulary) - len(special) > 256
+    assert all(shown) and "\u0120" in shown  # the space's name

@@ -1,0 +1,127 @@
+"""`CORPUS=PATH ./run_and_time.sh`: own text in, a trained, evaluated and exported model out."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from support import REPOSITORY, run_cli, run_process, write_synthetic_text
+
+SMALL = {
+    "model.hidden_size": 32,
+    "model.intermediate_size": 64,
+    "model.max_position_embeddings": 48,
+    "data.max_seq_length": 48,
+    "data.max_predictions": 8,
+    "parallel.ranks_per_node": 1,
+    "schedule.warmup_steps": 2,
+    "schedule.decay_steps": 12,
+    "mlperf.enforce_rules": "false",
+    "run.device": "cpu",
+}
+
+
+def call(directory: Path, *settings: str, **variables: object) -> subprocess.CompletedProcess[str]:
+    words = [word for setting in settings for word in ("--set", setting)]
+    own = {"PYTHON": sys.executable, "CLEAR_CACHES": 0, "LOGDIR": directory / "run", **variables}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "PMI_", "OMPI_"))
+    }
+    return subprocess.run(
+        [REPOSITORY / "run_and_time.sh", "--", *words],
+        env=environ | {name: str(value) for name, value in own.items()},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"CORPUS": "/nowhere/at/all"}, "CORPUS: there is no file or directory '/nowhere/at/all'"),
+        ({"CORPUS": __file__, "VOCAB": "/nowhere"}, "VOCAB: there is no file '/nowhere'"),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    tmp_path: Path, variables: dict[str, str], problem: str
+) -> None:
+    done = call(tmp_path, **variables)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if problem in line]
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_text_has_another_directory(tmp_path: Path) -> None:
+    """The name of DATADIR, on a rank that does not prepare."""
+    launch = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
+    script = (
+        "set -euo pipefail; root=/r; leads=0; setting() { echo 5; }; fail() { exit 2; }\n"
+        f"here=({sys.executable}); overrides=(); options=(); . {launch}/own_text.sh; CORPUS=$1\n"
+        'prepare_own_text; echo "$DATADIR"'
+    )
+
+    def directory() -> str:
+        (tmp_path / "text" / "b.txt").touch()  # the same text at another time
+        done = run_process("bash", "-c", script, "bash", tmp_path / "text")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (tmp_path / "text").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "text" / name).write_text("Some text.")
+    first = directory()
+    assert first.startswith("/r/.cache/own-text-")
+    assert directory() == first
+    (tmp_path / "text" / "a.txt").write_text("Some more text.")
+    assert directory() != first
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize("given", ["nothing", "vocabulary", "single"])
+def test_text_in_and_model_out(tmp_path: Path, given: str) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(3):
+        path = tmp_path / "text" / f"{number}.txt"
+        write_synthetic_text(path, 150, seed=number)
+        path.write_text(path.read_text().translate(str.maketrans("0123456789", "abcdefghij")))
+    data = tmp_path / "data"
+    settings = [f"{name}={value}" for name, value in SMALL.items()]
+    variables: dict[str, object] = {"CORPUS": tmp_path / "text", "DATADIR": data, "SEED": 4}
+    if given == "vocabulary":
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(97 + n) for n in range(26))]
+        words += [f"##{letter}" for letter in words[5:]]
+        (tmp_path / "given.txt").write_text("\n".join(words) + "\n")
+        variables["VOCAB"] = tmp_path / "given.txt"
+    else:
+        settings.append("model.vocab_size=300")
+    if given == "single":
+        settings += ["model.objective=mlm", "data.masking=dynamic"]
+    done = call(tmp_path, *settings, **variables)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "accepted" in done.stdout
+    assert "masked tokens), on [MASK] inputs" in done.stdout  # of `evaluate`
+    last = done.stdout.splitlines()[-1]
+    number = r"0\.\d+"
+    assert re.fullmatch(f"own text has no target: accuracy {number}, best guess .* {number}", last)
+    num_tokens = 57 if given == "vocabulary" else 300
+    assert len(load_vocabulary(tmp_path / "run/run_0/vocab.txt")) == num_tokens
+    exported = tmp_path / "run" / "run_0" / "huggingface"
+    assert json.loads((exported / "config.json").read_text())["vocab_size"] >= num_tokens
+    assert (exported / "model.safetensors").is_file()
+    checkpoints = tmp_path / "run" / "run_0" / "checkpoints"
+    filled = run_cli("fill", "--checkpoint", checkpoints, "--json", "wb wd [MASK] wch")
+    assert filled.returncode == 0, filled.stderr
+    (candidates,) = json.loads(filled.stdout)["masks"]
+    assert len(candidates) == 5
+    again = call(tmp_path, *settings, **variables, LOGDIR=tmp_path / "again")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "already prepared with these settings" in again.stdout

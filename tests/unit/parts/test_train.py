@@ -1,0 +1,235 @@
+"""The training command end to end on made-up words: files, rules, determinism."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.parts.memory_forward import Forward
+from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
+from report_pages import checked
+from support import NUM_WORDS, REPOSITORY, prepare_small, run_process
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Train:
+    """Run `mlperf_bert train` in this process, into tmp_path/<name>."""
+
+    def run(name: str, *overrides: str, extra: tuple[str, ...] = ()) -> int:
+        sets = [word for override in overrides for word in ("--set", override)]
+        places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / name)]
+        return main(["train", "--config", str(tiny_config), *places, *sets, *extra])
+
+    return run
+
+
+def metrics(run_dir: Path) -> list[dict[str, float]]:
+    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [record["loss"] for record in metrics(run_dir)]
+
+
+def test_reaching_the_target_ends_the_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "eval.target_accuracy=0.001") == 0
+    run_dir = tmp_path / "run"
+    lines = capsys.readouterr().out.splitlines()
+    place = next(number for number, line in enumerate(lines) if f", in {run_dir}/run_0" in line)
+    hint = f"to watch it from another terminal: mlperf_bert watch {run_dir}/run_0"
+    assert lines[place + 1] == hint
+    assert lines[-1] == f"to see it in a browser: mlperf_bert report {run_dir}/run_0"
+    assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
+    names = {path.name for path in (run_dir / "run_0").iterdir()}
+    files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
+    assert names == {*files, "checkpoints", "vocab.txt"}
+    assert metrics(run_dir)[-1]["samples"] == 160  # stopped at the first evaluation
+    last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
+    assert '"run_stop"' in last and '"success"' in last
+    assert (run_dir / "run_0" / "checkpoints" / "LATEST").read_text() == "step_00000010\n"
+
+
+def test_a_report_shows_all_of_a_run(train: Train, tmp_path: Path) -> None:
+    assert train("a run", "eval.target_accuracy=0.001") == 0
+    run = tmp_path / "a run" / "run_0"
+    assert main(["report", str(run)]) == 0
+    page = checked((run / "report.html").read_text("utf-8"))
+    drawn = page.values[1]["series"][0]["y"]
+    assert drawn == [pytest.approx(loss, rel=1e-5) for loss in losses(tmp_path / "a run")]
+    for words in ("1 rank on cpu", "Where the time went", "run.max_steps", "target reached"):
+        assert words in page.words
+    assert "there is no" not in page.words  # no file of it was missed
+
+
+def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
+    assert train("run", "run.log_interval_steps=7") == TARGET_MISSED
+    records = metrics(tmp_path / "run")
+    glossary = (REPOSITORY / "docs" / "glossary.md").read_text()
+    rows = glossary.split("## Keys of `metrics.jsonl`")[1].splitlines()
+    names = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    documented = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
+    assert len(documented) == 24
+    for record in records:
+        assert record.keys() == documented
+    # Multiples of 7; an evaluation every 160 samples closes an interval too, as does the end.
+    assert [record["step"] for record in records] == [7, 10, 14, 20]
+    assert [record["mlm_accuracy"] is None for record in records] == [True, False, True, False]
+
+
+def test_a_run_is_never_written_over(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "run.max_steps=1") == TARGET_MISSED
+    before = (tmp_path / "run" / "result_0.txt").read_bytes()
+    capsys.readouterr()
+    assert train("run", "run.max_steps=1") == 2
+    assert "--run-dir" in capsys.readouterr().err
+    assert (tmp_path / "run" / "result_0.txt").read_bytes() == before
+    assert train("run", "run.max_steps=1", extra=("--run-index", "1")) == TARGET_MISSED
+
+
+def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train: Train, tmp_path: Path) -> None:
+    dropout = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    train("a", *dropout)
+    train("b", *dropout, "run.warm_up_steps=0")
+    train("c", *dropout, "run.seed=12")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert losses(tmp_path / "a") != losses(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "initializer_range"), [("adamw", 3e-3, 0.1), ("lamb", 2e-2, 0.02)]
+)
+def test_the_model_learns_from_context(
+    train: Train, tmp_path: Path, optimizer: str, rate: float, initializer_range: float
+) -> None:
+    steps = ("run.max_steps=300", "schedule.decay_steps=300", "run.log_interval_steps=50")
+    rule = (f"optim.name={optimizer}", f"optim.learning_rate={rate}")
+    train("run", *rule, *steps, f"model.initializer_range={initializer_range}")
+    without_context = math.log(NUM_WORDS) + math.log(2)  # even words, even sentence pairs
+    assert metrics(tmp_path / "run")[-1]["loss"] < without_context - 0.3
+
+
+def test_checkpoint_gives_the_same_accuracy_everywhere(
+    train: Train, tmp_path: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("first", "optim.learning_rate=1e-2")
+    accuracy = metrics(tmp_path / "first")[-1]["mlm_accuracy"]
+    checkpoints = str(tmp_path / "first" / "run_0" / "checkpoints")
+    frozen = ("run.max_steps=1", "optim.learning_rate=0.0", "run.seed=99")
+    train("second", *frozen, extra=("--init-checkpoint", checkpoints))
+    for name, weights in (("first", "random"), ("second", "checkpoint")):
+        log = (tmp_path / name / "result_0.txt").read_text()
+        assert f'"key": "initial_weights", "value": "{weights}"' in log
+    assert metrics(tmp_path / "second")[-1]["mlm_accuracy"] == accuracy
+    capsys.readouterr()
+    options = ["--checkpoint", checkpoints, "--data", str(synthetic_data), "--json"]
+    assert main(["evaluate", *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["mlm_accuracy"] == accuracy
+    assert result["schema_version"] == 1
+
+
+def test_divergence_aborts_the_run(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "optim.learning_rate=1e38", "clip.policy=none") == TARGET_MISSED
+    assert "lower optim.learning_rate" in capsys.readouterr().out
+    assert '"aborted"' in (tmp_path / "run" / "result_0.txt").read_text().splitlines()[-1]
+    last = metrics(tmp_path / "run")[-1]
+    assert last["step"] < 20
+    assert last["grad_norm"] is None  # JSON has no word for what it was
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.vocab_size=70"], "model.vocab_size"),
+        (["data.max_predictions=4"], "data.max_predictions"),
+        (["mlperf.enforce_rules=true", "eval.target_accuracy=0.2"], "context-free guess"),
+        (["run.device=cuda"], "run.device"),
+    ],
+)
+def test_contradictions_are_one_line(
+    train: Train, capsys: pytest.CaptureFixture[str], overrides: list[str], words: str
+) -> None:
+    assert train("run", *overrides) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_what_cannot_fit_is_refused_before_it_is_built(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def small_gpu(config: RunConfig, _: object, largest_forward: Callable[[], Forward]) -> None:
+        refuse_what_cannot_fit(config, largest_forward(), 2**20)
+
+    monkeypatch.setattr("mlperf_bert.parts.build.check_memory", small_gpu)
+    monkeypatch.setattr("mlperf_bert.parts.build.make_model", lambda *_: pytest.fail("was built"))
+    assert train("run") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "parallel.local_batch_size: 16 sequences" in line and "grad_accum_steps 4" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_room_for_more_masks_than_any_example_has_is_not_needed(
+    train: Train, tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    for name in ("train", "eval"):  # as they are, but for the default of --max-predictions
+        prepare_small(
+            [synthetic_data / f"{name}.txt"],
+            synthetic_data / "words.txt",
+            tmp_path / "data" / name,
+            max_seq_length=32,
+            max_predictions=76,
+            dupe_factor=2,
+            with_baseline=True,
+        )
+    assert train("before", "run.max_steps=10") == TARGET_MISSED
+    places = ["--data", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    steps = ["--config", str(tiny_config), "--set", "run.max_steps=10"]
+    assert main(["train", *steps, *places]) == TARGET_MISSED
+    assert losses(tmp_path / "run") == losses(tmp_path / "before")
+    assert main(["train", *steps, *places, "--set", "data.max_predictions=4"]) == 2
+
+
+def test_missing_data_is_one_line(
+    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "--config", str(tiny_config), *places]) == 2
+    error = capsys.readouterr().err
+    assert "mlperf_bert prepare" in error and error.count("\n") == 1
+
+
+def test_training_and_evaluation_need_no_h5py(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; sys.modules['h5py'] = None\n"
+        "from mlperf_bert.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    data, run_dir = ["--data", str(synthetic_data)], tmp_path / "run"
+    blocked = [sys.executable, "-c", code]
+    options = ["--config", str(tiny_config), "--run-dir", str(run_dir)]
+    done = run_process(*blocked, "train", *options, *data)
+    assert done.returncode == TARGET_MISSED, done.stderr
+    checkpoints = str(run_dir / "run_0" / "checkpoints")
+    done = run_process(*blocked, "evaluate", "--checkpoint", checkpoints, *data)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,244 @@
+"""The MLPerf log: accepted by MLCommons' own checker, one file, never over another."""
+
+import inspect
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.run.mlperf_log import RESERVED_WORDS, MlperfLog
+from support import mlperf_records
+
+RULESETS = ["2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0", "5.0.0"]
+BERT_LARGE = BertForPretraining(ModelSection(), torch.device("meta"))
+TENSOR_NAMES = [tensorflow_name(name) for name in BERT_LARGE.state_dict()]
+
+
+def _config(division: str = "open", **mlperf: object) -> Any:
+    tables = {
+        "run": {"max_steps": 4},
+        "parallel": {"local_batch_size": 448},
+        "optim": {"name": "lamb", "learning_rate": 1e-3},
+        "schedule": {"decay_steps": 200, "warmup_steps": 20, "start_warmup_step": -5},
+        "eval": {"target_accuracy": 0.72},
+        "mlperf": {"division": division, "submission_org": "Acme", **mlperf},
+    }
+    return config_from_tables(tables, "test")
+
+
+def _write(path: Path | None, division: str = "open", is_rank_zero: bool = True) -> None:
+    """A whole synthetic run through the public methods."""
+    config = _config(division)
+    log = MlperfLog(path, is_rank_zero)
+    log.init_start(cache_cleared=True)
+    log.submission(config)
+    log.hyperparameters(config, seed=77)
+    log.conditions(
+        config,
+        number_of_nodes=2,
+        number_of_ranks=16,
+        resumed_from=None,
+        initial_weights="checkpoint",
+    )
+    log.weights_initialization(TENSOR_NAMES)
+    log.init_stop()
+    log.run_start()
+    for samples, accuracy in ((150_080, 0.4), (300_160, 0.73)):
+        log.eval_start(samples)
+        log.eval_accuracy(samples, accuracy)
+        log.eval_stop(samples)
+        log.tracked_stats(samples, 123.5)
+    log.run_stop(300_160, 10_000, "success")
+    log.close()
+
+
+def _complies(path: Path, ruleset: str) -> bool:
+    checker = mlp_compliance.make_checker("training", ruleset, False, False)
+    try:
+        valid, *_ = mlp_compliance.main(str(path), f"training_{ruleset}/common.yaml", checker)
+    finally:
+        mlp_compliance.enqueued_configs.clear()  # the checker's own global, left over on errors
+    return bool(valid)
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_open_log_passes_the_checker(tmp_path: Path, ruleset: str) -> None:
+    _write(tmp_path / "result_0.txt")
+    assert _complies(tmp_path / "result_0.txt", ruleset)
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_closed_log_passes_the_checker(tmp_path: Path, ruleset: str) -> None:
+    _write(tmp_path / "result_0.txt", "closed")
+    assert _complies(tmp_path / "result_0.txt", ruleset)
+
+
+def test_the_checker_is_really_asked(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    _write(path, "closed")
+    path.write_text(path.read_text().replace("0.73", "0.71"))
+    assert not _complies(path, "5.0.0")
+
+
+def test_records_stand_in_the_order_of_the_superset_log(tmp_path: Path) -> None:
+    _write(tmp_path / "result_0.txt")
+    keys = [record["key"] for record in mlperf_records(tmp_path / "result_0.txt")]
+    evaluation = ["eval_start", "eval_accuracy", "eval_stop", "tracked_stats"]
+    start = keys.index("init_stop")
+    weights = keys.index("weights_initialization")
+    assert keys[:7] == [
+        "cache_clear",
+        "init_start",
+        "submission_benchmark",
+        "submission_division",
+        "submission_org",
+        "submission_platform",
+        "submission_status",
+    ]
+    assert keys[7:9] == ["seed", "global_batch_size"]
+    conditions = keys.index("quality_target")
+    assert {"opt_epsilon", "opt_lamb_epsilon", "opt_name"} <= set(keys[9:conditions])
+    assert keys[conditions:weights] == [
+        "quality_target",
+        "rules_enforced",
+        "resumed",
+        "initial_weights",
+        "number_of_nodes",
+        "number_of_ranks",
+    ]
+    assert keys[weights:start] == ["weights_initialization"] * len(TENSOR_NAMES)
+    assert keys[start:] == [
+        "init_stop",
+        "run_start",
+        "epoch_start",
+        "block_start",
+        *evaluation,
+        *evaluation,
+        "block_stop",
+        "epoch_stop",
+        "train_samples",
+        "eval_samples",
+        "run_stop",
+    ]
+
+
+def test_values_and_metadata(tmp_path: Path) -> None:
+    _write(tmp_path / "result_0.txt")
+    records = {record["key"]: record for record in mlperf_records(tmp_path / "result_0.txt")}
+    values = {key: record["value"] for key, record in records.items()}
+    assert values["cache_clear"] is True
+    assert values["seed"] == 77
+    assert values["global_batch_size"] == 448
+    assert values["opt_learning_rate_training_steps"] == 200
+    assert values["num_warmup_steps"] == values["opt_learning_rate_warmup_steps"] == 20
+    assert values["start_warmup_step"] == -5
+    assert values["quality_target"] == 0.72
+    assert (values["rules_enforced"], values["resumed"]) == (True, False)
+    assert values["initial_weights"] == "checkpoint"
+    assert (values["number_of_nodes"], values["number_of_ranks"]) == (2, 16)
+    assert values["tracked_stats"] == {"throughput": 123.5}
+    assert (values["train_samples"], values["eval_samples"]) == (300_160, 10_000)
+    assert records["run_stop"]["metadata"]["status"] == "success"
+    for key in ("eval_start", "eval_accuracy", "eval_stop", "tracked_stats"):
+        metadata = records[key]["metadata"]
+        assert metadata["epoch_num"] == metadata["samples_count"] == 300_160
+
+
+def test_each_tensor_is_named_once(tmp_path: Path) -> None:
+    log = MlperfLog(tmp_path / "log.txt", True)
+    log.weights_initialization(iter(["bert/pooler/dense/kernel", "bert/pooler/dense/bias"]))
+    records = mlperf_records(tmp_path / "log.txt")
+    assert [record["key"] for record in records] == ["weights_initialization"] * 2
+    tensors = [record["metadata"]["tensor"] for record in records]
+    assert tensors == ["bert/pooler/dense/kernel", "bert/pooler/dense/bias"]
+
+
+def test_metadata_names_the_calling_line(tmp_path: Path) -> None:
+    log = MlperfLog(tmp_path / "log.txt", True)
+    log.init_start(cache_cleared=False)
+    frame = inspect.currentframe()
+    assert frame is not None
+    line = frame.f_lineno - 3
+    for record in mlperf_records(tmp_path / "log.txt"):
+        assert Path(record["metadata"]["file"]).name == Path(__file__).name
+        assert record["metadata"]["lineno"] == line
+
+
+@pytest.mark.parametrize("word", RESERVED_WORDS)
+def test_a_reserved_word_stands_only_in_its_own_record(tmp_path: Path, word: str) -> None:
+    _write(tmp_path / "result_0.txt")
+    for record in mlperf_records(tmp_path / "result_0.txt"):
+        rest = {name: value for name, value in record.items() if name != "key"}
+        assert word not in json.dumps(rest)
+        assert word not in record["key"] or record["key"] == word
+
+
+@pytest.mark.parametrize("text", ["", "run_stop Inc"])
+def test_a_name_that_would_confuse_the_checkers_is_refused(tmp_path: Path, text: str) -> None:
+    log = MlperfLog(tmp_path / "log.txt", True)
+    with pytest.raises(ConfigError, match=r"mlperf\.submission_org"):
+        log.submission(_config(submission_org=text))
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _write(tmp_path / "result_0.txt")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_other_ranks_and_no_path_write_nothing(tmp_path: Path) -> None:
+    _write(tmp_path / "result_0.txt", is_rank_zero=False)
+    _write(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_log_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="exists"):
+        MlperfLog(path, True)
+    assert path.read_text() == "precious"
+    with pytest.raises(ConfigError, match="cannot be created"):
+        MlperfLog(tmp_path / "nowhere" / "result_0.txt", True)
+
+
+def test_two_logs_do_not_mix(tmp_path: Path) -> None:
+    first, second = (MlperfLog(tmp_path / name, True) for name in ("a.txt", "b.txt"))
+    first.init_stop()
+    second.run_start()
+    first.close()
+    first.init_stop()
+    second.close()
+    assert [record["key"] for record in mlperf_records(tmp_path / "a.txt")] == ["init_stop"]
+    assert mlperf_records(tmp_path / "b.txt")[0]["key"] == "run_start"
+    assert "mlperf_log" not in logging.Logger.manager.loggerDict
+
+
+def test_a_missing_package_is_named_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
+    with pytest.raises(ConfigError, match=r"tools/venv\.sh$"):
+        MlperfLog(tmp_path / "result_0.txt", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MlperfLog(tmp_path / "log.txt", True)
+
+    def fail(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert log._handler is not None
+    monkeypatch.setattr(log._handler.stream, "write", fail)
+    with pytest.raises(ConfigError, match="No space"):
+        log.init_stop()

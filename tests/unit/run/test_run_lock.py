@@ -1,0 +1,140 @@
+"""A run directory has one owner: who comes second is refused and changes nothing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.run.lock import RunLock
+from resume_cases import run_train
+from support import snapshot
+
+OWNER = """
+import os, pathlib, sys, time
+from mlperf_bert.run.lock import RunLock
+with RunLock(pathlib.Path(sys.argv[1]), sys.argv[2]) as lock:
+    lock.check()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def owned(root: Path, name: str = "run_0") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that owns a run, until its input ends; and a child of it."""
+    command = [sys.executable, "-c", OWNER, str(root), name]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        try:
+            yield owner, child
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_second_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with owned(root) as (owner, _):
+        before = snapshot(tmp_path)
+        with RunLock(root, "run_0") as second, pytest.raises(ConfigError) as refused:
+            second.check()
+        said = f"process {owner.pid} on host {os.uname().nodename} since "
+        assert re.search(rf"{said}\d{{4}}(-\d\d){{2}} \d\d(:\d\d){{2}} UTC owns it", str(refused))
+        assert snapshot(tmp_path) == before
+        with RunLock(root, "run_1") as other:  # of the same directory
+            other.check()
+    assert list(tmp_path.iterdir()) == []  # the last one to leave takes away what is empty
+
+
+def test_a_killed_owner_leaves_no_lock_even_where_its_child_lives(tmp_path: Path) -> None:
+    with owned(tmp_path) as (owner, child):
+        owner.kill()
+        owner.wait()
+        os.kill(child, 0)
+        assert (tmp_path / ".run_0.lock").exists()  # the name alone is nothing
+        with RunLock(tmp_path, "run_0") as next_one:
+            next_one.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_taken_away_with_its_owner_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has opened the file just before its owner removes it must not hold a nameless lock."""
+    path, lock = tmp_path / ".run_0.lock", RunLock(tmp_path, "run_0")
+    locked = lock._locked
+    calls = []
+
+    def as_the_owner_leaves(root: Path, where: Path) -> int | None:
+        if not calls:
+            monkeypatch.setattr(os, "fstat", lambda file: [path.unlink(), real(file)][1])
+        else:
+            monkeypatch.setattr(os, "fstat", real)
+        calls.append(where)
+        return locked(root, where)
+
+    real = os.fstat
+    monkeypatch.setattr(lock, "_locked", as_the_owner_leaves)
+    with lock:
+        lock.check()
+        assert len(calls) == 2 and path.exists()
+
+
+@pytest.mark.parametrize("resume", ["none", "auto"])
+def test_a_live_run_is_left_as_it_is(
+    tiny_config: Path,
+    synthetic_data: Path,
+    tmp_path: Path,
+    resume: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = tmp_path / "run"
+    with owned(root):  # before there is anything else, as a start that came 0.3 s earlier
+        assert run_train(tiny_config, synthetic_data, root, resume=resume) == 2
+        (root / "run_0").mkdir()
+        (root / "run_0/config.toml").touch()
+        (root / "result_0.txt").touch()
+        before = snapshot(root)
+        capsys.readouterr()
+        ranks = () if resume == "none" else ("parallel.ranks_per_node=2",)  # none is started
+        assert run_train(tiny_config, synthetic_data, root, *ranks, resume=resume) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ")
+        assert snapshot(root) == before
+
+
+def test_a_run_of_squad_has_one_owner_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with owned(tmp_path, "squad"):
+        before = snapshot(tmp_path)
+        command = ["squad", "train", "--device", "cpu", "--run-dir", str(tmp_path)]
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"mlperf_bert: error: --run-dir: squad in {tmp_path} is at work: ")
+        assert snapshot(tmp_path) == before
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with RunLock(tmp_path / "file", "run_0") as lock, pytest.raises(ConfigError, match="--run-dir"):
+        lock.check()
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / ".run_0.lock").symlink_to(target)
+    with RunLock(tmp_path, "run_0") as lock, pytest.raises(ConfigError, match="symbolic links"):
+        lock.check()
+    assert target.read_text() == "kept"

@@ -1,0 +1,258 @@
+"""What a start finds in its directory: files that cannot be read, lost checkpoints, and links.
+
+Each is a process of its own, which ends in one line and changes nothing but where the test says so.
+"""
+
+import errno
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from forked_starts import Started, start_each
+from mlperf_bert.checkpoint.resume import find_start
+from mlperf_bert.checkpoint.state import verify
+from mlperf_bert.common.atomic import check_writable, replaced_file, write_file
+from mlperf_bert.common.errors import ConfigError, DataError, UnreadableError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.run.line_file import LineFile
+from resume_cases import MISSED, run_train
+from support import snapshot
+
+IS_ROOT = os.geteuid() == 0
+CHECKPOINTS = "run_0/checkpoints"
+NEWEST = f"{CHECKPOINTS}/step_00000002"
+# Names, and what is asked to go on: the run itself, or one of its directories.
+FORBIDDEN = {
+    f"{NEWEST}/manifest.json": "auto",
+    f"{NEWEST}/model.safetensors": "auto",
+    f"{NEWEST}/optimizer": "auto",
+    CHECKPOINTS: "auto",
+    "run_0": "auto",
+    f"{CHECKPOINTS}/LATEST": CHECKPOINTS,
+    "run_0/environment.json": "auto",
+}
+FAILING = ("run_0/outcome.json", f"{NEWEST}/manifest.json")
+LOST = ("damaged", "removed", "put aside")
+REFUSED_LINKS = (
+    *("result_0.txt", "run_0", CHECKPOINTS, "run_0/interrupted"),
+    *("run_0/stdout.log", "run_0/metrics.jsonl", "run_0/outcome.json"),
+)
+REPLACED_LINKS = (
+    *("config.toml", "environment.json", "vocab.txt", "checkpoints/LATEST"),
+    *("checkpoints/step_00000003", "checkpoints/damaged_step_00000003"),
+)
+
+
+@dataclass
+class Case:
+    """A start: what it was asked, and the directory that it was asked of."""
+
+    run: Path
+    resume: Path | str = "auto"
+    into: Path | None = None
+    before: object = None
+    started: Started | None = None
+
+    def is_refused(self) -> str:
+        assert self.started is not None
+        assert self.started.status == 2, self.started.printed
+        (line,) = self.started.printed.splitlines()
+        assert snapshot(self.run.parent) == self.before
+        return line
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run of 3 steps that lost its last checkpoint."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    settings = ("run.max_steps=3", "checkpoint.interval_steps=2", "checkpoint.keep_last=9")
+    assert run_train(tiny_config, synthetic_data, directory, *settings) == MISSED
+    shutil.rmtree(directory / CHECKPOINTS / "step_00000003")
+    (directory / CHECKPOINTS / "LATEST").write_text("step_00000002\n")
+    return directory
+
+
+def interrupted(whole: Path, parent: Path, *, outcome: bool = False) -> Path:
+    parent.mkdir(parents=True)
+    run = shutil.copytree(whole, parent / "run")
+    if not outcome:
+        (run / "run_0/outcome.json").unlink()
+    return run
+
+
+def forbid(run: Path, name: str) -> Case:
+    if name == "run_0/environment.json":  # asked for its seed before the first checkpoint
+        shutil.rmtree(run / CHECKPOINTS)
+    resume = FORBIDDEN[name]
+    return Case(run) if resume == "auto" else Case(run, run / resume, run.parent / "new")
+
+
+def lose(run: Path, how: str) -> Case:
+    newest = run / NEWEST
+    if how == "damaged":
+        os.truncate(newest / "model.safetensors", 10)
+    elif how == "removed":
+        shutil.rmtree(newest)
+    else:
+        newest.rename(newest.with_name(f"damaged_{newest.name}"))
+        (run / CHECKPOINTS / "LATEST").unlink()
+    return Case(run)
+
+
+def link(run: Path, names: tuple[str, ...]) -> Case:
+    """Have each name lead to what was there, or to a file of somebody else's."""
+    for number, name in enumerate(names):
+        path, target = run / name, run.parent / f"target {number}"
+        if path.exists():
+            path.rename(target)
+        else:
+            target.mkdir()
+        path.symlink_to(target)
+    return Case(run)
+
+
+def start_all(cases: dict[str, Case], config: Path, data: Path) -> None:
+    """One after the other, by one process that has imported torch, with no right but files'."""
+    commands = []
+    for case in cases.values():
+        case.before = snapshot(case.run.parent)
+        where = ("--data", data, "--run-dir", case.into or case.run, "--set", "run.max_steps=3")
+        commands.append(("train", "--config", config, *where, "--resume", case.resume))
+    forbidden = [cases[name].run / name for name in FORBIDDEN]
+    rights = [path.stat().st_mode for path in forbidden]
+    mounted: list[Path] = []
+    try:
+        for name in FAILING if IS_ROOT else ():
+            place = cases[f"failing {name}"].run / name
+            # A process's memory has nothing at its beginning: a real EIO.
+            subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", place], check=True)
+            mounted.append(place)
+        for path in forbidden:
+            path.chmod(0)
+        all_started = start_each(commands, without_rights=IS_ROOT)
+    finally:
+        for path, mode in zip(forbidden, rights, strict=True):
+            path.chmod(mode)
+        for place in mounted:
+            subprocess.run(["umount", place], check=True)
+    for case, started in zip(cases.values(), all_started, strict=True):
+        case.started = started
+
+
+@pytest.fixture(scope="module")
+def cases(
+    tiny_config: Path,
+    synthetic_data: Path,
+    whole: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Case]:
+    """All of them, started."""
+    top = tmp_path_factory.mktemp("cases")
+    found = {}
+    for name in FORBIDDEN:
+        found[name] = forbid(interrupted(whole, top / str(len(found))), name)
+    for how in LOST:
+        found[how] = lose(interrupted(whole, top / how), how)
+    for name in FAILING if IS_ROOT else ():
+        run = interrupted(whole, top / str(len(found)), outcome="outcome" in name)
+        found[f"failing {name}"] = Case(run)
+    for name in REFUSED_LINKS:
+        run = interrupted(whole, top / str(len(found)), outcome="outcome" in name)
+        found[f"link {name}"] = link(run, (name,))
+    run = interrupted(whole, top / "replaced")
+    found["replaced"] = link(run, tuple(f"run_0/{name}" for name in REPLACED_LINKS))
+    start_all(found, tiny_config, synthetic_data)
+    return found
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_a_right_that_is_missing(cases: dict[str, Case], name: str) -> None:
+    line = cases[name].is_refused()
+    assert line.startswith(f"mlperf_bert: error: {cases[name].run / name}")
+    assert "cannot be read (Permission denied); see to its rights" in line
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="mounting needs root")
+@pytest.mark.parametrize("name", FAILING)
+def test_a_disk_that_fails(cases: dict[str, Case], name: str) -> None:
+    case = cases[f"failing {name}"]
+    place = case.run / name
+    expected = f"mlperf_bert: error: {place}: cannot be read (Input/output error); "
+    assert case.is_refused().startswith(expected)
+
+
+def test_a_file_that_is_stale(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def stale(path: str | Path, *rest: int, **others: int) -> int:
+        if str(path).endswith(".safetensors"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, *rest, **others)
+
+    with monkeypatch.context() as patch, pytest.raises(UnreadableError, match="Stale file handle"):
+        patch.setattr(os, "open", stale)
+        verify(whole / NEWEST)
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_run_that_had_checkpoints_is_not_begun_anew(cases: dict[str, Case], how: str) -> None:
+    line = cases[how].is_refused()
+    assert f"{CHECKPOINTS}: holds checkpoints, and none that can be used" in line
+    assert "--resume DIR" in line
+    assert ("passed over a damaged checkpoint" in line) == (how == "damaged")
+
+
+@pytest.mark.parametrize("name", REFUSED_LINKS)
+def test_a_link_is_not_written_through(cases: dict[str, Case], name: str) -> None:
+    case = cases[f"link {name}"]
+    if name == "run_0/outcome.json":  # it may be read: the run has ended
+        assert case.started is not None and case.started.status == MISSED
+        assert snapshot(case.run.parent) == case.before
+    else:
+        path = case.run / name
+        assert case.is_refused().startswith(f"mlperf_bert: error: {path}: is a symbolic link; ")
+
+
+def test_a_link_is_replaced_where_a_file_is_renamed_to_its_name(cases: dict[str, Case]) -> None:
+    case = cases["replaced"]
+    assert case.started is not None and case.started.status == MISSED, case.started
+    after = snapshot(case.run.parent)
+    assert isinstance(case.before, dict)
+    targets = {name: each for name, each in case.before.items() if "/target " in name}
+    assert len(targets) >= len(REPLACED_LINKS)
+    assert {name: each for name, each in after.items() if "/target " in name} == targets
+    own = case.run / "run_0"
+    links = {path.name for path in own.rglob("*") if path.is_symlink()}
+    # Those were put aside, with what was there before them.
+    assert links == {"config_0.toml", "environment_0.json"} | {
+        *("damaged_step_00000003", "damaged_step_00000003_1")
+    }
+
+
+def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tiny_config: Path, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, 0)
+    for pipe in (directory.mlperf_log, tmp_path / "stdout.log"):
+        os.mkfifo(pipe)
+    with pytest.raises(DataError, match="is not a regular file"):
+        find_start("auto", directory, load_config(tiny_config))
+    with pytest.raises(ConfigError, match=r"stdout\.log: cannot be opened"):
+        LineFile(tmp_path / "stdout.log", print, continued=True)
+
+
+def test_nothing_is_written_through_a_link_at_a_temporary_name(tmp_path: Path) -> None:
+    path, target = tmp_path / "file", tmp_path / "target"
+    target.write_text("kept")
+    with replaced_file(path) as temporary:
+        temporary.touch()
+    for write in (lambda: write_file(path, b"new"), lambda: check_writable(path)):
+        temporary.symlink_to(target)
+        write()
+        assert target.read_text() == "kept"
+    assert path.read_bytes() == b"new"

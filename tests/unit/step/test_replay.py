@@ -1,0 +1,169 @@
+"""A replayed function: called off CUDA; on it (here a stand-in) warmed up, captured, replayed."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from mlperf_bert.step.replay import Replay
+
+
+def test_without_cuda_every_call_runs_the_function() -> None:
+    static = torch.tensor([1.0])
+    calls = []
+
+    def double() -> torch.Tensor:
+        calls.append(1)
+        return 2 * static
+
+    replay = Replay(double, torch.device("cpu"), warm_up_calls=3)
+    assert not calls
+    assert replay().item() == 2
+    static.fill_(5)
+    assert replay().item() == 10
+    replay.close()
+    assert len(calls) == 2
+
+
+class StandIn:
+    """Of torch.cuda, as far as a replay uses it; `events` says what was done in which order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (
+            ("Stream", lambda: Stream("new", self.events)),
+            ("CUDAGraph", lambda: Graph(self.events)),
+            ("stream", on_stream),
+            ("graph", Capture),
+            ("device", nullcontext),
+            ("current_stream", lambda: Stream("current", self.events)),
+            ("synchronize", lambda _: self.events.append("synchronize")),
+        ):
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+class Stream:
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name = name
+        self.events = events
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.events.append(f"{self.name} waits for {other.name}")
+
+
+@contextmanager
+def on_stream(stream: Stream) -> Iterator[None]:
+    stream.events.append(f"on {stream.name}")
+    try:
+        yield
+    finally:
+        stream.events.append(f"off {stream.name}")
+
+
+class Graph:
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def replay(self) -> None:
+        self.events.append("replay")
+
+    def reset(self) -> None:
+        self.events.append("reset")
+
+
+class Capture:
+    """As torch.cuda.graph: after an error its own end fails, and it keeps the stream."""
+
+    def __init__(self, _: Graph, *, stream: Stream, **options: Any) -> None:
+        self.events = stream.events
+        self.options = options
+        self.stream = on_stream(stream)
+
+    def __enter__(self) -> None:
+        self.stream.__enter__()
+        self.events.append(f"capture {self.options}")
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.events.append("captured")
+        self.stream.__exit__(kind, *error)
+
+
+def test_on_cuda_it_is_warmed_up_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = StandIn()
+    cuda.install(monkeypatch)
+    result = torch.tensor(3.0)
+
+    def function() -> torch.Tensor:
+        cuda.events.append("function")
+        return result
+
+    replay = Replay(function, torch.device("cuda"), warm_up_calls=2, pool=(0, 1))
+    assert cuda.events == [
+        *("new waits for current", "on new", "function", "function", "off new"),
+        *("current waits for new", "on new", "on new"),
+        "capture {'pool': (0, 1), 'capture_error_mode': 'thread_local'}",
+        *("function", "captured", "off new", "off new", "replay"),
+    ]
+    cuda.events.clear()
+    assert replay() is replay() is result
+    replay.close()
+    assert cuda.events == ["replay", "replay", "synchronize", "reset"]
+
+
+class InACycle:
+    """Only a garbage collection frees it."""
+
+    def __init__(self, name: str, freed: list[str]) -> None:
+        self.me = self
+        weakref.finalize(self, freed.append, f"{name} freed")
+
+
+def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = StandIn()
+    cuda.install(monkeypatch)
+    assert gc.isenabled()
+    threshold = gc.get_threshold()[0]
+
+    def function() -> int:
+        InACycle("young", cuda.events)
+        many = [[] for _ in range(10 * threshold)]  # type: ignore[var-annotated]
+        cuda.events.append("function")
+        return len(many)
+
+    InACycle("old", cuda.events)
+    Replay(function, torch.device("cuda"), warm_up_calls=0)
+    events = cuda.events
+    assert events.index("old freed") < next(
+        place for place, event in enumerate(events) if event.startswith("capture ")
+    )
+    assert "young freed" not in events[: events.index("captured")]
+    assert gc.isenabled()
+
+
+def test_an_error_inside_a_capture_is_the_one_that_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = StandIn()
+    cuda.install(monkeypatch)
+
+    def function() -> None:
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            raise torch.OutOfMemoryError("no memory") from cause
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory") as raised:
+        Replay(function, torch.device("cuda"), warm_up_calls=0)
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert cuda.events[-1] == "off new"  # what it left open is closed: no work goes there
+    assert gc.isenabled()

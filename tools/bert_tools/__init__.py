@@ -1,0 +1,1 @@
+"""The tools around the submission: plan, tune, report, bench, doctor, convert, package, squad."""

@@ -1,0 +1,214 @@
+"""`bench cost`: what a sequence of L tokens costs, as cost_a * L + cost_b * L**2, measured here.
+
+Forward and backward of the whole model, heads included, over batches of equal lengths. Attention
+alone is quadratic, so at equal tokens the time rises with the length; two totals of tokens tell
+what grows with tokens from what a forward costs anyway (launches, memory, the loss).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bert_tools.bench.against import attention_name
+from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.timing import Contender, InterleavedTimes
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.published_shapes import SHORTEST
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.step.eager import training_loss_sums, weights_dtype
+
+Float64Array = NDArray[np.float64]
+
+# Of the longest length; 3 times that, at 512 tokens, divides evenly by all of them.
+SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+MOST_ROUNDS = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostSettings:
+    """What is measured, and for how long: no round begins after `seconds` but the first."""
+
+    model: ModelSection
+    max_length: int
+    max_predictions: int
+    tokens: int  # of the larger batches; the smaller ones have half as many
+    threads: int
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Least squares of ms = constant + cost_a * tokens + cost_b * sum of squared lengths."""
+
+    constant: float
+    cost_a: float
+    cost_b: float
+    free_cost_b: float  # as it would be if it could be negative
+    fitted_ms: Float64Array
+
+
+def measure_cost(
+    settings: CostSettings, device: torch.device, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure, and return the JSON object of `bench cost`; `report` gets lines of progress.
+
+    Raises ConfigError where the time does not grow with the tokens.
+    """
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(derive_seed(settings.seed, "dropout"))
+    model = BertForPretraining(settings.model, device, seed=derive_seed(settings.seed, "weights"))
+    model.to(weights_dtype(settings.model.precision))
+    shapes = batch_shapes(settings.tokens, settings.max_length)
+    contenders = {
+        f"{count} x {length}": _contender(model, _batch(count, length, settings).to(device))
+        for count, length in shapes
+    }
+    report(f"{len(contenders)} shapes, each once to warm up, then in turn")
+    for run in contenders.values():
+        run(0).item()
+    times = InterleavedTimes(contenders, num_batches=1)
+    times.measure(
+        num_steps=MOST_ROUNDS,
+        seconds=settings.seconds,
+        report=lambda line: report(line.partition(":")[0].replace("step", "round")),
+    )
+    ms = np.array([1e3 * times.seconds_per_batch(name) for name in contenders])
+    counts, lengths = np.array(shapes).T
+    fit = fit_cost(counts * lengths, counts * lengths**2, ms)
+    deviation = fit.fitted_ms / ms - 1
+    return {
+        "schema_version": 1,
+        "cost_a": fit.cost_a,
+        "cost_b": fit.cost_b,
+        "constant": fit.constant,
+        "unit": "ms",
+        "lengths": lengths.tolist(),
+        "batch_sizes": counts.tolist(),
+        "ms": ms.tolist(),
+        "fitted_ms": fit.fitted_ms.tolist(),
+        "residual": float(np.sqrt((deviation**2).mean())),
+        "largest_residual": float(np.abs(deviation).max()),
+        "free_cost_b": fit.free_cost_b,
+        "rounds": times.num_steps,
+        "layers": settings.model.num_layers,
+        "hidden": settings.model.hidden_size,
+        "heads": settings.model.num_heads,
+        "vocabulary": settings.model.vocab_size,
+        "attention": attention_name(model),
+        "precision": settings.model.precision,
+        "device": device.type,
+        "threads": settings.threads,
+        "torch": torch.__version__,
+    }
+
+
+def batch_shapes(tokens: int, max_length: int) -> list[tuple[int, int]]:
+    """Sequences and their length, for about `tokens` and half as many."""
+    lengths = sorted({max(SHORTEST, round(max_length * share)) for share in SHARES})
+    shapes = {
+        (max(1, round(total / length)), length)
+        for total in (tokens / 2, tokens)
+        for length in lengths
+    }
+    return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
+
+
+def fit_cost(tokens: NDArray[np.int64], squares: NDArray[np.int64], ms: Float64Array) -> Fit:
+    """Fit the three coefficients; a negative quadratic one counts as zero.
+
+    Args:
+        tokens: of each batch, [n].
+        squares: sum of its squared lengths, [n].
+        ms: its time, [n].
+
+    Raises:
+        ConfigError: the coefficient of the tokens is not above zero.
+    """
+    terms = np.stack([np.ones(len(ms)), tokens, squares], axis=1)
+    constant, cost_a, free_cost_b = _least_squares(terms, ms)
+    cost_b = free_cost_b
+    if free_cost_b < 0:
+        constant, cost_a = _least_squares(terms[:, :2], ms)
+        cost_b = 0.0
+    if not cost_a > 0:
+        raise ConfigError(
+            "bench cost",
+            f"the time of a token came out as {cost_a:.1e} ms",
+            "measure on a quieter machine, with more --tokens or more --seconds",
+        )
+    fitted = terms @ (constant, cost_a, cost_b)
+    return Fit(
+        constant=constant,
+        cost_a=cost_a,
+        cost_b=cost_b,
+        free_cost_b=free_cost_b,
+        fitted_ms=fitted,
+    )
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """The result for people, with the lines for a config."""
+    lines = [
+        f"{result['layers']} layers, hidden {result['hidden']}, {result['heads']} heads, "
+        f"{result['vocabulary']} words, attention {result['attention']}, {result['precision']} on "
+        f"{result['device']}, {result['threads']} threads",
+        f"forward and backward, median of {result['rounds']} rounds:",
+        "sequences  length        ms    fitted",
+    ]
+    columns = (result[name] for name in ("batch_sizes", "lengths", "ms", "fitted_ms"))
+    lines += [
+        f"{count:9} {length:7} {ms:9.2f} {fitted:9.2f}"
+        for count, length, ms, fitted in zip(*columns, strict=True)
+    ]
+    lines.append(
+        f"residual {result['residual']:.1%} (root mean square), at most "
+        f"{result['largest_residual']:.1%}; {result['constant']:.3g} ms a forward whatever its size"
+    )
+    if result["free_cost_b"] < 0:
+        lines.append(
+            f"the fit gave a negative cost_b ({result['free_cost_b']:.1e}), so 0 it is: the "
+            "machine was not quiet enough to see attention, or attention is 'packed', in rows of "
+            "one length"
+        )
+    lines += ["[data]", f"cost_a = {result['cost_a']:.4g}", f"cost_b = {result['cost_b']:.4g}"]
+    return "\n".join(lines)
+
+
+def _least_squares(terms: Float64Array, ms: Float64Array) -> list[float]:
+    scale = terms.max(axis=0)  # the squares are a million times the constant
+    solution = np.linalg.lstsq(terms / scale, ms, rcond=None)[0] / scale
+    coefficients: list[float] = solution.tolist()
+    return coefficients
+
+
+def _batch(count: int, length: int, settings: CostSettings) -> UnpaddedBatch:
+    samples = synthetic_samples(
+        np.full(count, length),
+        vocab_size=settings.model.vocab_size,
+        max_predictions=settings.max_predictions,
+        seed=derive_seed(settings.seed, "samples", length),
+    )
+    num_masked = int(samples.masked_counts.sum())
+    return make_batch(samples, np.arange(count), mlm_denominator=num_masked, nsp_denominator=count)
+
+
+def _contender(model: BertForPretraining, batch: UnpaddedBatch) -> Contender:
+    def run(number: int) -> Tensor:
+        model.zero_grad()
+        sums = training_loss_sums(model, batch, model.config.precision)
+        loss = pretraining_loss(sums, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        # Whoever reads it waits for the backward too, which is on the same stream.
+        return loss.detach()
+
+    return run

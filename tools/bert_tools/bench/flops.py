@@ -1,0 +1,102 @@
+"""Floating-point operations of a training step: as publications count them, and as ours does them.
+
+A multiply-add is 2 of them, and backward costs twice a forward. Matrix products alone count:
+normalisation, softmax, dropout and the update do not.
+
+Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width, V vocabulary
+(padded), P masked positions, B sequences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+
+PER_MULTIPLY_ADD = 2
+PASSES = 3  # forward, gradients of the inputs, gradients of the weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flops:
+    """Operations of forward and backward, by where they happen."""
+
+    encoder: float  # products with weights
+    attention: float  # scores, and values weighted by them
+    head: float  # of masked words
+    pooler: float  # and the next-sentence head
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.encoder + self.attention + self.head + self.pooler
+
+
+def model_flops(
+    model: ModelSection, lengths: Sequence[float], masked_counts: Sequence[float]
+) -> Flops:
+    """What these sequences cost by the published convention: every layer whole, no padding.
+
+    `masked_counts` are the masked positions of each. Divided by time and by the peak of the
+    machine this gives MFU (model FLOPs utilisation, arXiv 2204.02311, appendix B).
+    """
+    layer = _layer_products(model)
+    return _flops(
+        model,
+        encoder=model.num_layers * layer * sum(lengths),
+        attended=model.num_layers * sum(length**2 for length in lengths),
+        num_masked=sum(masked_counts),
+        num_pairs=_num_pooled(model, len(lengths)),
+    )
+
+
+def _num_pooled(model: ModelSection, num_sequences: int) -> int:
+    return num_sequences if model.objective == "mlm_nsp" else 0
+
+
+def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
+    """What our step computes of a batch: with its padding, the last layer only where it is read.
+
+    That layer's keys and values belong to all tokens, everything else to the rows that the heads
+    read. Padding inside an attention policy (`grouped`, `packed`, `reference`) is not counted.
+    """
+    num_tokens, num_masked = sum(batch.lengths), batch.labels.shape[0]
+    num_pairs = _num_pooled(model, batch.next_sentence_label.shape[0])
+    num_rows = num_masked + num_pairs
+    whole = model.num_layers - 1
+    keys_and_values = 2 * model.hidden_size**2
+    rest = _layer_products(model) - keys_and_values
+    last = keys_and_values * num_tokens + rest * num_rows
+    # A row of the last layer attends to its own sequence: one row for each masked position and one
+    # for the first token.
+    rows_attended = sum(
+        length * (count + (number < num_pairs))
+        for number, (length, count) in enumerate(
+            zip(batch.lengths, batch.masked_counts, strict=True)
+        )
+    )
+    return _flops(
+        model,
+        encoder=whole * _layer_products(model) * num_tokens + last,
+        attended=whole * sum(length**2 for length in batch.lengths) + rows_attended,
+        num_masked=num_masked,
+        num_pairs=num_pairs,
+    )
+
+
+def _layer_products(model: ModelSection) -> int:
+    """Multiply-adds of a token in one layer, attention left out: 4 D^2 + 2 D F."""
+    return 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+
+
+def _flops(
+    model: ModelSection, *, encoder: float, attended: float, num_masked: float, num_pairs: int
+) -> Flops:
+    """Of multiply-adds of the encoder, pairs of tokens that meet, and outputs of the heads."""
+    hidden, factor = model.hidden_size, PER_MULTIPLY_ADD * PASSES
+    return Flops(
+        encoder=factor * encoder,
+        attention=factor * 2 * hidden * attended,
+        head=factor * (hidden**2 + hidden * model.padded_vocab_size) * num_masked,
+        pooler=factor * (hidden**2 + 2 * hidden) * num_pairs,
+    )

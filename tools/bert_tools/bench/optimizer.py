@@ -1,0 +1,227 @@
+"""`bench optimizer`: our update of a whole model against a loop over its tensors, and torch's."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bert_tools.bench.peer import usual_adamw
+from bert_tools.bench.timing import Contender, InterleavedTimes
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.sections import ModelSection, OptimSection
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.adamw import adamw_update
+from mlperf_bert.optim.lamb import lamb_update
+from mlperf_bert.optim.param_groups import is_exempt
+from mlperf_bert.optim.registry import make_optimizer_alone
+
+RULES = (
+    OptimSection(name="lamb", learning_rate=1e-3),
+    OptimSection(name="adamw", learning_rate=1e-3),
+)
+REFERENCE = "per-tensor loop"
+GRADIENT_SIZE = 1e-3  # standard deviation
+LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; single ones move by about the rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What is measured, and for how long: no step begins after `seconds` but the first."""
+
+    model: ModelSection
+    threads: int
+    steps: int
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updater:
+    """A contender, and the weights that it updates, in the model's order."""
+
+    run: Contender
+    weights: list[Tensor]
+
+
+def compare(
+    settings: Settings, device: torch.device, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure, and return the JSON object of `bench optimizer`; `report` gets lines of progress.
+
+    Raises ConfigError where a contender's weights are not the reference's.
+    """
+    torch.set_num_threads(settings.threads)
+    rows = [row for rule in RULES for row in _compare_rule(rule, settings, device, report)]
+    parameters = list(BertForPretraining(settings.model, torch.device("meta"), seed=0).parameters())
+    return {
+        "schema_version": 1,
+        "rows": rows,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "tensors": len(parameters),
+        "layers": settings.model.num_layers,
+        "hidden": settings.model.hidden_size,
+        "vocabulary": settings.model.vocab_size,
+        "largest_difference_allowed": LARGEST_DIFFERENCE,
+        "device": device.type,
+        "threads": settings.threads,
+        "seed": settings.seed,
+        "torch": torch.__version__,
+    }
+
+
+def make_updaters(
+    model: BertForPretraining, rule: OptimSection, seed: int
+) -> tuple[dict[str, Updater], Contender]:
+    """Each with weights and state of its own, by name; and what draws the next gradients of all."""
+    named = dict(model.named_parameters())
+    gradients = {name: torch.empty_like(each) for name, each in named.items()}
+    device = next(iter(gradients.values())).device
+    generator = torch.Generator(device).manual_seed(derive_seed(seed, "gradients"))
+
+    def new_gradients(number: int) -> Tensor:
+        for gradient in gradients.values():
+            gradient.normal_(std=GRADIENT_SIZE, generator=generator)
+        return gradient.view(-1)[0]
+
+    updaters = {REFERENCE: _loop(rule, named, gradients)}
+    if rule.name == "adamw":
+        ways: tuple[Literal["foreach", "fused"], ...] = ("foreach", "fused")
+        for how in ways:
+            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, model, gradients, how)
+    updaters["flat buffers"] = _ours(rule, model, gradients)
+    return updaters, new_gradients
+
+
+def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
+    """How far each one's weights are from the reference's at most.
+
+    Raises ConfigError above LARGEST_DIFFERENCE: times of different updates mean nothing.
+    """
+    reference = updaters[REFERENCE].weights
+    differences = {}
+    for name, updater in updaters.items():
+        pairs = zip(updater.weights, reference, strict=True)
+        # torch's maximum of a NaN is NaN.
+        difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
+        if not difference <= LARGEST_DIFFERENCE:
+            raise ConfigError(
+                "bench optimizer",
+                f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's",
+                "nothing is compared; use a version of torch that the tests pass with",
+            )
+        differences[name] = difference
+    return differences
+
+
+def _compare_rule(
+    rule: OptimSection,
+    settings: Settings,
+    device: torch.device,
+    report: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """A row for each updater."""
+    seed = derive_seed(settings.seed, "weights")
+    model = BertForPretraining(settings.model, device, seed=seed)
+    updaters, new_gradients = make_updaters(model, rule, settings.seed)
+    contenders = {
+        "new gradients": new_gradients,
+        **{name: updater.run for name, updater in updaters.items()},
+    }
+    for run in contenders.values():  # warm-up
+        run(0).item()
+    times = InterleavedTimes(contenders, num_batches=1)
+    times.measure(
+        num_steps=settings.steps,
+        seconds=settings.seconds,
+        report=lambda line: report(f"{rule.name}, {line}"),
+    )
+    differences = check_same_weights(rule, updaters)
+    return [
+        {
+            "rule": rule.name,
+            "updater": name,
+            "ms": 1e3 * times.seconds_per_batch(name),
+            "ratio": times.seconds_per_batch(REFERENCE) / times.seconds_per_batch(name),
+            "ratio_range": times.range_of_ratios(REFERENCE, name),
+            "largest_difference": differences[name],
+            "steps": times.num_steps,
+        }
+        for name in updaters
+    ]
+
+
+def _loop(
+    rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
+) -> Updater:
+    """The readable update of one tensor after the other."""
+    weights = [each.detach().clone() for each in named.values()]
+    moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
+    updates = [_readable_update(rule, name) for name in named]
+    numbers = count(1)
+
+    @torch.no_grad()
+    def run(number: int) -> Tensor:
+        step = next(numbers)
+        for update, weight, gradient, (exp_avg, exp_avg_sq) in zip(
+            updates, weights, gradients.values(), moments, strict=True
+        ):
+            update(weight, gradient, exp_avg, exp_avg_sq, step)
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights)
+
+
+def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
+    """The update of the tensor of this name."""
+    update = partial(
+        lamb_update if rule.name == "lamb" else adamw_update,
+        lr=rule.learning_rate,
+        beta_1=rule.beta_1,
+        beta_2=rule.beta_2,
+        epsilon=rule.epsilon,
+        weight_decay=0.0 if is_exempt(name) else rule.weight_decay,
+    )
+    return partial(update, layer_adaptation=not is_exempt(name)) if rule.name == "lamb" else update
+
+
+def _torch_adamw(
+    rule: OptimSection,
+    model: nn.Module,
+    gradients: dict[str, Tensor],
+    how: Literal["foreach", "fused"],
+) -> Updater:
+    twin = copy.deepcopy(model)
+    for name, parameter in twin.named_parameters():
+        parameter.grad = gradients[name]
+    optimizer = usual_adamw(twin, rule, how)
+    weights = [parameter.detach() for parameter in twin.parameters()]
+
+    def run(number: int) -> Tensor:
+        optimizer.step()
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights)
+
+
+def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
+    """Ours; a backward leaves gradients where it likes, so moving them is part of the update."""
+    optimizer = make_optimizer_alone(rule, model)
+    named = dict(model.named_parameters())
+    weights = [each.detach() for each in named.values()]
+    rate = torch.tensor(rule.learning_rate, dtype=torch.float64, device=weights[0].device)
+    one, zero = (torch.full((), value, device=rate.device) for value in (1.0, 0.0))
+
+    def run(number: int) -> Tensor:
+        optimizer.zero_grad()
+        for name, parameter in named.items():
+            parameter.grad = gradients[name]
+        optimizer.step(rate, one, zero)
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights)

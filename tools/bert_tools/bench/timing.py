@@ -1,0 +1,97 @@
+"""Seconds of several contenders doing the same work in turn, so that a busy machine slows all."""
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from bert_tools.bench.out_of_memory import free_memory, reason_of
+
+Contender = Callable[[int], Tensor]
+"""Does one step on the batch of this number and returns a scalar that depends on its work."""
+
+
+class InterleavedTimes:
+    """Wall seconds of every visit of every batch by every contender."""
+
+    def __init__(
+        self,
+        contenders: Mapping[str, Contender],
+        num_batches: int,
+        *,
+        may_fail: Collection[str] = (),
+    ) -> None:
+        """`may_fail`: which of them are left out when they run out of memory, and freed."""
+        self._contenders = dict(contenders)
+        self._may_fail = frozenset(may_fail)
+        self.reasons: dict[str, str] = {}  # why one was left out
+        self._seconds: dict[str, list[list[float]]] = {
+            name: [[] for _ in range(num_batches)] for name in contenders
+        }
+        self.num_steps = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of the contenders."""
+        return list(self._contenders)
+
+    def run_once(self) -> None:
+        """Let each do the first batch, unmeasured."""
+        for name in self.names:
+            self._seconds_of(name, 0)
+
+    def _seconds_of(self, name: str, batch: int) -> float | None:
+        """Seconds of a step; None where it ran out of memory, and then no part of it is left."""
+        try:
+            return seconds_of(self._contenders[name], batch)
+        except torch.OutOfMemoryError as error:
+            if name not in self._may_fail:
+                raise
+            self.reasons[name] = reason_of(error)
+        del self._contenders[name], self._seconds[name]
+        free_memory()
+        return None
+
+    def measure(self, *, num_steps: int, seconds: float, report: Callable[[str], None]) -> None:
+        """Let all contenders do each step in turn, the batches one after the other, over and over.
+
+        Stops after `num_steps` steps, or at the first step that ends after `seconds` when every
+        batch was visited; `report` gets a line of each step. Each contender must have run before.
+        One that may fail and runs out of memory has no times from then on.
+        """
+        num_batches = len(next(iter(self._seconds.values())))
+        start = time.perf_counter()
+        while self.num_steps < num_steps:
+            if self.num_steps >= num_batches and time.perf_counter() - start > seconds:
+                return
+            batch = self.num_steps % num_batches
+            parts = []
+            for name in self.names:
+                taken = self._seconds_of(name, batch)
+                if taken is None:
+                    parts.append(f"{name} {self.reasons[name]}")
+                    continue
+                self._seconds[name][batch].append(taken)
+                parts.append(f"{name} {taken:.3f} s")
+            self.num_steps += 1
+            report(f"step {self.num_steps}/{num_steps}: " + ", ".join(parts))
+
+    def seconds_per_batch(self, name: str) -> float:
+        """Mean over the visited batches of the median of each one's visits."""
+        visits = [visits for visits in self._seconds[name] if visits]
+        return statistics.fmean(statistics.median(seconds) for seconds in visits)
+
+    def range_of_ratios(self, above: str, below: str) -> list[float]:
+        """Lowest, median and highest quotient of the seconds of two contenders in one step."""
+        pairs = zip(self._seconds[above], self._seconds[below], strict=True)
+        ratios = [a / b for many in pairs for a, b in zip(*many, strict=True)]
+        return [min(ratios), statistics.median(ratios), max(ratios)]
+
+
+def seconds_of(run: Contender, batch: int) -> float:
+    """Wall seconds of one step; reading its scalar waits for whatever device computes it."""
+    start = time.perf_counter()
+    run(batch).item()
+    return time.perf_counter() - start

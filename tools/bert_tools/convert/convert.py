@@ -1,0 +1,212 @@
+"""Foreign weights become a checkpoint of ours: planned and checked whole, then written in a stream.
+
+The checkpoint has the weights, a config that describes the model, the vocabulary, and its origin in
+the manifest; no optimizer's state. One tensor at a time is in memory.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert_tools.convert.model_settings import config_of
+from bert_tools.convert.report import Report
+from mlperf_bert.checkpoint.huggingface.names import WORD_BIAS, WORDS
+from mlperf_bert.checkpoint.huggingface.new_directory import new_directory
+from mlperf_bert.checkpoint.huggingface.padding import MOST_SPARE_ROWS, PADDING_BIAS, with_rows
+from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
+    find_vocabulary,
+    setting_against_ours,
+)
+from mlperf_bert.checkpoint.huggingface.weights import (
+    Sizes,
+    Source,
+    check_floats,
+    drawn_weight,
+    missing_heads,
+    parameter_shapes,
+    sizes_of,
+)
+from mlperf_bert.checkpoint.manifest import MANIFEST, MODEL, STATE, FileEntry, Manifest, step_of
+from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.tensor_file import write_one_by_one
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.config.files import config_to_tables
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.run.environment import git_commit, package_version
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
+from mlperf_bert.vocabulary.word_pieces import Vocabulary
+
+Missing = Literal["refuse", "draw"]
+_WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
+_SPARE_BYTES = 2**20  # of JSON and headers
+_NEXT_SENTENCE = frozenset(
+    f"{layer}.{part}"
+    for layer in ("bert.pooler.dense", "cls.seq_relationship")
+    for part in ("weight", "bias")
+)
+_FILLS = {WORDS: 0.0, WORD_BIAS: PADDING_BIAS}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What is taken from where: made before anything is written.
+
+    `shapes` are our parameters'; `drawn` those of them that the source has not; `unused` tensors of
+    the source that this model has no place for, with the reason.
+    """
+
+    source: Source
+    config: RunConfig
+    vocabulary: AnyVocabulary
+    shapes: Mapping[str, tuple[int, ...]]
+    drawn: Mapping[str, str]
+    unused: Mapping[str, str]
+    word_rows: int
+    remarks: tuple[str, ...]
+
+    def weight(self, name: str) -> Tensor:
+        """One of our parameters, float32 in our shape. Raises CheckpointError."""
+        shape = self.shapes[name]
+        if name in self.drawn:
+            return drawn_weight(name, shape, self.config.model.initializer_range)
+        found = self.source.weights[name].read()
+        if name in _FILLS:
+            found = with_rows(found, shape[0], _FILLS[name])
+        return torch.from_numpy(found)
+
+
+def plan_conversion(
+    source: Source, given_vocabulary: Path | None, config_path: Path | None, missing: Missing
+) -> Conversion:
+    """Match every tensor and hold the settings against them; of the weights only copies are read.
+
+    Raises CheckpointError, ConfigError or DataError.
+    """
+    check_floats(source)
+    sizes = sizes_of(source)
+    vocabulary = find_vocabulary(source.folder, given_vocabulary)
+    _check_rows(source, sizes, vocabulary)
+    config, remarks = config_of(source, sizes, len(vocabulary), config_path)
+    shapes = parameter_shapes(config.model)
+    drawn = missing_heads(source, shapes)
+    if drawn and missing == "refuse":
+        heads = " and no ".join(dict.fromkeys(drawn.values()))
+        remedy = "give weights that have it, or let it be drawn at random with --missing draw"
+        raise CheckpointError(str(source.path), f"has no {heads}", remedy)
+    unused = _unused(source, shapes, config.model.objective)
+    _check_shapes(source, shapes)
+    _check_copies(source)
+    setting = setting_against_ours(source.folder)
+    if setting and isinstance(vocabulary, Vocabulary):
+        remarks = (*remarks, f"its tokenizer has no {setting}, {_WORD_PIECES_DROP}")
+    remarks = (*source.remarks, *remarks)
+    return Conversion(source, config, vocabulary, shapes, drawn, unused, sizes.word_rows, remarks)
+
+
+def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str]) -> None:
+    """Write the checkpoint directory. Raises CheckpointError; then there is none."""
+    if step_of(out) > 0:
+        problem = "names a step, these weights are of step 0"
+        raise CheckpointError(str(out), problem, "name it otherwise")
+    kinds = {name: (torch.float32, shape) for name, shape in conversion.shapes.items()}
+    num_bytes = 4 * sum(math.prod(shape) for shape in conversion.shapes.values())
+    vocabulary = conversion.vocabulary
+    state = CheckpointState(
+        step=0, samples=0, seed=0, mlm_accuracy=None, vocabulary_sha256=vocabulary.sha256
+    )
+    with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
+        files = {MODEL: write_one_by_one(folder / MODEL, kinds, conversion.weight)}
+        for name, contents in (
+            (STATE, state.to_json()),
+            (file_name(vocabulary), vocabulary.contents),
+        ):
+            write_file(folder / name, contents)
+            files[name] = FileEntry(len(contents), hashlib.sha256(contents).hexdigest())
+        heads = dict.fromkeys(conversion.drawn.values())
+        manifest = Manifest(
+            step=0,
+            samples=0,
+            vocabulary_sha256=vocabulary.sha256,
+            version=package_version(),
+            commit=git_commit(),
+            config=config_to_tables(conversion.config),
+            files=files,
+            origin={**origin, **({"drawn": ", ".join(heads)} if heads else {})},
+        )
+        write_file(folder / MANIFEST, manifest.to_json())
+
+
+def report_of(conversion: Conversion, out: Path) -> Report:
+    """What became of every tensor."""
+    source, vocabulary = conversion.source, conversion.vocabulary
+    taken = {name: source.weights[name] for name in conversion.shapes if name in source.weights}
+    return Report(
+        form=source.form,
+        out=str(out),
+        matched=len(taken),
+        parameters=sum(math.prod(weight.shape) for weight in taken.values()),
+        dtypes=dict(Counter(weight.tensor.dtype for weight in taken.values())),
+        copies=tuple(source.copies),
+        ignored={**source.ignored, **conversion.unused},
+        drawn=conversion.drawn,
+        model=config_to_tables(conversion.config)["model"],
+        vocabulary={
+            "file": file_name(vocabulary),
+            "tokens": len(vocabulary),
+            "sha256": vocabulary.sha256,
+        },
+        rows_in_source=conversion.word_rows,
+        rows=conversion.shapes[WORDS][0],
+        remarks=conversion.remarks,
+    )
+
+
+def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None:
+    rows, tokens = sizes.word_rows, len(vocabulary)
+    if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
+        problem = f"has {rows:,} words, its vocabulary {tokens:,}"
+        remedy = "give the vocabulary that it was trained with by --vocab"
+        raise CheckpointError(str(source.path), problem, remedy)
+
+
+def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dict[str, str]:
+    """Raises CheckpointError for a tensor that changes what the model computes."""
+    unused = {}
+    may_lack_use = _NEXT_SENTENCE if objective == "mlm" else frozenset()
+    for name, weight in source.weights.items():
+        if name in shapes or name in source.copies:
+            continue
+        if name not in may_lack_use:
+            problem = "is no part of the BERT that this program computes"
+            raise CheckpointError(weight.where or name, problem, "give the weights of a plain BERT")
+        unused[name] = "not used without next-sentence prediction"
+    return unused
+
+
+def _check_shapes(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    words = source.weights[WORDS].shape[0]
+    for name, shape in shapes.items():
+        if name not in source.weights:
+            continue
+        weight = source.weights[name]
+        wanted = (words, *shape[1:]) if name in _FILLS else shape
+        if weight.shape != wanted:
+            problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
+            raise CheckpointError(weight.where, problem, "give the weights of a plain BERT")
+
+
+def _check_copies(source: Source) -> None:
+    for copy, original in source.copies.items():
+        ours, theirs = source.weights[original], source.weights[copy]
+        if ours.shape != theirs.shape or not np.array_equal(ours.read(), theirs.read()):
+            problem = f"is not equal to {original}, to which this program ties it"
+            raise CheckpointError(theirs.where, problem, "give a BERT with a tied decoder")

@@ -1,0 +1,145 @@
+"""TensorFlow 2's checkpoints of objects, as MLPerf's `tf2_ckpt`, in the first release's form.
+
+Their tensors are named by the way through the program's objects to a variable; a graph of these,
+kept as a text beside them, says each variable's own name. The model library of TensorFlow 2
+(https://github.com/tensorflow/models, official/nlp) names BERT's variables in a way of its own, and
+keeps heads as a dimension.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bert_tools.convert.protobuf import fields, octets, text
+from bert_tools.convert.tensorflow_bundle import BundleTensor
+from bert_tools.convert.tensorflow_errors import damage_of
+from mlperf_bert.checkpoint.huggingface.source import SourceTensor
+
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_SLOT = "/.OPTIMIZER_SLOT/"  # in the keys of what an optimizer keeps of a variable
+_MOST_VARIABLES = 50_000
+# The second release's name of a variable, or beginning of it -> the first release's.
+_WHOLE_NAMES = MappingProxyType(
+    {
+        "word_embeddings/embeddings": "bert/embeddings/word_embeddings",
+        "type_embeddings/embeddings": "bert/embeddings/token_type_embeddings",
+        "position_embedding/embeddings": "bert/embeddings/position_embeddings",
+        "cls/predictions/output_bias/bias": "cls/predictions/output_bias",
+        "predictions/transform/logits/kernel": "cls/seq_relationship/output_weights",
+        "predictions/transform/logits/bias": "cls/seq_relationship/output_bias",
+    }
+)
+_BEGINNINGS = MappingProxyType(
+    {
+        "embeddings/layer_norm/": "bert/embeddings/LayerNorm/",
+        "pooler_transform/": "bert/pooler/dense/",
+    }
+)
+# The same inside a layer.
+_LAYER = re.compile(r"transformer/(layer_\d{1,4}/)")
+_IN_LAYER = MappingProxyType(
+    {
+        "self_attention/query/": "attention/self/query/",
+        "self_attention/key/": "attention/self/key/",
+        "self_attention/value/": "attention/self/value/",
+        "self_attention/attention_output/": "attention/output/dense/",
+        "self_attention_layer_norm/": "attention/output/LayerNorm/",
+        "intermediate/": "intermediate/dense/",
+        "output/": "output/dense/",
+        "output_layer_norm/": "output/LayerNorm/",
+    }
+)
+_TRANSPOSED = "cls/seq_relationship/output_weights"  # the first release has [2, D]
+_HEADS_LAST = ("/query/kernel", "/key/kernel", "/value/kernel")  # [D, N, H]
+_ROWS = 2  # dimensions of a matrix
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapedTensor:
+    """A tensor in another shape, or the transpose of a matrix; see `SourceTensor`."""
+
+    tensor: SourceTensor
+    shape: tuple[int, ...]
+    is_transposed: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The tensor's own."""
+        return self.tensor.dtype
+
+    def read(self) -> NDArray[Any]:
+        """Raises CheckpointError, as the tensor does."""
+        found = self.tensor.read()
+        return found.T if self.is_transposed else found.reshape(self.shape)
+
+
+def as_first_release(tensors: Mapping[str, SourceTensor], path: Path) -> Mapping[str, SourceTensor]:
+    """Tensors under their variables' names, BERT's of the second release as the first had them.
+
+    A name that is not known, or not one tensor's alone, stays as it was: the way through objects.
+
+    Raises CheckpointError where the graph of objects is damaged.
+    """
+    graph = tensors[OBJECT_GRAPH]
+    if not isinstance(graph, BundleTensor):
+        return tensors
+    with damage_of(path):
+        names = {key: name for key, name in _variables(graph.read_text()) if _SLOT not in key}
+    now = {key: first_release_name(name) for key, name in names.items()}
+    counts = Counter(now.values())
+    found: dict[str, SourceTensor] = {}
+    for key, tensor in tensors.items():
+        name = now.get(key, "")
+        if not name or counts[name] > 1 or name in tensors:
+            found[key] = tensor
+        else:
+            found[name] = tensor if name == names[key] else _reshaped(name, tensor)
+    return found
+
+
+def first_release_name(name: str) -> str:
+    """The first release's name of a variable of the second; any other name as it is."""
+    inner = name.removeprefix("bert/") if name.startswith("bert/cls/") else name
+    if inner in _WHOLE_NAMES:
+        return _WHOLE_NAMES[inner]
+    layer, table = "", _BEGINNINGS
+    if match := _LAYER.match(inner):
+        layer, table, inner = f"bert/encoder/{match[1]}", _IN_LAYER, inner[match.end() :]
+    for start, first in table.items():
+        if inner.startswith(start):
+            return layer + first + inner.removeprefix(start)
+    return name if layer else inner
+
+
+def _reshaped(name: str, tensor: SourceTensor) -> SourceTensor:
+    """A tensor of BERT's with the dimensions that the first release has."""
+    shape = tensor.shape
+    if name == _TRANSPOSED and len(shape) == _ROWS:
+        return ReshapedTensor(tensor, shape[::-1], is_transposed=True)
+    if name.endswith("/bias"):
+        return ReshapedTensor(tensor, (math.prod(shape),))
+    if name.endswith("/kernel") and len(shape) > _ROWS:
+        place = 1 if name.endswith(_HEADS_LAST) else len(shape) - 1
+        return ReshapedTensor(tensor, (math.prod(shape[:place]), math.prod(shape[place:])))
+    return tensor
+
+
+def _variables(graph: bytes) -> Iterator[tuple[str, str]]:
+    """Key and name of each variable of a `TrackableObjectGraph`. Raises ValueError."""
+    count = 0
+    for number, node in fields(memoryview(graph)):
+        for kind, attribute in fields(octets(node)) if number == 1 else ():
+            if kind != 2:
+                continue
+            count += 1
+            if count > _MOST_VARIABLES:
+                raise ValueError(f"has a graph of more than {_MOST_VARIABLES:,} variables")
+            found = {field: text(value) for field, value in fields(octets(attribute)) if field < 4}
+            yield found.get(3, ""), found.get(2, "")

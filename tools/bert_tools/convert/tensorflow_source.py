@@ -1,0 +1,54 @@
+"""A TensorFlow checkpoint of BERT as a source: tensors under our names, and bert_config.json."""
+
+from pathlib import Path
+
+from bert_tools.convert.mlperf_checkpoint import mlperf_folder
+from bert_tools.convert.tensorflow import checkpoint_prefix, open_tensorflow
+from bert_tools.convert.tensorflow_errors import damage_of
+from bert_tools.convert.tensorflow_names import sort_names
+from mlperf_bert.checkpoint.huggingface.settings import read_settings
+from mlperf_bert.checkpoint.huggingface.weights import Source, Weight
+from mlperf_bert.common.errors import CheckpointError, DataError
+from mlperf_bert.common.records import read_record
+from mlperf_bert.common.untrusted import in_brief
+
+CONFIG = "bert_config.json"  # as the first release names it; its keys are Hugging Face's too
+
+
+def open_tensorflow_source(path: Path) -> Source:
+    """Weights by our names, and settings where bert_config.json lies beside them.
+
+    Raises CheckpointError, as `open_tensorflow`.
+    """
+    tensors = open_tensorflow(path)
+    names = sort_names(tensors)
+    weights = {
+        ours.name: Weight(tensors[name], ours.is_transposed, f"{path}: {in_brief(name)}")
+        for name, ours in names.weights.items()
+    }
+    with damage_of(path):
+        prefix = checkpoint_prefix(path)
+        has_config = (prefix.parent / CONFIG).exists()
+    try:
+        settings, stated_in = {}, ""
+        if has_config:
+            stated_in = str(prefix.parent / CONFIG)
+            remedy = "mend it, or move it away"
+            record = read_record(prefix.parent / CONFIG, missing="is missing", remedy=remedy)
+            settings = read_settings(record)
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
+    published = mlperf_folder(prefix)
+    is_theirs = f"this is the {published} of MLPerf's BERT, by its published md5"
+    return Source(
+        path=path,
+        name=prefix.name,
+        form="TensorFlow checkpoint",
+        weights=weights,
+        ignored=names.ignored,
+        settings=settings,
+        stated_in=stated_in,
+        folder=prefix.parent,
+        published=f"MLPerf {published}" if published else "",
+        remarks=(is_theirs,) if published else (),
+    )

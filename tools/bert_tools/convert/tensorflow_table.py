@@ -1,0 +1,183 @@
+"""Reads TensorFlow's sorted tables, which index its checkpoints: keys and values in checked blocks.
+
+The format is LevelDB's (https://github.com/google/leveldb, doc/table_format.md): blocks of entries
+whose keys leave out what they share with the key before, each block with its compression and masked
+CRC32C behind it, an index of the blocks, and a footer of 48 bytes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bert_tools.convert.protobuf import varint
+from bert_tools.convert.snappy import decompress
+from mlperf_bert.common.crc32c import masked_crc32c
+from mlperf_bert.common.untrusted import open_regular_file
+
+FOOTER_BYTES = 48
+MAX_INDEX_BYTES = 4 * 2**20  # BERT-large with its optimizer has 0.1 MB
+MAX_ENTRIES = 50_000
+MAX_KEY_BYTES = 1024
+_MAGIC = 0xDB4775248B80FB57
+_TRAILER_BYTES = 5
+_RAW, _SNAPPY = 0, 1
+
+Entry = tuple[bytes, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where a block's contents are in the file; its trailer is not counted."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SortedTable:
+    """A table whose index has been read: the last key of each block, or one after it, ascending."""
+
+    path: Path
+    file_bytes: int
+    last_keys: list[bytes] = field(repr=False)
+    blocks: list[Block] = field(repr=False)
+
+    def get(self, key: bytes, max_bytes: int) -> memoryview:
+        """The value of a key, of a block of at most `max_bytes` when it is decompressed.
+
+        Raises ValueError where the key is not there or its block is damaged or too large; OSError.
+        """
+        number = bisect_left(self.last_keys, key)
+        if number < len(self.blocks):
+            contents = read_block(self.path, self.blocks[number], max_bytes)
+            for found, value in _entries_of(contents):
+                if found == key:
+                    return value
+        raise ValueError("has no entry for a tensor that it lists")
+
+    def items(self, max_bytes: int) -> Iterator[Entry]:
+        """All entries, with ascending keys, of blocks of at most `max_bytes` together.
+
+        Raises ValueError and OSError, as `get` does.
+        """
+        before, count = None, 0
+        for block in self.blocks:
+            contents = read_block(self.path, block, max_bytes)
+            max_bytes -= len(contents)
+            for key, value in _entries_of(contents):
+                count += 1
+                if before is not None and key <= before:
+                    raise ValueError("has keys that do not ascend")
+                if count > MAX_ENTRIES:
+                    raise ValueError(f"has more than {MAX_ENTRIES:,} entries")
+                before = key
+                yield key, value
+
+
+def has_footer(path: Path) -> bool:
+    """Whether a file ends as a table does. Raises OSError."""
+    return _is_footer(_read_footer(path)[0])
+
+
+def _read_footer(path: Path) -> tuple[memoryview, int]:
+    """The last bytes of a file, and how many it has."""
+    with open_regular_file(path) as file:
+        file_bytes = file.seek(0, 2)
+        file.seek(max(0, file_bytes - FOOTER_BYTES))
+        return memoryview(file.read(FOOTER_BYTES) or b""), file_bytes
+
+
+def _is_footer(footer: memoryview) -> bool:
+    return len(footer) == FOOTER_BYTES and int.from_bytes(footer[-8:], "little") == _MAGIC
+
+
+def open_table(path: Path) -> SortedTable:
+    """Read footer and index of a table.
+
+    Raises ValueError where it is none, or damaged; OSError.
+    """
+    footer, file_bytes = _read_footer(path)
+    if not _is_footer(footer):
+        raise ValueError("is cut short, or no checkpoint of TensorFlow")
+    end = file_bytes - FOOTER_BYTES
+    _, place = _handle(footer, 0, end)  # of more about the table, of which there is nothing
+    index, _ = _handle(footer, place, end)
+    last_keys: list[bytes] = []
+    blocks: list[Block] = []
+    end_of_last = 0
+    for key, value in _entries_of(read_block(path, index, MAX_INDEX_BYTES)):
+        block, _ = _handle(value, 0, index.start)
+        if block.start < end_of_last or (last_keys and key <= last_keys[-1]):
+            raise ValueError("has blocks that do not follow one another")
+        end_of_last = block.start + block.size + _TRAILER_BYTES
+        last_keys.append(key)
+        blocks.append(block)
+    return SortedTable(path, file_bytes, last_keys, blocks)
+
+
+def read_block(path: Path, block: Block, max_bytes: int) -> NDArray[np.uint8]:
+    """A block's contents, decompressed. Raises ValueError where it is damaged or too large."""
+    if block.size > max_bytes:
+        raise ValueError(f"has a block of more than {max_bytes:,} bytes")
+    stored = np.empty(block.size + _TRAILER_BYTES, np.uint8)
+    read_into(path, block.start, stored)
+    kind = int(stored[block.size])
+    if masked_crc32c(stored[: block.size + 1]) != int.from_bytes(stored[-4:].tobytes(), "little"):
+        raise ValueError("has a block with a wrong checksum")
+    if kind == _RAW:
+        return stored[: block.size]
+    if kind == _SNAPPY:
+        return decompress(stored[: block.size], max_bytes)
+    raise ValueError("has a block compressed in an unknown way")
+
+
+def read_into(path: Path, start: int, found: NDArray[Any]) -> None:
+    """Fill a contiguous array from a byte of a file on. Raises ValueError if it ends; OSError."""
+    rest = found.reshape(-1).view(np.uint8).data
+    with open_regular_file(path) as file:
+        file.seek(start)
+        while len(rest):
+            count = file.readinto(rest)
+            if not count:
+                raise ValueError("is cut short")
+            rest = rest[count:]
+
+
+def _handle(message: memoryview, place: int, end: int) -> tuple[Block, int]:
+    """A block's place, which is before `end`, and where the next number is."""
+    start, place = varint(message, place)
+    size, place = varint(message, place)
+    if start + size + _TRAILER_BYTES > end:
+        raise ValueError("has a block beyond its end")
+    return Block(start, size), place
+
+
+def _entries_of(contents: NDArray[np.uint8]) -> Iterator[Entry]:
+    """Entries of a block: full keys, values in place."""
+    block = contents.data
+    num_restarts = int.from_bytes(block[-4:], "little")
+    # Behind the entries: where keys are written in full, for a search, and how many such there are.
+    end = len(block) - 4 - 4 * num_restarts
+    if len(block) < 4 or end < 0:
+        raise ValueError("has a block without its end")
+    entries, key, place, count = block[:end], b"", 0, 0
+    while place < end:
+        shared, place = varint(entries, place)
+        rest, place = varint(entries, place)
+        size, place = varint(entries, place)
+        if shared > len(key) or rest > MAX_KEY_BYTES - shared:
+            raise ValueError("has a key that is damaged or too long")
+        if rest + size > end - place:
+            raise ValueError("has an entry that is cut short")
+        key = key[:shared] + bytes(entries[place : place + rest])
+        place += rest
+        yield key, entries[place : place + size]
+        place += size
+        count += 1
+        if count > MAX_ENTRIES:
+            raise ValueError(f"has a block of more than {MAX_ENTRIES:,} entries")

@@ -1,0 +1,191 @@
+"""The checks `machine`, `limits` and `caches`: processors, what ranks may use, the page cache."""
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_bert.common.machine import Machine, format_cpu_list, read_machine, usable_cpus
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.network_test.findings import Finding, fail, ok, warn
+from mlperf_bert.distributed.network_test.options import Options
+
+SHARED_MEMORY = Path("/dev/shm")
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+_GIB = 2**30
+LEAST_SHARED_MEMORY = _GIB  # Docker's default is 64 MiB, too little for NCCL's ranks of a node
+LEAST_OPEN_FILES = 8192  # the published data have up to 4,320 shards
+
+
+def check_machine(options: Options) -> list[Finding]:
+    """Look at processors, NUMA nodes and cards, and at the cores that ranks would be bound to."""
+    machine, usable = read_machine(), usable_cpus()
+    findings = judge_machine(machine, usable, options.config)
+    if options.config is not None and options.config.parallel.binding == "none":
+        return [*findings, ok("machine.binding", "none: the config asks for none")]
+    return [*findings, judge_binding(_choices(machine, usable, options))]
+
+
+def _choices(machine: Machine, usable: frozenset[int], options: Options) -> list[str]:
+    """The CPUs of each rank of a run on this machine, or why it would not be bound; in words."""
+    import torch
+
+    from mlperf_bert.distributed.binding import choose_cpus, near_nodes
+
+    on_gpus = options.wanted_device != "cpu" and torch.cuda.is_available()
+    ranks = torch.cuda.device_count() if on_gpus else 1
+    if options.config is not None:
+        ranks = options.config.parallel.ranks_per_node
+    near = near_nodes(machine, ranks, torch.device("cuda" if on_gpus else "cpu"))
+    choices = [choose_cpus(machine, near, rank, usable) for rank in range(ranks)]
+    return [
+        choice if isinstance(choice, str) else f"CPUs {format_cpu_list(choice.cpus)}"
+        for choice in choices
+    ]
+
+
+def judge_binding(choices: Sequence[str]) -> Finding:
+    """`choices`: of each local rank, `CPUs <list>`, or why it would not be bound."""
+    unbound = sorted({choice for choice in choices if not choice.startswith("CPUs ")})
+    if unbound:
+        return ok("machine.binding", f"ranks are not bound: {'; '.join(unbound)}")
+    words = [f"rank {rank} {choice}" for rank, choice in enumerate(choices)]
+    return ok("machine.binding", ", ".join(words))
+
+
+def judge_machine(
+    machine: Machine, usable: frozenset[int], config: RunConfig | None
+) -> list[Finding]:
+    """`usable`: the CPUs that this process may run on."""
+    findings = [_processors(machine, usable, config), _numa(machine)]
+    if machine.nics:
+        findings.append(ok("machine.nics", ", ".join(_nic_words(machine))))
+    return findings
+
+
+def _processors(machine: Machine, usable: frozenset[int], config: RunConfig | None) -> Finding:
+    name = "machine.cpu"
+    found = (
+        f"{machine.cpu_model or 'unknown processor'}, {machine.sockets} x "
+        f"{machine.cores_per_socket} cores, {machine.logical_cpus} threads, "
+        f"{machine.memory_bytes / _GIB:.0f} GiB; this process may use {len(usable)} threads"
+    )
+    ranks = config.parallel.ranks_per_node if config else 1
+    if len(usable) < ranks:
+        remedy = "ask for more CPUs a task (srun --cpus-per-task, docker --cpus), or fewer ranks"
+        return warn(name, f"{found} for {ranks} ranks", remedy)
+    return ok(name, found)
+
+
+def _numa(machine: Machine) -> Finding:
+    name = "machine.numa"
+    nodes = [
+        f"{node.index}: CPUs {format_cpu_list(node.cpus) or 'none'}" for node in machine.numa_nodes
+    ]
+    found = f"{len(nodes)} nodes ({', '.join(nodes)})" if len(nodes) > 1 else "one node"
+    near = [f"GPU {n} near {gpu.numa_node}" for n, gpu in enumerate(machine.gpus)]
+    if len(nodes) < 2 or not near:
+        return ok(name, found)
+    if any(gpu.numa_node is None for gpu in machine.gpus):
+        remedy = "ranks are bound in blocks; pass the topology on (VM), or update the firmware"
+        return warn(name, f"{found}; which node is near a GPU is unknown", remedy)
+    return ok(name, f"{found}; {', '.join(near)}")
+
+
+def _nic_words(machine: Machine) -> list[str]:
+    words = []
+    for nic in machine.nics:
+        rate = f"{nic.gbit_per_s:g} Gbit/s" if nic.gbit_per_s else "rate unknown"
+        near = "" if nic.numa_node is None else f", node {nic.numa_node}"
+        words.append(f"{nic.name} ({nic.kind}, {rate}{near})")
+    return words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Of a process; None where unlimited, and for shared memory where there is no /dev/shm."""
+
+    shared_memory_bytes: int | None
+    open_files: int | None
+    locked_memory_bytes: int | None
+    has_infiniband: bool
+
+
+def check_limits(options: Options) -> list[Finding]:
+    """Look at shared memory, open files and locked memory."""
+    shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
+    nics = read_machine().nics
+    return judge_limits(
+        Limits(
+            shared_memory_bytes=shared,
+            open_files=_soft_limit(resource.RLIMIT_NOFILE),
+            locked_memory_bytes=_soft_limit(resource.RLIMIT_MEMLOCK),
+            has_infiniband=any(nic.kind == "infiniband" for nic in nics),
+        )
+    )
+
+
+def _soft_limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def judge_limits(limits: Limits) -> list[Finding]:
+    """What is too little for ranks that share a machine."""
+    return [_shared_memory(limits), _open_files(limits), *_locked_memory(limits)]
+
+
+def _shared_memory(limits: Limits) -> Finding:
+    name, size = "limits.shared_memory", limits.shared_memory_bytes
+    if size is None:
+        return ok(name, "this system has no /dev/shm")
+    found = f"/dev/shm has {size / _GIB:.1f} GiB"
+    if size < LEAST_SHARED_MEMORY:
+        remedy = "NCCL's ranks of a node share it: docker run --ipc=host, or --shm-size 8g"
+        return warn(name, found, remedy)
+    return ok(name, found)
+
+
+def _open_files(limits: Limits) -> Finding:
+    name = "limits.open_files"
+    if limits.open_files is None or limits.open_files >= LEAST_OPEN_FILES:
+        return ok(name, f"{limits.open_files or 'unlimited'}")
+    remedy = f"a rank keeps a map of each shard open: ulimit -n {LEAST_OPEN_FILES}"
+    return warn(name, str(limits.open_files), remedy)
+
+
+def _locked_memory(limits: Limits) -> list[Finding]:
+    if not limits.has_infiniband:
+        return []
+    name, size = "limits.locked_memory", limits.locked_memory_bytes
+    if size is None:
+        return [ok(name, "unlimited, as InfiniBand wants it")]
+    found = f"{size // 1024} KiB, and there is InfiniBand, which locks its buffers"
+    remedy = "ulimit -l unlimited (limits.conf; docker run --ulimit memlock=-1)"
+    return [fail(name, found, remedy)]
+
+
+def check_caches(options: Options) -> list[Finding]:
+    """Whether the page cache may be dropped before a timed run."""
+    return [judge_caches(direct=os.access(DROP_CACHES, os.W_OK), by_sudo=_sudo_may_drop())]
+
+
+def _sudo_may_drop() -> bool:
+    """Whether sudo lets this user write it without a password; it is not done."""
+    command = ["sudo", "-n", "-l", "sysctl", "vm.drop_caches=3"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def judge_caches(*, direct: bool, by_sudo: bool) -> Finding:
+    """MLPerf logs say truthfully whether the caches were clear."""
+    if direct or by_sudo:
+        return ok("caches", "the page cache may be dropped" + ("" if direct else " through sudo"))
+    found = "the page cache may not be dropped: the log will say that caches were not clear"
+    return warn("caches", found, "run as root, or let sudo run `sysctl vm.drop_caches=3`")

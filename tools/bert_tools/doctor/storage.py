@@ -1,0 +1,186 @@
+"""The checks `disk` and `data`: how fast files are read, what room is left, whether data fit."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_bert.distributed.network_test.findings import Finding, fail, ok, warn
+from mlperf_bert.distributed.network_test.options import Options
+
+_MIB, _GIB = 2**20, 2**30
+# A node of the fastest accelerators reads 8 x 1,600 sequences a second, each at a place of its own:
+# a page of 4 KiB or two of each is 50 to 100 MB/s.
+LEAST_READ_BYTES_PER_S = 100e6
+LEAST_FREE_BYTES, WANTED_FREE_BYTES = _GIB, 10 * _GIB  # a checkpoint of BERT-large has 4 GiB
+_READ_BYTES = 256 * _MIB  # read at most
+_OWN_BYTES = 128 * _MIB  # written at most, where there are no shards to read
+_ENOUGH_BYTES = 16 * _MIB
+_BLOCK = 4 * _MIB
+_SECONDS = 3.0  # of writing and of reading, each
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRate:
+    """So many bytes of `source` were read from `where` in that time, none from the page cache."""
+
+    where: Path
+    source: str
+    file_system: str
+    bytes_read: int
+    seconds: float
+
+
+def check_disk(options: Options) -> list[Finding]:
+    """Read from the data's file system (else the one runs are written to); look for free space."""
+    here = Path.cwd()  # runs/ is made here
+    rate = measure_read(options.data if options.data else here)
+    return [judge_read(rate), judge_free(here, shutil.disk_usage(here).free)]
+
+
+def judge_read(rate: ReadRate | None) -> Finding:
+    """Whether a node's ranks could live on it; `rate` is None where there was nothing to read."""
+    name = "disk.read"
+    if rate is None:
+        remedy = "give --data DIR of prepared data, or run it in a directory you can write to"
+        return warn(name, "not measured: no shard to read and no file may be written", remedy)
+    per_s = rate.bytes_read / max(rate.seconds, 1e-9)
+    found = (
+        f"{per_s / 1e6:,.0f} MB/s from {rate.where} ({rate.file_system}; "
+        f"{rate.bytes_read / _MIB:.0f} MiB of {rate.source})"
+    )
+    if rate.file_system in _IN_MEMORY:
+        return ok(name, found + ", which is memory")
+    if per_s < LEAST_READ_BYTES_PER_S:
+        remedy = "copy the data to local disk: mlperf_bert stage-data"
+        return warn(name, f"{found}, below {LEAST_READ_BYTES_PER_S / 1e6:.0f}", remedy)
+    return ok(name, found)
+
+
+def judge_free(where: Path, free_bytes: int) -> Finding:
+    """Whether logs and a checkpoint have room."""
+    name, found = "disk.space", f"{free_bytes / _GIB:,.1f} GiB free in {where}"
+    remedy = "make room, or give --run-dir on another file system"
+    if free_bytes < LEAST_FREE_BYTES:
+        return fail(name, found + ", where runs are written", remedy)
+    if free_bytes < WANTED_FREE_BYTES:
+        return warn(name, found + ": a checkpoint of BERT-large has 4", remedy)
+    return ok(name, found)
+
+
+def measure_read(directory: Path) -> ReadRate | None:
+    """Read shards below `directory`, else a file of our own in it; None where neither can be.
+
+    Shards come first: a file just written may come back out of a file server's memory.
+    Raises OSError where a file cannot be read.
+    """
+    if not directory.is_dir():
+        return None
+    shards = sorted(directory.glob("**/shards/*.hdf5"))
+    if sum(path.stat().st_size for path in shards) >= _ENOUGH_BYTES:
+        return _measure(directory, "shards", shards)
+    try:
+        # Without a name from the start, so that nothing is left behind whatever happens.
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            _fill(file.fileno())
+            count, seconds = _read_cold(file.fileno(), _READ_BYTES)
+    except OSError:
+        return _measure(directory, "shards", shards) if shards else None
+    return _rate(directory, "a file of its own", count, seconds)
+
+
+def _measure(directory: Path, source: str, files: Sequence[Path]) -> ReadRate:
+    count, seconds = 0, 0.0
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            more, taken = _read_cold(descriptor, _READ_BYTES - count)
+        finally:
+            os.close(descriptor)
+        count, seconds = count + more, seconds + taken
+        if count >= _READ_BYTES or seconds > _SECONDS:
+            break
+    return _rate(directory, source, count, seconds)
+
+
+def _rate(directory: Path, source: str, count: int, seconds: float) -> ReadRate:
+    return ReadRate(
+        where=directory,
+        source=source,
+        file_system=file_system_of(directory, _mounts()),
+        bytes_read=count,
+        seconds=seconds,
+    )
+
+
+def _fill(descriptor: int) -> None:
+    block = os.urandom(_BLOCK)  # not zeros: file systems may compress those away
+    start, written = time.perf_counter(), 0
+    while written < _OWN_BYTES and time.perf_counter() - start < _SECONDS:
+        written += os.write(descriptor, block)
+    os.fsync(descriptor)
+
+
+def _read_cold(descriptor: int, most: int) -> tuple[int, float]:
+    """Bytes that were read from the start, at most `most`, and the seconds that took."""
+    if hasattr(os, "posix_fadvise"):  # else (macOS) the page cache answers
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    start, count = time.perf_counter(), 0
+    while count < most and time.perf_counter() - start < _SECONDS:
+        block = os.read(descriptor, min(_BLOCK, most - count))
+        if not block:
+            break
+        count += len(block)
+    return count, time.perf_counter() - start
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def file_system_of(directory: Path, mounts: str) -> str:
+    """The type of the file system that holds `directory`, by the lines of /proc/mounts."""
+    absolute = directory.resolve()
+    best, kind = -1, "unknown"
+    for line in mounts.splitlines():
+        words = line.split()
+        if len(words) > 2:
+            # Blanks in mount points are written as octal.
+            point = Path(words[1].replace("\\040", " "))
+            if absolute.is_relative_to(point) and len(point.parts) >= best:
+                best, kind = len(point.parts), words[2]
+    return kind
+
+
+def check_data(options: Options) -> list[Finding]:
+    """Verify prepared data without reading a sample, and hold them against the config."""
+    if options.data is None:
+        return [warn("data", "no --data given: nothing verified", "give --data DIR")]
+    from mlperf_bert.prepare.verify.check import verify
+
+    report = verify(options.data, full=False, workers=1, quiet=True)
+    problems = report.problems()
+    if problems:
+        where, problem, remedy = problems[0].args
+        found = f"{len(problems)} problems, the first: {where}: {problem}"
+        return [fail("data", found, f"{remedy}; all are in: mlperf_bert verify {options.data}")]
+    if options.config is None:
+        return [ok("data", f"{options.data} verified (fast check)")]
+    from mlperf_bert.data.open_data import open_data
+
+    opened = open_data(options.config, options.data, rank=0)
+    found = (
+        f"{options.data} verified (fast check) and fits the config: "
+        f"{opened.train.manifest.num_samples:,} samples, {opened.target_in_words}"
+    )
+    return [ok("data", found)]

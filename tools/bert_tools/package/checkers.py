@@ -1,0 +1,197 @@
+"""Asks MLCommons' checkers about a tree, and believes their words only.
+
+Exit codes say little: three of the checkers leave with 0 whatever they found, one "accepts" a log
+that does not comply, and all skip what they do not know (docs/submission.md).
+"""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_tools.package import checker_driver
+from bert_tools.package.own_checks import RUNS, Problems
+from mlperf_bert.common.errors import ConfigError, DataError
+
+_BAD = re.compile(
+    r"^(ERROR|CRITICAL|Traceback)|Skipping|accepting this|[Bb]ypass|Unknown files|FAIL"
+)
+_VERDICT = "ERROR - FAILED"  # the compliance checker's, after warnings that say why
+_MOST_LINES = 10  # shown of a checker's complaints
+_MOST_SHOWN = 200  # characters of a line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One checker's run. `wanted`: how often a line that begins so must come, exactly."""
+
+    ruleset: str
+    checker: str
+    subject: str
+    arguments: tuple[str, ...]
+    wanted: Mapping[str, int]
+
+
+def run_checkers(
+    tree: Path, divisions: Mapping[str, str], rulesets: Sequence[str]
+) -> tuple[Problems, dict[str, float]]:
+    """Run all checkers on copies of a tree.
+
+    Args:
+        tree: an exported submission; stays as it is.
+        divisions: of each system in it.
+        rulesets: of `cli.RULESETS`.
+
+    Returns:
+        What the checkers found, and for each system the scaling factor that the first ruleset's
+        reference convergence points give it.
+
+    Raises ConfigError where mlperf_logging is missing or cannot be run.
+    """
+    if importlib.util.find_spec("mlperf_logging") is None:
+        remedy = "run in the checkout: tools/venv.sh"
+        raise ConfigError("mlperf_logging", "is not installed", remedy)
+    with tempfile.TemporaryDirectory(prefix="package-") as scratch:
+        place = Path(scratch)
+        # A copy for each: the package checker writes scaling.json, which the next would not know.
+        copies = {ruleset: place / ruleset for ruleset in rulesets}
+        for copy in copies.values():
+            shutil.copytree(tree, copy)
+        calls = [call for rules in rulesets for call in _calls(copies[rules], divisions, rules)]
+        statuses = _run(calls, place)
+        words = [
+            judge(call, status, _output(place, number).replace(f"{copies[call.ruleset]}/", ""))
+            for number, (call, status) in enumerate(zip(calls, statuses, strict=True))
+        ]
+        first = copies[rulesets[0]]
+        problems = _problems(calls, words, copies)
+        return problems, {system: scaling_of(first, system) for system in divisions}
+
+
+def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
+    """What speaks against a checker's success, in its own words; nothing where it succeeded."""
+    lines = output.splitlines()
+    bad = [line for line in lines if _BAD.search(line)]
+    found = {start: sum(line.startswith(start) for line in lines) for start in call.wanted}
+    wrong = [start for start, count in call.wanted.items() if found[start] != count]
+    if not bad and not wrong and status == 0:
+        return ()
+    # A warning says why a log fails; alone it means nothing.
+    reasons = [line for line in lines if line.startswith("WARNING")]
+    said = [line for line in (*reasons, *bad) if line != _VERDICT]
+    if not said:
+        said = [f"says {start!r} {found[start]} times" for start in wrong]
+    said = said or [f"ends with status {status}"]
+    return tuple(dict.fromkeys(_one_line(line) for line in said))[:_MOST_LINES]
+
+
+def _one_line(line: str) -> str:
+    shown = " ".join(line.removeprefix("WARNING -").removeprefix("ERROR -").split())
+    return "".join(filter(str.isprintable, shown))[:_MOST_SHOWN]
+
+
+def scaling_of(copy: Path, system: str) -> float:
+    """The factor that the package checker left for a closed result; 1 where it left none."""
+    path = copy / "results" / system / "bert" / "scaling.json"
+    return float(json.loads(path.read_text())["scaling_factor"]) if path.exists() else 1.0
+
+
+def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]:
+    closed = sum(division == "closed" for division in divisions.values())
+    package = {
+        "INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !": 1,
+        f"INFO - Run {RUNS}/{RUNS}": len(divisions),  # success without a log read is worth nothing
+        "INFO -  Running Seed Checker": closed,
+        "INFO - RCP Test Passed: ": closed,
+    }
+    whole = (str(copy), "training", ruleset)
+    calls = [
+        Call(
+            ruleset=ruleset,
+            checker="package_checker",
+            subject="the package",
+            arguments=whole,
+            wanted=package,
+        ),
+        Call(
+            ruleset=ruleset,
+            checker="repo_checker",
+            subject="the package",
+            arguments=whole,
+            wanted={"INFO - ALL CHECKS PASSED.": 1},
+        ),
+    ]
+    for system in divisions:
+        name = f"systems/{system}.json"
+        calls.append(
+            Call(
+                ruleset=ruleset,
+                checker="system_desc_checker",
+                subject=name,
+                arguments=(str(copy / name), "training", ruleset),
+                wanted={"INFO -   System description checker passed for ": 1},
+            )
+        )
+        for log in sorted((copy / "results" / system / "bert").glob("*")):
+            calls.append(
+                Call(
+                    ruleset=ruleset,
+                    checker="compliance_checker",
+                    subject=str(log.relative_to(copy)),
+                    arguments=("--usage", "training", "--ruleset", ruleset, str(log)),
+                    wanted={"INFO - SUCCESS": 1},
+                )
+            )
+    return calls
+
+
+def _run(calls: Sequence[Call], place: Path) -> list[int]:
+    commands = [
+        {
+            "module": f"mlperf_logging.{call.checker}",
+            "arguments": [*call.arguments, "--log_output", str(place / f"{number}.log")],
+            "output": str(place / f"{number}.txt"),
+        }
+        for number, call in enumerate(calls)
+    ]
+    # -P: this package's modules must not hide others of their names.
+    driver = [sys.executable, "-W", "ignore", "-P", checker_driver.__file__]
+    done = subprocess.run(
+        driver, input=json.dumps(commands), cwd=place, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        remedy = "run in the checkout: tools/venv.sh, which has the version of the lock"
+        raise ConfigError("mlperf_logging", f"its checkers do not run ({last})", remedy)
+    statuses: list[int] = json.loads(done.stdout)
+    return statuses
+
+
+def _output(place: Path, number: int) -> str:
+    return (place / f"{number}.txt").read_text(encoding="utf-8", errors="replace")
+
+
+def _problems(
+    calls: Sequence[Call], words: Sequence[tuple[str, ...]], copies: Mapping[str, Path]
+) -> Problems:
+    """One problem for the same words about the same thing, whichever rulesets they come from."""
+    asked: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
+    for call, said in zip(calls, words, strict=True):
+        for line in said:
+            asked[call.subject, call.checker, line].append(call)
+    problems = []
+    for (subject, checker, line), same in asked.items():
+        rulesets = ", ".join(call.ruleset for call in same)
+        call = same[0]
+        place = str(copies[call.ruleset])
+        arguments = " ".join(call.arguments).replace(f"{place}/", "").replace(place, ".")
+        remedy = f"mend it and ask: python -m mlperf_logging.{checker} {arguments}"
+        problems.append(DataError(subject, f"{checker} of {rulesets} says: {line}", remedy))
+    return problems

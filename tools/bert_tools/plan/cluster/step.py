@@ -1,0 +1,300 @@
+"""One training step of all ranks, phase by phase: who computes, launches, sends and waits when.
+
+Shape letters: R ranks, P phases. Times are ms from the start of the step, float64 [R] or [P, R].
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from bert_tools.plan.cluster.collectives import Network
+from bert_tools.plan.cluster.constants import Constants
+from bert_tools.plan.cluster.device import Device
+from bert_tools.plan.cluster.machine import Machine, MatrixPrecision
+from bert_tools.plan.cluster.phases import Phase, SentBucket, phases_of, sent_buckets
+from bert_tools.plan.cluster.software import Software
+from bert_tools.plan.cluster.workload import Float64Array, Workload
+from mlperf_bert.config.sections import ClipPolicy, ModelSection
+from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
+
+_CLIP_PASSES = 3  # over a gradient: read for its norm, then read and written to scale it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What runs where: all that a step's time depends on but the lengths drawn."""
+
+    machine: Machine
+    program: Software
+    constants: Constants
+    model: ModelSection
+    precision: MatrixPrecision
+    clip: ClipPolicy
+    bucket_cap_mb: float = DEFAULT_CAP_MB
+
+    @property
+    def device(self) -> Device:
+        """One accelerator."""
+        return Device(
+            accelerator=self.machine.accelerator,
+            precision=self.precision,
+            constants=self.constants,
+        )
+
+    @property
+    def network(self) -> Network:
+        """All ranks' collectives."""
+        return Network(
+            machine=self.machine,
+            constants=self.constants,
+            in_network_reduction=self.program.in_network_reduction == "on",
+        )
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a gradient."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def buckets(self) -> tuple[SentBucket, ...]:
+        """As they are sent."""
+        return sent_buckets(self.model, self.element_bytes, self.bucket_cap_mb)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(bucket.num_bytes for bucket in self.buckets) // self.element_bytes
+
+    def launch_ms(self, launches: int) -> float:
+        """Host time of so many launches; a captured step has one."""
+        each_us = 0.0 if self.program.capture == "on" else self.constants.host_launch_us
+        return launches * each_us / 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTiming:
+    """When everything happened. For each rank, the parts and the waits add up to the step."""
+
+    phases: list[Phase]
+    starts: Float64Array  # [P, R], of device work
+    ends: Float64Array  # [P, R]
+    host_ends: Float64Array  # [P, R], of launching
+    input_ms: float
+    clip_ms: Float64Array  # [R], beside backward
+    backward_end: Float64Array  # [R], clipping included
+    communication: list[tuple[float, float]]  # of each bucket: start and end
+    clip_after_ms: float
+    optimizer_ms: float
+    optimizer_wait_ms: float  # the host is behind
+    all_gather_ms: float
+    overlapped_ms: Float64Array  # [R], by which communication slowed backward down
+
+    @property
+    def reduced(self) -> float:
+        """All gradients have arrived."""
+        slowest = float(self.backward_end.max())
+        return max(slowest, self.communication[-1][1]) if self.communication else slowest
+
+    @property
+    def step_ms(self) -> float:
+        """The whole step; ranks end it together."""
+        tail = self.clip_after_ms + self.optimizer_ms + self.optimizer_wait_ms + self.all_gather_ms
+        return self.reduced + tail
+
+    @property
+    def communication_ms(self) -> float:
+        """Of all buckets, hidden or not, and of the gather behind the update."""
+        return sum(end - start for start, end in self.communication) + self.all_gather_ms
+
+    @property
+    def exposed_ms(self) -> float:
+        """Communication that nobody computes beside."""
+        return self.reduced - float(self.backward_end.max()) + self.all_gather_ms
+
+    @cached_property
+    def parts(self) -> dict[str, Float64Array]:
+        """Where each rank's step goes, ms, [R] each: work, then waits; the sum is the step."""
+        ones = np.ones(self.starts.shape[1])
+        work = np.array([phase.device_ms for phase in self.phases])
+        is_forward = np.array([phase.direction == "forward" for phase in self.phases])
+        slowest = float(self.backward_end.max())
+        busy = work.sum(axis=0) + self.overlapped_ms + self.clip_ms + self.input_ms
+        behind = np.maximum(self.backward_end - busy, 0.0)
+        return {
+            "input exchange": self.input_ms * ones,
+            "forward": work[is_forward].sum(axis=0),
+            "backward": work[~is_forward].sum(axis=0),
+            "slowed by communication": self.overlapped_ms,
+            "clipping": self.clip_ms + self.clip_after_ms,
+            "optimizer": self.optimizer_ms * ones,
+            "wait: launches and host syncs": behind + self.optimizer_wait_ms,
+            "wait: slower ranks": slowest - self.backward_end,
+            "wait: communication": self.exposed_ms * ones,
+        }
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank whose backward ends last."""
+        return int(self.backward_end.argmax())
+
+    @property
+    def median_rank(self) -> int:
+        """The rank in the middle of the order in which backward ends."""
+        return int(np.argsort(self.backward_end, kind="stable")[len(self.backward_end) // 2])
+
+
+def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
+    """One step; `speed` [R] is what each rank's device time is multiplied by: its jitter.
+
+    Ranks begin together, as they do after a step that all of them ended in an all-reduce.
+    """
+    phases = [
+        Phase(
+            phase.name,
+            phase.direction,
+            phase.device_ms * speed,
+            phase.launches,
+            phase.ends_with_sync,
+        )
+        for phase in phases_of(job.device, job.model, job.program, work)
+    ]
+    input_ms = _input_ms(job, work)
+    starts, ends, host_ends = _run_phases(job, phases, input_ms, work.world_size)
+    first_back = next(i for i, phase in enumerate(phases) if phase.direction == "backward")
+    gradient_bytes = job.element_bytes * job.parameters
+    clip_ms = np.zeros(work.world_size)
+    if job.clip == "whole_before_allreduce":
+        clip_ms += _clip_ms(job, gradient_bytes)
+    elif job.clip == "bucket_before_allreduce":
+        clip_ms += sum(_clip_ms(job, bucket.num_bytes) for bucket in job.buckets)
+    if job.machine.world_size == 1:
+        end, sent, slowed = ends[-1] + clip_ms, [], np.zeros(work.world_size)
+    elif job.clip == "whole_before_allreduce":
+        end, slowed = ends[-1] + clip_ms, np.zeros(work.world_size)
+        begin = float(end.max())
+        sent = [(begin, begin + _reduce_ms(job, gradient_bytes))]
+    else:
+        end, sent, slowed = _send_buckets(job, starts[first_back:], ends[first_back:])
+    update_ms, wait_ms, gather_ms = _update(job, host_ends, sent, end)
+    after = job.clip == "after_allreduce"
+    return StepTiming(
+        phases=phases,
+        starts=starts,
+        ends=ends,
+        host_ends=host_ends,
+        input_ms=input_ms,
+        clip_ms=clip_ms,
+        backward_end=end,
+        communication=sent,
+        clip_after_ms=_clip_ms(job, gradient_bytes) / _shards(job) if after else 0.0,
+        optimizer_ms=update_ms,
+        optimizer_wait_ms=wait_ms,
+        all_gather_ms=gather_ms,
+        overlapped_ms=slowed,
+    )
+
+
+def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
+    """What each rank's device time is multiplied by in one step; the slowest of p draws counts."""
+    generator = np.random.default_rng(seed)
+    return np.maximum(1 + fraction * generator.standard_normal(ranks), 0.5)
+
+
+def _input_ms(job: Job, work: Workload) -> float:
+    """Exchanging samples before the forward, where ranks do; nothing overlaps it."""
+    if work.input_scope == "node":
+        return job.network.all_gather_in_node_ms(work.input_bytes)
+    return job.network.all_gather_ms(work.input_bytes) if work.input_scope == "world" else 0.0
+
+
+def _reduce_ms(job: Job, num_bytes: float) -> float:
+    """Averaging gradients. Where the state is cut over all of them, ranks need only their part."""
+    all_reduce_ms = job.network.all_reduce_ms(num_bytes)
+    sharding = job.program.sharding
+    scattered = sharding == "world" or (sharding == "node" and job.machine.nodes == 1)
+    return all_reduce_ms / 2 if scattered else all_reduce_ms
+
+
+def _run_phases(
+    job: Job, phases: list[Phase], begin: float, ranks: int
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """The device works behind the host, which runs ahead until it must wait for the device."""
+    sync_ms = job.constants.sync_us / 1e3
+    waiting_ms = job.program.syncs_in_input * sync_ms + job.launch_ms(job.program.input_launches)
+    host = np.full(ranks, begin + (waiting_ms if job.program.capture == "off" else 0.0))
+    device = np.full(ranks, begin)
+    shape = len(phases), ranks
+    starts, ends, host_ends = np.empty(shape), np.empty(shape), np.empty(shape)
+    for number, phase in enumerate(phases):
+        starts[number] = np.maximum(device, host)
+        host = host + job.launch_ms(phase.launches)
+        device = np.maximum(starts[number] + phase.device_ms, host)
+        if phase.ends_with_sync:
+            host = np.maximum(host, device) + sync_ms
+        ends[number], host_ends[number] = device, host
+    return starts, ends, host_ends
+
+
+def _send_buckets(
+    job: Job, starts: Float64Array, ends: Float64Array
+) -> tuple[Float64Array, list[tuple[float, float]], Float64Array]:
+    """Each bucket starts when the slowest rank has it and the one before is through.
+
+    Returns when each rank's backward ends, [R]; starts and ends of the buckets; and by how much
+    each rank was slowed down, [R].
+    """
+    ranks = starts.shape[1]
+    slowdown = job.constants.overlap_slowdown
+    behind, slowed = np.zeros(ranks), np.zeros(ranks)
+    before = starts[0]
+    sent: list[tuple[float, float]] = []
+    busy_from = busy_to = 0.0
+    for bucket in job.buckets:
+        begin, end = starts[bucket.phase], ends[bucket.phase]
+        if job.clip == "bucket_before_allreduce":
+            behind = behind + _clip_ms(job, bucket.num_bytes)
+        ready = begin + bucket.fraction * (end - begin) + behind
+        beside = np.clip(np.minimum(ready, busy_to) - np.maximum(before, busy_from), 0.0, None)
+        behind, slowed = behind + slowdown * beside, slowed + slowdown * beside
+        ready = before = ready + slowdown * beside
+        start = max(float(ready.max()), busy_to)
+        if start > busy_to or not sent:
+            busy_from = start
+        busy_to = start + _reduce_ms(job, bucket.num_bytes)
+        sent.append((start, busy_to))
+    return ends[-1] + behind, sent, slowed
+
+
+def _update(
+    job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
+) -> tuple[float, float, float]:
+    """Time of the optimizer, what its launches keep it waiting, and of the gather behind it."""
+    program = job.program
+    kernels = program.optimizer_kernels + program.zeroing_kernels
+    moved = program.optimizer_bytes * job.parameters / _shards(job)
+    moved += job.element_bytes * job.parameters  # zeroing
+    update_ms = float(job.device.memory_ms(moved)) + job.device.kernels_ms(kernels)
+    ready = max(float(end.max()), sent[-1][1] if sent else 0.0)
+    launched = float(host_ends[-1].max())
+    if program.sync_before_update == "on":
+        launched = max(launched, ready) + job.constants.sync_us / 1e3
+    launched += job.launch_ms(kernels)
+    wait_ms = max(0.0, launched - ready - update_ms)
+    whole = job.element_bytes * job.parameters
+    if program.sharding == "none":
+        return update_ms, wait_ms, 0.0
+    if program.sharding == "node":
+        return update_ms, wait_ms, job.network.all_gather_in_node_ms(whole)
+    return update_ms, wait_ms, job.network.all_gather_ms(whole)
+
+
+def _shards(job: Job) -> int:
+    if job.program.sharding == "none":
+        return 1
+    return job.machine.gpus_per_node if job.program.sharding == "node" else job.machine.world_size
+
+
+def _clip_ms(job: Job, num_bytes: float) -> float:
+    kernels = job.device.kernels_ms(_CLIP_PASSES)
+    return float(job.device.memory_ms(_CLIP_PASSES * num_bytes)) + kernels

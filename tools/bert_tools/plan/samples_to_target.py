@@ -1,0 +1,202 @@
+"""How many samples a recipe needs to reach masked-LM accuracy 0.720 at a global batch.
+
+`samples_points.csv` holds published points. Between two points of a recipe the logarithm of the
+samples is a straight line over the logarithm of the batch. Beyond them it is not known: a smaller
+batch is then given the samples of the smallest point, a larger one the steps of the largest, which
+are the most that either can need where samples do not fall and steps do not rise with the batch.
+No torch.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from typing import Literal, get_args
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.evaluation.convergence import convergence_points, expected_samples
+
+# LAMB with the closed division's published sets (`published_sets.csv`); the same by the rules'
+# reference convergence points; Samsung's Adam; MosaicML's AdamW without dropout; the line through
+# the latter two, which no third point has tried.
+Recipe = Literal["closed_lamb", "closed_reference", "open_adam", "open_adamw", "open_hypothesis"]
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)
+
+# steps = _LEAST_STEPS * (1 + _SATURATION / batch): through MosaicML's point and Samsung's.
+_LEAST_STEPS, _SATURATION = 145, 3_900
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Samples to the target, sequences counted: the mean of ten runs, and where most such lie.
+
+    At points of few entries `low` and `high` are a single run's standard deviation away, of open
+    recipes as far as published means are apart. `in_range` is false where no published point of the
+    recipe lies at or around the batch; `source` says in words where the number comes from.
+    """
+
+    samples: float
+    low: float
+    high: float
+    source: str
+    in_range: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesPoint:
+    """A published point of a recipe; `entries` is of how many MLPerf entries it speaks."""
+
+    global_batch_size: int
+    samples: float
+    low: float
+    high: float
+    entries: int
+    source: str
+
+
+@cache
+def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
+    """The points of a recipe, by batch; of `closed_reference` those that the checker keeps."""
+    if recipe == "closed_reference":
+        return _reference_points()
+    if recipe == "open_hypothesis":
+        return samples_points("open_adamw") + samples_points("open_adam")[:1]
+    text = resources.files(__package__).joinpath("samples_points.csv").read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return tuple(
+        SamplesPoint(
+            int(row["global_batch_size"]),
+            float(row["samples"]),
+            float(row["low"]),
+            float(row["high"]),
+            int(row["entries"]),
+            row["source"],
+        )
+        for row in csv.DictReader(lines)
+        if row["recipe"] == recipe
+    )
+
+
+def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
+    """What the recipe needs at this global batch, in sequences. Raises ConfigError."""
+    if global_batch_size < 1:
+        raise ConfigError("global batch", f"is {global_batch_size}", "set it to 1 at least")
+    for known in RECIPES:
+        if recipe == known:
+            return _estimate(global_batch_size, known)
+    raise ConfigError("recipe", f"{recipe!r} is not known", f"use one of {', '.join(RECIPES)}")
+
+
+def _estimate(batch: int, recipe: Recipe) -> Estimate:
+    points = samples_points(recipe)
+    if batch < points[0].global_batch_size:
+        return _below(points[0], batch)
+    if batch > points[-1].global_batch_size:
+        return _above(points[-1], batch)
+    if recipe == "open_hypothesis":
+        return _hypothesis(points, batch)
+    if recipe == "closed_reference":
+        return _reference(batch)
+    return _on_lines(points, batch)
+
+
+def _below(smallest: SamplesPoint, batch: int) -> Estimate:
+    """Its samples at most, its steps at least."""
+    return Estimate(
+        samples=smallest.samples,
+        low=smallest.low * batch / smallest.global_batch_size,
+        high=smallest.high,
+        source=f"not known: taken as the samples at {_named(smallest)}",
+        in_range=False,
+    )
+
+
+def _above(largest: SamplesPoint, batch: int) -> Estimate:
+    """Its steps at most, its samples at least."""
+    ratio = batch / largest.global_batch_size
+    return Estimate(
+        samples=largest.samples * ratio,
+        low=largest.low,
+        high=largest.high * ratio,
+        source=f"not known: taken as the steps at {_named(largest)}",
+        in_range=False,
+    )
+
+
+def _named(point: SamplesPoint) -> str:
+    return f"{point.global_batch_size:,} ({point.source})"
+
+
+def _on_lines(points: Sequence[SamplesPoint], batch: int) -> Estimate:
+    for point in points:
+        if point.global_batch_size == batch:
+            return Estimate(
+                samples=point.samples,
+                low=point.low,
+                high=point.high,
+                source=point.source,
+                in_range=True,
+            )
+    low, high = next(pair for pair in pairwise(points) if batch < pair[1].global_batch_size)
+    width = math.log(high.global_batch_size / low.global_batch_size)
+    share = math.log(batch / low.global_batch_size) / width
+
+    def between(a: float, b: float) -> float:
+        return a * math.exp(share * math.log(b / a))
+
+    return Estimate(
+        samples=between(low.samples, high.samples),
+        low=between(low.low, high.low),
+        high=between(low.high, high.high),
+        source=f"interpolated, {low.global_batch_size:,} to {high.global_batch_size:,}",
+        in_range=True,
+    )
+
+
+def _hypothesis(points: Sequence[SamplesPoint], batch: int) -> Estimate:
+    """The line, within what the two points leave: samples do not fall, steps do not rise."""
+    small, large = points[0], points[-1]
+    most = min(large.high, small.high * batch / small.global_batch_size)
+    least = max(small.low, large.low * batch / large.global_batch_size)
+    return Estimate(
+        samples=_LEAST_STEPS * (batch + _SATURATION),
+        low=least,
+        high=most,
+        source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
+        f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
+        in_range=True,
+    )
+
+
+def _reference_points() -> tuple[SamplesPoint, ...]:
+    return tuple(
+        SamplesPoint(
+            point.global_batch_size,
+            point.mean_samples,
+            point.minimum_samples,
+            2 * point.mean_samples - point.minimum_samples,
+            point.runs,
+            "the rules' reference convergence point",
+        )
+        for point in convergence_points()
+        if point.in_pruned_set
+    )
+
+
+def _reference(batch: int) -> Estimate:
+    """As the checker interpolates: straight lines over the batch; as far above as it allows below.
+
+    The range is that of a mean of ten runs, not of one run.
+    """
+    expected = expected_samples(batch)
+    assert expected is not None, "within the points"
+    return Estimate(
+        samples=expected.mean,
+        low=expected.minimum,
+        high=2 * expected.mean - expected.minimum,
+        source="the rules' reference convergence points, rules 2.1 to 5.0",
+        in_range=True,
+    )

@@ -1,0 +1,233 @@
+"""A config for a job of any size, with the samples and the time to expect. No torch.
+
+Hyper-parameters are those of published recipes or lie between them (`recipes`, `open_recipes`),
+the batch is `batch_choice`'s, samples are `samples_to_target`'s, and time is samples over the
+throughput of the law that `plan law` fits to NVIDIA's entries on that accelerator.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from bert_tools.plan.batch_choice import (
+    Accelerator,
+    BatchChoice,
+    choose_batch,
+    most_sequences,
+    target_batch,
+)
+from bert_tools.plan.entries import Entry, chosen
+from bert_tools.plan.open_recipes import Sections, open_sections
+from bert_tools.plan.published_results import published_entries
+from bert_tools.plan.recipes import lamb_recipe, published_sets
+from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
+from bert_tools.plan.scaling_law import ScalingLaw, fit_law
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.run_config import RunConfig
+
+SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
+# Whose throughput the expected time is reckoned with: closed entries of the rounds named.
+LAW_FILTERS: dict[Accelerator, tuple[str, ...]] = {
+    "a100": ("round=2.1", "submitter=NVIDIA", "division=closed", "accelerator~A100"),
+    "h100": ("round>=3.0", "round<=3.1", "submitter~NVIDIA", "accelerator~H100"),
+    "h200": ("round>=4.0", "division=closed", "accelerator~H200"),
+}
+_MOST_RANKS = 2**20
+_FAR_SMALLER = 2  # times, a batch than those that the law's throughput was measured at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """Samples and steps to the target and minutes for them; low and high are of both together."""
+
+    samples: Estimate
+    steps: int
+    time_min: float
+    time_low: float
+    time_high: float
+    seq_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """The sections that are set, the whole config they make, what to expect, what to doubt."""
+
+    name: str
+    recipe: Recipe
+    accelerator: Accelerator
+    sections: Sections
+    config: RunConfig
+    source: str
+    expected: Expected
+    published: tuple[Entry, ...]
+    warnings: tuple[str, ...]
+
+
+def suggest(
+    nodes: int,
+    gpus: int,
+    *,
+    accelerator: Accelerator = "a100",
+    recipe: Recipe = "closed_lamb",
+    local_batch_size: int | None = None,
+) -> Suggestion:
+    """The config for `nodes` of `gpus` each. Raises ConfigError for sizes that cannot be."""
+    for option, value in (("--nodes", nodes), ("--gpus", gpus)):
+        if value < 1:
+            raise ConfigError(option, f"is {value}", "set it to 1 at least")
+    ranks = nodes * gpus
+    if ranks > _MOST_RANKS:
+        raise ConfigError("--nodes", f"makes {ranks:,} ranks", f"use {_MOST_RANKS:,} at most")
+    if local_batch_size is None:
+        batch = choose_batch(ranks, recipe, accelerator)
+    elif local_batch_size < 1:
+        problem = f"is {local_batch_size}"
+        raise ConfigError("--local-batch-size", problem, "set it to 1 at least")
+    else:
+        batch = BatchChoice(local_batch_size, 1)
+    sections, source = _sections(nodes, gpus, batch, recipe)
+    config = config_from_tables(sections, "plan suggest")
+    size = f"{nodes}x{gpus}x{batch.local_batch_size}x{batch.grad_accum_steps}"
+    prefix = "" if recipe.startswith("closed") else f"{recipe}_"
+    law, expected = law_of(accelerator), _expected(config, recipe, accelerator)
+    return Suggestion(
+        name=f"{prefix}{SYSTEMS[accelerator]}_{size}.toml",
+        recipe=recipe,
+        accelerator=accelerator,
+        sections=sections,
+        config=config,
+        source=source,
+        expected=expected,
+        published=tuple(each for each in law.entries if each.accelerators == ranks),
+        warnings=tuple(_warnings(config, recipe, accelerator, expected, source)),
+    )
+
+
+@cache
+def law_of(accelerator: Accelerator) -> ScalingLaw:
+    """The law of the published entries that the expected time is reckoned with."""
+    entries = chosen(published_entries(), LAW_FILTERS[accelerator])
+    return fit_law([each for each in entries if each.time_min and each.accelerators])
+
+
+def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tuple[Sections, str]:
+    """What the config sets, in the order of its sections, and where its values come from."""
+    ranks = nodes * gpus
+    total = ranks * batch.local_batch_size * batch.grad_accum_steps
+    if recipe.startswith("closed"):
+        own, source = _closed(total)
+    else:
+        own = open_sections(recipe, total, batch.local_batch_size)
+        source = samples_to_target(total, recipe).source
+    shared: Sections = {
+        "run": {"device": "cuda", "step_mode": "captured"},
+        "model": {"attention": "auto", "kernels": "auto", "precision": "bf16"},
+        "data": {"balance": "presort_global"} if ranks > 1 else {},
+        "parallel": {
+            "nodes": nodes,
+            "ranks_per_node": gpus,
+            "local_batch_size": batch.local_batch_size,
+            "grad_accum_steps": batch.grad_accum_steps,
+            # No futures, which a capture would have to follow (docs/captured_step.md).
+            **({"data_parallel": "flat"} if ranks > 1 else {}),
+        },
+        "optim": {},
+        "schedule": {},
+        "clip": {},
+        "eval": {"target_accuracy": CLOSED_TARGET_ACCURACY},
+        "mlperf": {"division": "closed" if recipe.startswith("closed") else "open"},
+    }
+    merged: dict[str, dict[str, Any]] = {
+        name: {**section, **own.get(name, {})} for name, section in shared.items()
+    }
+    return {name: section for name, section in merged.items() if section}, source
+
+
+def _closed(batch: int) -> tuple[Sections, str]:
+    set_ = lamb_recipe(batch)
+    schedule: dict[str, Any] = {"decay_steps": set_.decay_steps}
+    if set_.warmup_steps:
+        schedule |= {
+            "form": set_.form,
+            "warmup_steps": set_.warmup_steps,
+            "start_warmup_step": set_.start_warmup_step,
+        }
+    sections: Sections = {
+        "optim": {
+            "name": "lamb",
+            "learning_rate": set_.learning_rate,
+            "beta_1": set_.beta_1,
+            "beta_2": set_.beta_2,
+            "epsilon": 1e-6,
+            "weight_decay": set_.weight_decay,
+        },
+        "schedule": schedule,
+        "clip": {"policy": "after_allreduce", "max_norm": 1.0},
+    }
+    return sections, set_.source
+
+
+def _expected(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> Expected:
+    """Of the law and the samples; the range takes the law's largest misses of its own entries."""
+    law, parallel = law_of(accelerator), config.parallel
+    assert law.throughput is not None, "the shipped entries have their samples"
+    samples = samples_to_target(parallel.global_batch_size, recipe)
+    rate = law.throughput.at(parallel.world_size)
+    misses = [
+        each.seq_per_s / law.throughput.at(each.accelerators)
+        for each in law.entries
+        if each.seq_per_s and each.accelerators
+    ]
+    return Expected(
+        samples=samples,
+        steps=math.ceil(samples.samples / parallel.global_batch_size),
+        time_min=samples.samples / rate / 60,
+        time_low=samples.low / (rate * max(misses)) / 60,
+        time_high=samples.high / (rate * min(misses)) / 60,
+        seq_per_s=rate,
+    )
+
+
+def _warnings(
+    config: RunConfig, recipe: Recipe, accelerator: Accelerator, expected: Expected, source: str
+) -> Iterator[str]:
+    parallel = config.parallel
+    batch, ranks = parallel.global_batch_size, parallel.world_size
+    if recipe.startswith("closed"):
+        if batch not in [
+            each.recipe.global_batch_size for each in published_sets() if each.is_knot
+        ]:
+            yield f"no set is published for a batch of {batch:,}: {source}, tried by nobody we know"
+    elif recipe == "open_hypothesis":
+        yield "the open hypothesis goes through two published points, and nobody has tried it"
+    if not expected.samples.in_range:
+        yield f"samples to the target at a batch of {batch:,} are {expected.samples.source}"
+    most = most_sequences(accelerator, ranks)
+    if parallel.local_batch_size > most:
+        yield (
+            f"{parallel.local_batch_size:,} sequences a forward are more than the {most} that were "
+            f"run on this accelerator: they may not fit its memory"
+        )
+    sizes = [entry.accelerators or 0 for entry in law_of(accelerator).entries]
+    if not min(sizes) <= ranks <= max(sizes):
+        yield (
+            f"the law was fitted to {min(sizes):,} to {max(sizes):,} accelerators: the time for "
+            f"{ranks:,} is extrapolated"
+        )
+    usual = target_batch(ranks, "closed_lamb", accelerator)
+    if batch < usual / _FAR_SMALLER:
+        yield (
+            f"the throughput is that of entries with some {usual:,.0f} sequences an update on as "
+            f"many accelerators: with {batch:,} it is lower, and the time longer than expected here"
+        )
+    if not recipe.startswith("closed"):
+        yield "the throughput is that of closed entries, which have dropout and clip otherwise"
+    if expected.steps > config.max_steps:
+        yield (
+            f"the run stops after {config.max_steps:,} steps, {expected.steps:,} are expected: "
+            "raise run.max_steps"
+        )

@@ -1,0 +1,211 @@
+"""Runs every engine with every seed, one after the other; what has ended is not run again."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bert_tools.squad.options import DataOptions, settings_as_words
+from bert_tools.squad.record import RunRecord, has_ended, read_run
+from bert_tools.squad.settings import SquadSettings
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.exit_statuses import STOPPED
+from mlperf_bert.common.machine import read_machine, usable_cpus
+from mlperf_bert.common.messages import say
+from mlperf_bert.common.records import read_record, write_json
+from mlperf_bert.common.untrusted import file_sha256
+from mlperf_bert.distributed.spawn import run_on_ranks
+from mlperf_bert.optim.noise_scale import learning_rate_gain
+
+Begun = Literal["new", "same", "other"]
+RateRule = Literal["square_root", "keep"]
+Runner = Callable[[Sequence[str], int], int]
+
+STUDY, RUNS = "comparison.json", "runs"
+SCHEMA_VERSION = 1
+_REMEDY = "give another --out, or the same options as before"
+_GOES_ON = "what has ended is kept, and the same command goes on"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: its settings, and its directory below the comparison's."""
+
+    settings: SquadSettings
+    directory: Path
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        engine = self.settings.engine
+        schedule = f"@{engine.schedule}" if engine.schedule not in (None, "1f1b") else ""
+        batch = self.settings.global_batch
+        return f"{engine}{schedule}, batch {batch}, seed {self.settings.seed}"
+
+
+def make_jobs(
+    out: Path, per_engine: Sequence[SquadSettings], batches: Sequence[int], rule: RateRule
+) -> list[Job]:
+    """Every engine at every batch, in turns of seeds, so that a machine's moods meet all engines.
+
+    Args:
+        out: directory of the comparison.
+        per_engine: settings at the first batch, of every seed and engine, in their order.
+        batches: global batches; each trains on as many samples as the first.
+        rule: how the learning rate follows the batch.
+
+    Raises:
+        ConfigError: a batch that does not divide the samples of the run.
+    """
+    jobs = []
+    for settings in per_engine:
+        for batch in batches:
+            changed = at_batch(settings, batch, rule)
+            engine = changed.engine
+            name = f"{engine}-{engine.schedule}" if engine.schedule else str(engine)
+            name = f"{name.replace(':', '_')}-batch_{batch}-seed_{changed.seed}"
+            jobs.append(Job(changed, out / RUNS / name))
+    if len({job.directory for job in jobs}) < len(jobs):
+        raise ConfigError("--engines", "has one of them twice", "name each once")
+    return jobs
+
+
+def at_batch(settings: SquadSettings, batch: int, rule: RateRule) -> SquadSettings:
+    """The same samples in batches of another size."""
+    first = settings.global_batch
+    updates = settings.updates
+    if updates is not None:
+        if updates * first % batch:
+            problem = f"{batch} does not divide the {updates * first:,} samples of a run"
+            raise ConfigError("--batches", problem, "choose --updates so that all of them do")
+        updates = updates * first // batch
+    rate = settings.learning_rate
+    if rule == "square_root":
+        rate *= learning_rate_gain(0.0, first, batch, "square_root")
+    return replace(settings, global_batch=batch, updates=updates, learning_rate=rate)
+
+
+def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
+    """Write down what is compared, or see that it is the same as before.
+
+    Returns:
+        "same" where it goes on; "new" where there was none; "other" where there was another one
+        of which no run has ended, as after a mistake in the options: this one takes its place.
+
+    Raises:
+        DataError: the directory has runs of another comparison, or cannot be written.
+    """
+    path = out / STUDY
+    begun: Begun = "new"
+    if path.exists():
+        difference = _difference(path, facts)
+        if difference is None:
+            return "same"
+        if any(map(has_ended, (out / RUNS).glob("*"))):
+            raise DataError(str(out), difference, _REMEDY)
+        begun = "other"
+    make_directory(out)
+    write_file(path, write_json({"schema_version": SCHEMA_VERSION, "same": facts}))
+    return begun
+
+
+def _difference(path: Path, facts: dict[str, Any]) -> str | None:
+    """In words, from what was compared before; None where there is none."""
+    before = read_record(path, missing="is missing", remedy=_REMEDY)
+    before.check_version(SCHEMA_VERSION, "schema_version")
+    old = before.record("same").values
+    now = json.loads(json.dumps(facts))
+    for key in sorted(old.keys() | now.keys()):
+        if old.get(key) != now.get(key):
+            return f"{key} is {now.get(key)!r} now, and was {old.get(key)!r}"
+    return None
+
+
+def facts_of(data: DataOptions, settings: SquadSettings) -> dict[str, Any]:
+    """What all runs of a comparison share: data by digest, weights, settings, and the machine.
+
+    Engines, seeds and batches may be added later.
+    """
+    free = ("global_batch", "updates", "learning_rate")
+    files = {"train": data.train, "dev": data.dev, "vocabulary": data.vocabulary}
+    return {
+        **{name: None if path is None else _digest(path) for name, path in files.items()},
+        "init_checkpoint": None if data.init_checkpoint is None else str(data.init_checkpoint),
+        "model": None if data.init_checkpoint else [data.layers, data.hidden, data.heads],
+        "device": data.device,
+        "machine": _machine(data.device),
+        "precision": settings.precision,
+        **{key: value for key, value in settings.to_record().items() if key not in free},
+        "samples": None if settings.updates is None else settings.updates * settings.global_batch,
+        "learning_rate_over_root_of_batch": settings.learning_rate
+        / math.sqrt(settings.global_batch),
+    }
+
+
+def _machine(device: str) -> list[str | int]:
+    """Times of another processor, or of fewer cores, are of another comparison."""
+    found: list[str | int] = [read_machine().cpu_model or "unknown", len(usable_cpus())]
+    if device != "cpu" and torch.cuda.is_available():
+        found += [torch.cuda.get_device_name(0), torch.cuda.device_count()]
+    return found
+
+
+def run_jobs(
+    jobs: Sequence[Job], data: DataOptions, run: Runner | None = None
+) -> tuple[list[RunRecord], int]:
+    """Run what has not ended; records of all that have, and 0 or the status of what stopped it.
+
+    Args:
+        jobs: in the order in which they run.
+        data: for each of them.
+        run: starts ranks with a command line and waits, as `run_on_ranks` does.
+
+    Raises:
+        DataError: a run left no record, or none that can be read.
+    """
+    start = run or run_on_ranks
+    waiting = [job for job in jobs if not has_ended(job.directory)]
+    if len(waiting) < len(jobs):
+        say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs have ended before and are kept")
+    begun, status = time.monotonic(), 0
+    for done, job in enumerate(waiting):
+        say(f"{done + 1} of {len(waiting)}: {job.title}{_left(begun, done, len(waiting))}")
+        words = [
+            "squad",
+            "train",
+            "--quiet",
+            "--save",
+            "nothing",
+            "--run-dir",
+            str(job.directory.absolute()),
+        ]
+        words += [*settings_as_words(job.settings), *data.as_words()]
+        status = start(words, job.settings.engine.ranks)
+        if status != 0:
+            what = "stopped" if status == STOPPED else f"ended with status {status}"
+            say(f"{job.title}: {what}; {_GOES_ON}")
+            break
+    return [read_run(job.directory) for job in jobs if has_ended(job.directory)], status
+
+
+def _left(begun: float, done: int, of: int) -> str:
+    if not done:
+        return ""
+    seconds = (time.monotonic() - begun) / done * (of - done)
+    return (
+        f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
+    )
+
+
+def _digest(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise DataError(str(path), reason, "give a file that can be read") from None

@@ -1,0 +1,202 @@
+"""BERT that scores every token as the first and the last of an answer, whole or in parts.
+
+A part is some layers in a row, the embeddings with the first of them, the scores with the last, so
+that a pipeline is parts one behind the other and one part alone is the model.
+
+Shape letters: T tokens, D hidden.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bert_tools.squad.settings import SquadPrecision
+from bert_tools.squad.spans import SpanBatch, span_loss_sum
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model.attention import AttentionPolicy
+from mlperf_bert.model.attention_choice import choose_attention
+from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.blocks import Blocks, choose_blocks
+from mlperf_bert.model.dropout import DropoutKeys
+from mlperf_bert.model.embeddings import DROPOUT_STREAM, Embeddings
+from mlperf_bert.model.layers import STREAMS_PER_LAYER, EncoderLayer
+
+EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
+META = torch.device("meta")
+Result = Literal["scores", "loss_sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers `first` up to but not with `end`, of `num_layers`."""
+
+    first: int
+    end: int
+    num_layers: int
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether it takes tokens, not hidden states."""
+        return self.first == 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it gives scores, not hidden states."""
+        return self.end == self.num_layers
+
+
+def whole(config: ModelSection) -> Part:
+    """All of a model."""
+    return Part(0, config.num_layers, config.num_layers)
+
+
+class _Body(nn.Module):
+    """What is below `bert.` in the names."""
+
+    def __init__(
+        self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
+    ) -> None:
+        super().__init__()
+        if part.has_embeddings:
+            self.embeddings = Embeddings(config, blocks, META)
+        first_stream = DROPOUT_STREAM + 1
+        self.encoder = nn.Module()
+        self.encoder.layer = nn.ModuleDict(
+            {
+                str(number): EncoderLayer(
+                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number, META
+                )
+                for number in range(part.first, part.end)
+            }
+        )
+
+
+class SpanModel(nn.Module):
+    """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights yet.
+
+    state_dict() keys are those of `transformers`' BertForQuestionAnswering, of the part's tensors.
+    Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU it
+    does not matter who computes what.
+
+    Args:
+        config: shape and dropout; its precision is not looked at.
+        part: which layers.
+        device: where it will live; the weights are on "meta" until `set_weights`.
+        precision: "bf16" computes products under autocast, "fp64" in float64.
+        dropout_seed: of all dropout.
+
+    Raises:
+        ConfigError: attention or kernels that cannot run on the device.
+    """
+
+    def __init__(
+        self,
+        config: ModelSection,
+        part: Part,
+        device: torch.device,
+        precision: SquadPrecision,
+        dropout_seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.part = part
+        self.device = device
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self._autocast = precision == "bf16"
+        computed_in = torch.bfloat16 if self._autocast else self.dtype
+        attend = choose_attention(config, device, computed_in).policy
+        blocks = choose_blocks(config.kernels, device, config.hidden_size)
+        self.bert = _Body(config, part, attend, blocks)
+        if part.has_head:
+            self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
+        self.dropout_seed = dropout_seed
+        # Of the update that is computed; no part of the model's state.
+        self.update = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def set_weights(self, weight: Callable[[str], Tensor]) -> None:
+        """Fill all tensors: `weight` gives the one of a name, on any device and of any dtype."""
+        self.to_empty(device=self.device)
+        self.to(self.dtype)
+        for name, parameter in self.named_parameters():
+            parameter.copy_(weight(name))
+
+    def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
+        """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
+
+        Args:
+            hidden: [T, D], what the part before gave; None for the first part.
+            batch: on this device.
+            result: what the last part gives.
+        """
+        tokens = batch.tokens
+        layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
+        keys = self._dropout_keys(batch)
+        with self._computing():
+            if hidden is None:
+                hidden = self.bert.embeddings(tokens, keys)
+            assert isinstance(self.bert.encoder.layer, nn.ModuleDict)
+            for layer in self.bert.encoder.layer.values():
+                hidden = layer(hidden, layout, keys)
+            assert hidden is not None
+            if not self.part.has_head:
+                return hidden
+            scores: Tensor = self.qa_outputs(hidden)
+        return scores if result == "scores" else span_loss_sum(scores, batch)
+
+    def _computing(self) -> AbstractContextManager[object]:
+        if not self._autocast:
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
+        if not self.training:
+            return None
+        tokens = batch.tokens
+        window = tokens.sample_ids.repeat_interleave(
+            tokens.cu_seqlens.diff(), output_size=batch.num_tokens
+        )
+        return DropoutKeys(self.dropout_seed, self.update, window, tokens.position_ids)
+
+
+def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
+    """Of the whole model: names in their order, and the shape of each."""
+    model = SpanModel(config, whole(config), META, "fp32")
+    return {name: tuple(each.shape) for name, each in model.named_parameters()}
+
+
+def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
+    """Of the whole model, float32 on the host: what a run begins with that has no checkpoint.
+
+    normal(0, initializer_range) matrices, zero biases, LayerNorm weights of one, as
+    `BertForPretraining`. Depends on shapes and seed only.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in parameter_shapes(config).items():
+        if name.endswith("bias"):
+            weights[name] = torch.zeros(shape)
+        elif "LayerNorm" in name:
+            weights[name] = torch.ones(shape)
+        else:
+            drawn = torch.empty(shape)
+            weights[name] = drawn.normal_(0.0, config.initializer_range, generator=generator)
+    return weights
+
+
+def make_part(
+    config: ModelSection,
+    part: Part,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    precision: SquadPrecision,
+    dropout_seed: int,
+) -> SpanModel:
+    """A part with its share of the whole model's weights, ready to train."""
+    model = SpanModel(config, part, device, precision, dropout_seed)
+    model.set_weights(weights.__getitem__)
+    return model.train()

@@ -1,0 +1,213 @@
+"""Reads a question set in SQuAD's own JSON (v1.1 and v2.0), which anybody may have written.
+
+Format: Rajpurkar et al., arXiv 1606.05250 and 1806.03822. An object with `data`, a list of articles
+(`title`, `paragraphs`), of paragraphs (`context`, `qas`), of questions (`id`, `question`, `answers`
+of `text` and `answer_start`, and from v2.0 `is_impossible`). Other keys are passed over, among them
+`plausible_answers`, which are no answers.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
+
+REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
+# SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. A file made for it takes
+# at most about 3 GB: nine bytes a byte (one rare character makes all of a text wide), and
+# 260 bytes a value (a key of its own and a number, in one object).
+_MAX_BYTES = 128 * 2**20
+_MAX_VALUES = 2**23
+_OPENING = (b"{", b"[", b",")
+# SQuAD's longest context has some 4,000 characters. Splitting takes about 200 bytes for each.
+_MAX_CHARACTERS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A text, and the character of the context where it begins."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and the text to look in; one that cannot be answered from it has no answers."""
+
+    id: str
+    title: str
+    context: str
+    question: str
+    answers: tuple[Answer, ...]
+    is_impossible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The questions of a file in its order; `sha256` is the digest of the file's bytes.
+
+    `version` is "1.1" where no question says whether it is impossible: none of that format is.
+    """
+
+    name: str
+    sha256: str
+    all: tuple[Question, ...]
+    version: Literal["1.1", "2.0"]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __iter__(self) -> Iterator[Question]:
+        return iter(self.all)
+
+    def __getitem__(self, number: int) -> Question:
+        return self.all[number]
+
+
+def read_questions(path: Path) -> Questions:
+    """Read a question set.
+
+    Raises DataError, which names the question, where the file is missing, too large, not UTF-8, no
+    JSON or not of the format: a key missing, of another type or too long, an id twice, an answer
+    that is not in the context where it says, an answerable question without answers, or the
+    reverse.
+    """
+    try:
+        contents = read_regular_file(path, _MAX_BYTES)
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
+    return parse_questions(contents, str(path))
+
+
+def parse_questions(contents: bytes, name: str) -> Questions:
+    """Of a file's contents, as `read_questions`; `name` opens every error message."""
+    values = read_object(contents, name, REMEDY)
+    reader = _Reader(name)
+    questions = tuple(reader.questions(values))
+    if not questions:
+        raise DataError(name, "holds no question", REMEDY)
+    return Questions(name, hashlib.sha256(contents).hexdigest(), questions, reader.version)
+
+
+def read_object(contents: bytes, name: str, remedy: str) -> dict[str, Any]:
+    """The JSON object that a file of bounded size holds, in bounded memory. Raises DataError."""
+    num_values = sum(map(contents.count, _OPENING))
+    if num_values > _MAX_VALUES:
+        problem = (
+            f"holds {num_values:,} values (characters {{ [ and ,), the most is {_MAX_VALUES:,}"
+        )
+        raise DataError(name, problem, remedy)
+    try:
+        return parse_json_object(contents.decode("utf-8"))
+    except UnicodeDecodeError as error:  # one of the ValueErrors
+        raise DataError(name, f"is not UTF-8 at byte {error.start}", remedy) from None
+    except ValueError as error:
+        raise DataError(name, f"is not valid JSON ({error})", remedy) from None
+
+
+class _Reader:
+    """Goes down the levels of a file, knowing where it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ids: set[str] = set()
+        self.version: Literal["1.1", "2.0"] = "1.1"
+
+    def questions(self, values: dict[str, Any]) -> Iterator[Question]:
+        for number, article in enumerate(_list(values, "data", self._name)):
+            where = f"{self._name}: data[{number}]"
+            title = _text(_object(article, where), "title", where)
+            paragraphs = _list(article, "paragraphs", where)
+            if not paragraphs:
+                raise DataError(where, "has no paragraphs", REMEDY)
+            for paragraph_number, paragraph in enumerate(paragraphs):
+                below = f"{where}.paragraphs[{paragraph_number}]"
+                yield from self._of_paragraph(_object(paragraph, below), title, below)
+
+    def _of_paragraph(
+        self, paragraph: dict[str, Any], title: str, where: str
+    ) -> Iterator[Question]:
+        context = _text(paragraph, "context", where)
+        if not context.strip():
+            raise DataError(f"{where}: context", "is empty", REMEDY)
+        for number, question in enumerate(_list(paragraph, "qas", where)):
+            yield self._question(question, title, context, f"{where}.qas[{number}]")
+
+    def _question(self, found: object, title: str, context: str, where: str) -> Question:
+        values = _object(found, where)
+        identity = _text(values, "id", where)
+        # From here on the id says where, which a search for it finds.
+        where = f"{self._name}: question {in_brief(identity)}"
+        if not identity:
+            raise DataError(where, "has an empty id", REMEDY)
+        if identity in self._ids:
+            raise DataError(where, "is there twice", "give every question an id of its own")
+        self._ids.add(identity)
+        if "is_impossible" in values:
+            self.version = "2.0"
+        is_impossible = values.get("is_impossible", False)
+        if not isinstance(is_impossible, bool):
+            problem = f"is {in_brief(is_impossible)}, not true or false"
+            raise DataError(f"{where}: is_impossible", problem, REMEDY)
+        answers = tuple(
+            _answer(answer, context, f"{where}: answers[{number}]")
+            for number, answer in enumerate(_list(values, "answers", where))
+        )
+        if is_impossible and answers:
+            remedy = "remove its answers, or set is_impossible to false"
+            raise DataError(where, f"is impossible, but has {len(answers)} answers", remedy)
+        if not is_impossible and not answers:
+            remedy = "give it an answer, or set is_impossible to true"
+            raise DataError(where, "has no answers", remedy)
+        text = _text(values, "question", where)
+        return Question(identity, title, context, text, answers, is_impossible)
+
+
+def _answer(found: object, context: str, where: str) -> Answer:
+    values = _object(found, where)
+    text = _text(values, "text", where)
+    start = values.get("answer_start")
+    if type(start) is not int:  # true is an int to Python
+        problem = f"is {in_brief(start)}, not a whole number" if start is not None else "is missing"
+        raise DataError(f"{where}: answer_start", problem, REMEDY)
+    if not text.strip():
+        raise DataError(f"{where}: text", "is empty", REMEDY)
+    if start < 0 or not context.startswith(text, start):
+        remedy = "mend answer_start: it counts characters of the context from 0"
+        problem = f"{in_brief(text)} does not stand in the context at character {in_brief(start)}"
+        raise DataError(where, problem, remedy)
+    return Answer(text, start)
+
+
+def _object(found: object, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise DataError(where, f"is {in_brief(found)}, not an object", REMEDY)
+    return found
+
+
+def _list(values: dict[str, Any], key: str, where: str) -> list[Any]:
+    found = values.get(key)
+    if not isinstance(found, list):
+        problem = f"is {in_brief(found)}, not a list" if key in values else "is missing"
+        raise DataError(f"{where}: {key}", problem, REMEDY)
+    return found
+
+
+def _text(values: dict[str, Any], key: str, where: str) -> str:
+    found = values.get(key)
+    if not isinstance(found, str):
+        problem = f"is {in_brief(found)}, not a text" if key in values else "is missing"
+        raise DataError(f"{where}: {key}", problem, REMEDY)
+    if len(found) > _MAX_CHARACTERS:
+        problem = f"has {len(found):,} characters, the most is {_MAX_CHARACTERS:,}"
+        raise DataError(f"{where}: {key}", problem, "divide it")
+    try:
+        found.encode("utf-8")
+    except UnicodeEncodeError as error:
+        problem = f"holds half of a surrogate pair at character {error.start}"
+        raise DataError(f"{where}: {key}", problem, REMEDY) from None
+    return found

@@ -1,0 +1,153 @@
+"""The weights that fine-tuning begins with, and a directory of those that it ends with."""
+
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bert_tools.squad.model import draw_weights, parameter_shapes
+from mlperf_bert.checkpoint.huggingface.export import config_json
+from mlperf_bert.checkpoint.huggingface.new_directory import new_directory
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
+from mlperf_bert.checkpoint.huggingface.tokenizer import tokenizer_files
+from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WORD_PIECES,
+)
+from mlperf_bert.checkpoint.manifest import (
+    ELSE,
+    MODEL,
+    STATE,
+    read_config,
+    read_manifest,
+    resolve,
+    verify_files,
+)
+from mlperf_bert.checkpoint.tensor_file import write_tensors
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.run.environment import package_version
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
+
+ARCHITECTURE = "BertForQuestionAnswering"
+_SPARE_BYTES = 16 * 2**20  # of tokenizer files
+_HEAD = "qa_outputs."
+_FILES = frozenset({SINGLE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES})
+_MAKER = "mlperf_bert squad train"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins with: the model, its weights (float32, on the host), where they are from.
+
+    `origin` is the digest of a checkpoint's weights, or "random".
+    """
+
+    model: ModelSection
+    weights: Mapping[str, Tensor]
+    origin: str
+
+
+def random_start(model: ModelSection, seed: int) -> Start:
+    """A model that has learnt nothing."""
+    return Start(_plain(model), draw_weights(model, seed), "random")
+
+
+def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
+    """The body of a checkpoint of this program, of any size, with a new head.
+
+    Args:
+        checkpoint: what `train` or `convert` wrote.
+        vocabulary_sha256: of the vocabulary that the windows are made with.
+        seed: of the head.
+
+    Raises:
+        CheckpointError: it is damaged, incomplete or of another vocabulary.
+    """
+    found = resolve(checkpoint)
+    manifest = read_manifest(found)
+    if manifest.vocabulary_sha256 != vocabulary_sha256:
+        problem, remedy = "was trained with another vocabulary", "give its own with --vocabulary"
+        raise CheckpointError(str(found), problem, remedy)
+    verify_files(found, manifest, (MODEL, STATE))
+    model = read_config(found).model
+    drawn = draw_weights(model, seed)
+    try:
+        stored = load_file(found / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(str(found / MODEL), f"unreadable ({error})", ELSE) from None
+    weights = {name: drawn[name] if name.startswith(_HEAD) else stored.get(name) for name in drawn}
+    checked: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if tensor is None or tensor.shape != drawn[name].shape:
+            problem = f"does not hold {name} of {list(drawn[name].shape)}"
+            raise CheckpointError(str(found / MODEL), problem, ELSE)
+        checked[name] = tensor.float()
+    return Start(_plain(model), checked, manifest.files[MODEL].sha256)
+
+
+def check_fits(model: ModelSection, num_tokens: int, max_length: int) -> None:
+    """Refuse a vocabulary or windows that are too large for a model, by a ConfigError."""
+    if num_tokens > model.padded_vocab_size:
+        problem = f"has {num_tokens:,} tokens, the model {model.padded_vocab_size:,}"
+        raise ConfigError("--vocabulary", problem, "give the model's own")
+    if max_length > model.max_position_embeddings:
+        problem = f"is {max_length}, the model reads {model.max_position_embeddings} tokens at most"
+        raise ConfigError("--max-length", problem, "lower it")
+
+
+def _plain(model: ModelSection) -> ModelSection:
+    """The same; attention and kernels are chosen for this machine, not that of the checkpoint."""
+    return replace(model, attention="auto", kernels="auto", precision="fp32")
+
+
+def save_for_transformers(
+    out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: AnyVocabulary
+) -> None:
+    """A directory that `transformers`' BertForQuestionAnswering loads, whole or not there.
+
+    Args:
+        out: must not be there.
+        model: of the weights.
+        weights: of the whole model, on the host; written as float32.
+        vocabulary: its tokenizer's files are written beside.
+
+    Raises:
+        CheckpointError: `out` is there, or cannot be written.
+    """
+    tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
+    assert {name: tuple(each.shape) for name, each in tensors.items()} == parameter_shapes(model)
+    num_bytes = 4 * sum(math.prod(each.shape) for each in tensors.values())
+    metadata = {"format": "pt", "source": f"{_MAKER}, {package_version()}"}
+    with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
+        write_tensors(folder / SINGLE, tensors, metadata)
+        contents = config_json(model, ARCHITECTURE, model.padded_vocab_size, vocabulary.pad_id)
+        write_file(folder / CONFIG, contents)
+        for name, file in tokenizer_files(vocabulary, model.max_position_embeddings).items():
+            write_file(folder / name, file)
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `save_for_transformers` wrote all that is in a directory."""
+    try:
+        if not {path.name for path in folder.iterdir()} <= _FILES:
+            return False
+        with safe_open(folder / SINGLE, "pt") as file:
+            metadata: Mapping[str, str] = file.metadata() or {}
+        return metadata.get("source", "").startswith(_MAKER)
+    except (OSError, SafetensorError):
+        return False
+
+
+def remove_saved(folder: Path) -> None:
+    """Remove a directory of `save_for_transformers`, if there is one; no other."""
+    if is_saved(folder):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,234 @@
+"""Cuts every question's text into windows that a model can read, [CLS] question [SEP] piece [SEP].
+
+Follows Devlin et al. (arXiv 1810.04805), section 4.2 and 4.3, and the settings of its authors'
+SQuAD program: `stride` is by how many tokens the next window begins later (their `doc_stride`; what
+other libraries call stride is the overlap, which is the room for the text less ours). An answer
+belongs to a window that holds all of it; to the other windows the question has no answer, which is
+what [CLS] as start and end means. Of several answers, training sees the first.
+
+Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bert_tools.squad.offsets import Tokens, make_offset_encoder
+from bert_tools.squad.questions import Question, Questions
+from mlperf_bert.common.errors import ConfigError, DataError, one_line
+from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
+
+MAX_LENGTH = 384
+STRIDE = 128
+MAX_QUESTION_LENGTH = 64
+_NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
+_NO_ANSWER = 0  # the position of [CLS]
+# A small file with many questions on one long text makes any number of windows. Either limit is a
+# few times what SQuAD v2.0's training set makes, and either takes 1 GB; beside them each token of
+# a context takes 40 bytes.
+_MAX_TOKENS = 2**27
+_MAX_WINDOWS = 2**21
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """All windows of a question set, those of a question one after the other.
+
+    Args:
+        name: of the question set.
+        input_ids: token ids of all windows laid end to end, int64 [T].
+        lengths: tokens of each window, int64 [W].
+        segment_b_start: where the second segment, the text, begins in each window, int64 [W].
+        starts, ends: the answer's first and last token within its window, int64 [W]; 0, which is
+            [CLS], where the window does not hold it.
+        question_of: number of each window's question, int64 [W], rising.
+        first_piece: in `piece_starts` and `piece_ends`, where each window's text begins, int64 [W].
+        piece_starts, piece_ends: the characters of the context, from the first to before the
+            second, that each token of each context stands for, int64 [P].
+        num_questions: of the set.
+        num_questions_cut: questions of which only the beginning stands in the windows.
+        num_answers: answerable questions.
+        num_answers_lost: those of them whose answer no window holds.
+        max_length, stride, max_question_length: in tokens, as given.
+    """
+
+    name: str
+    input_ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    segment_b_start: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    question_of: NDArray[np.int64]
+    first_piece: NDArray[np.int64]
+    piece_starts: NDArray[np.int64]
+    piece_ends: NDArray[np.int64]
+    num_questions: int
+    num_questions_cut: int
+    num_answers: int
+    num_answers_lost: int
+    max_length: int
+    stride: int
+    max_question_length: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each window begins in `input_ids`, and the last ends; int64 [W + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def remarks(self) -> Iterator[str]:
+        """What was left out, in lines for the user."""
+        name = one_line(self.name)
+        if self.num_questions_cut:
+            yield (
+                f"{name}: {self.num_questions_cut:,} of {self.num_questions:,} questions are cut:"
+                f" longer than {self.max_question_length} tokens"
+            )
+        if self.num_answers_lost:
+            yield (
+                f"{name}: {self.num_answers_lost:,} of {self.num_answers:,} answers stand in no"
+                f" window of {self.max_length} tokens and a stride of {self.stride}: their windows"
+                " count as without an answer"
+            )
+
+
+def make_windows(
+    questions: Questions,
+    vocabulary: AnyVocabulary,
+    *,
+    max_length: int = MAX_LENGTH,
+    stride: int = STRIDE,
+    max_question_length: int = MAX_QUESTION_LENGTH,
+) -> Windows:
+    """Windows of at most `max_length` tokens, of all questions in their order.
+
+    A question longer than `max_question_length` tokens is cut at its end. A text without a token
+    gives one window without text.
+
+    Raises:
+        ConfigError: a length or the stride is not positive, or a question leaves no room.
+        DataError: there are too many windows or tokens in them, or as `FileEncoder.encode`.
+    """
+    lengths = {"stride": stride, "max_question_length": max_question_length}
+    for option, length in lengths.items():
+        if length < 1:
+            raise ConfigError(option, f"is {length}, not a number of tokens", "give 1 or more")
+    maker = _Maker(questions.name, vocabulary, max_length, stride)
+    for number, question in enumerate(questions):
+        maker.add(number, question, max_question_length)
+    windows = np.array(maker.windows, dtype=np.int64).reshape(-1, 6)
+    return Windows(
+        name=questions.name,
+        input_ids=_joined(maker.input_ids),
+        lengths=windows[:, 0],
+        segment_b_start=windows[:, 1],
+        starts=windows[:, 2],
+        ends=windows[:, 3],
+        question_of=windows[:, 4],
+        first_piece=windows[:, 5],
+        piece_starts=_joined([each.starts for each in maker.contexts]),
+        piece_ends=_joined([each.ends for each in maker.contexts]),
+        num_questions=len(questions),
+        num_questions_cut=maker.num_questions_cut,
+        num_answers=sum(not question.is_impossible for question in questions),
+        num_answers_lost=maker.num_answers_lost,
+        max_length=max_length,
+        stride=stride,
+        max_question_length=max_question_length,
+    )
+
+
+def cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
+    """First token, and the one after the last, of each piece of a text; at least one piece."""
+    first = 0
+    while first + room < num_tokens:
+        yield first, first + room
+        first += min(room, stride)  # so that no token is passed over
+    yield first, num_tokens
+
+
+def answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None:
+    """First and last token of a context that stand for a character of the question's first answer.
+
+    None where there is no answer or it has no token.
+    """
+    if not question.answers:
+        return None
+    answer = question.answers[0]
+    touched = (context.starts < answer.start + len(answer.text)) & (context.ends > answer.start)
+    (found,) = np.nonzero(touched & (context.starts < context.ends))
+    return (int(found[0]), int(found[-1])) if len(found) else None
+
+
+class _Maker:
+    """Makes the windows of one question after the other; a context is split into tokens once."""
+
+    def __init__(self, name: str, vocabulary: AnyVocabulary, max_length: int, stride: int) -> None:
+        self._name = name
+        self._encoder = make_offset_encoder(vocabulary)
+        self._cls = np.array([vocabulary.cls_id])
+        self._sep = np.array([vocabulary.sep_id])
+        self._max_length = max_length
+        self._stride = stride
+        self._known: dict[str, tuple[Tokens, int]] = {}
+        self._num_pieces = 0
+        self._num_tokens = 0
+        self.contexts: list[Tokens] = []
+        self.input_ids: list[NDArray[np.int64]] = []
+        # Of each: length, start of the text, first and last token of the answer, number of the
+        # question, first piece.
+        self.windows: list[tuple[int, int, int, int, int, int]] = []
+        self.num_questions_cut = 0
+        self.num_answers_lost = 0
+
+    def add(self, number: int, question: Question, max_question_length: int) -> None:
+        """Add the windows of one question."""
+        context, first_piece = self._tokens_of(question.context)
+        words = self._encoder.encode(question.question).ids
+        self.num_questions_cut += len(words) > max_question_length
+        words = words[:max_question_length]
+        text_start = len(words) + _NUM_SPECIAL - 1
+        room = self._max_length - len(words) - _NUM_SPECIAL
+        if room < 1:
+            needed = len(words) + _NUM_SPECIAL + 1
+            problem = (
+                f"is {self._max_length}, question {in_brief(question.id)} needs {needed} at least"
+            )
+            raise ConfigError("max_length", problem, "raise it, or lower max_question_length")
+        answer = answer_tokens(context, question)
+        is_held = False
+        for first, end in cuts(len(context.ids), room, self._stride):
+            start = last = _NO_ANSWER
+            if answer and first <= answer[0] and answer[1] < end:
+                start, last = (text_start + token - first for token in answer)
+                is_held = True
+            self.input_ids += [self._cls, words, self._sep, context.ids[first:end], self._sep]
+            length = len(words) + _NUM_SPECIAL + end - first
+            self._count(length)
+            self.windows.append((length, text_start, start, last, number, first_piece + first))
+        self.num_answers_lost += bool(question.answers) and not is_held
+
+    def _count(self, length: int) -> None:
+        self._num_tokens += length
+        if self._num_tokens > _MAX_TOKENS or len(self.windows) == _MAX_WINDOWS:
+            problem = f"makes more than {_MAX_WINDOWS:,} windows or {_MAX_TOKENS:,} tokens in them"
+            remedy = "give fewer questions at once, or a greater stride"
+            raise DataError(self._name, problem, remedy)
+
+    def _tokens_of(self, context: str) -> tuple[Tokens, int]:
+        """A context's tokens, and where they begin among those of all."""
+        found = self._known.get(context)
+        if found is None:
+            found = self._known[context] = self._encoder.encode(context), self._num_pieces
+            self.contexts.append(found[0])
+            self._num_pieces += len(found[0].ids)
+        return found
+
+
+def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

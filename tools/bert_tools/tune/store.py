@@ -1,0 +1,268 @@
+"""The study's trials in Optuna's journal: claimed one at a time, ended once, repeated when lost."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from bert_tools.common.log_reader import is_number
+from bert_tools.tune.journal import REMEDY, open_journal, study_lock
+from bert_tools.tune.objective import Curve, Ended
+from bert_tools.tune.space import Value
+from bert_tools.tune.trial_process import beat, is_lost, owner
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.records import Record
+from mlperf_bert.common.untrusted import in_brief
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
+
+JOURNAL = "journal.log"
+REPEATS = "repeats"  # the study of fresh seeds, beside those of the arms
+Status = Literal["waiting", "running", "ended", "interrupted"]
+
+LEAST_FOR_IMPORTANCE = 5  # trials; below that there is one good trial or none
+BEST_SHARE = 0.25  # of the trials are "good"
+
+_LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough to go by
+_PRUNED = ("pruned", "refused")
+_ENDINGS: tuple[Ended, ...] = get_args(Ended)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """One trial as the journal has it; `settings` and what follows are empty until it says so."""
+
+    arm: str
+    number: int
+    status: Status
+    settings: dict[str, Value]
+    seed: int
+    subject: str
+    value: float | None
+    ended: Ended | None
+    samples: int | None
+    seconds: float | None
+    accuracy: float
+    accuracies: tuple[float, ...]
+    evaluated_at: tuple[int, ...]  # samples, one for each accuracy
+
+    @property
+    def directory_name(self) -> str:
+        """Of its run directory, below `trials`."""
+        return f"{self.arm}_{self.number:05d}"
+
+
+class Store:
+    """The journal of a study directory; several processes may have it open at once."""
+
+    def __init__(self, directory: Path, arms: Sequence[str], seed: int) -> None:
+        """Open or begin it. Raises DataError for a journal that is damaged."""
+        from optuna import create_study
+
+        self._directory = directory
+        self._seed = seed
+        with study_lock(directory):
+            storage = open_journal(directory / JOURNAL)
+            self._studies = {
+                name: create_study(
+                    storage=storage, study_name=name, direction="minimize", load_if_exists=True
+                )
+                for name in (*arms, REPEATS)
+            }
+
+    def locked(self) -> AbstractContextManager[None]:
+        """To be held while counting trials and claiming one."""
+        return study_lock(self._directory)
+
+    def directory_of(self, arm: str, number: int) -> Path:
+        """The run directory of a trial."""
+        return self._directory / "trials" / f"{arm}_{number:05d}"
+
+    def trials(self, arm: str) -> list[TrialRecord]:
+        """All trials of an arm, by number."""
+        return [as_record(arm, each) for each in self._studies[arm].get_trials(deepcopy=False)]
+
+    def claim(self, arm: str, budget: int) -> "Trial":
+        """Begin a trial of an arm: one that waits to be repeated, or a new one.
+
+        The draws depend on the seed and on how many trials counted before, so that a study that
+        was interrupted goes on as it would have. `budget` is the number of trials in all.
+        """
+        from optuna.samplers import TPESampler
+
+        study = self._studies[arm]
+        counted = sum(each.status in ("running", "ended") for each in self.trials(arm))
+        study.sampler = TPESampler(
+            seed=self._seed * 1_000_003 + counted,
+            n_startup_trials=min(_MOST_RANDOM, max(_LEAST_RANDOM, budget // 3)),
+            constant_liar=True,
+        )
+        return self._begin(study)
+
+    def claim_repeat(self, subject: str, settings: dict[str, Value], seed: int) -> "Trial":
+        """Begin a training with these settings and a fresh seed."""
+        trial = self._begin(self._studies[REPEATS])
+        trial.set_user_attr("subject", subject)
+        self.note(trial, settings, seed)
+        return trial
+
+    def note(self, trial: "Trial", settings: dict[str, Value], seed: int) -> None:
+        """Keep what a trial trains with."""
+        trial.set_user_attr("settings", settings)
+        trial.set_user_attr("seed", seed)
+
+    def end(
+        self,
+        arm: str,
+        trial: "Trial",
+        ended: Ended,
+        *,
+        value: float | None,
+        samples: int | None,
+        seconds: float | None,
+        curve: Curve,
+    ) -> bool:
+        """End a trial; False where another process had taken it for lost."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        state = TrialState.COMPLETE
+        if ended in _PRUNED:
+            state = TrialState.PRUNED
+        elif value is None:
+            state = TrialState.FAIL
+        facts = {
+            "ended": ended,
+            "samples": samples,
+            "seconds": seconds,
+            "accuracies": [each.accuracy for each in curve],
+            "evaluated_at": [each.samples for each in curve],
+        }
+        try:
+            for number, each in enumerate(curve, 1):
+                trial.report(1 - each.accuracy, number)
+            for key, fact in facts.items():
+                trial.set_user_attr(key, fact)
+            values = value if state == TrialState.COMPLETE else None
+            self._studies[arm].tell(trial, values, state=state)
+        except (UpdateFinishedTrialError, ValueError):  # ValueError: seen by tell before it writes
+            return False
+        if ended == "interrupted":
+            self._repeat(arm, trial.number)
+        return True
+
+    def give_up_lost(self) -> list[str]:
+        """End trials whose owner is gone, and have them repeated; their names. Under the lock."""
+        from optuna.trial import TrialState
+
+        now = self._time_on_disk()
+        lost = []
+        for arm, study in self._studies.items():
+            for each in study.get_trials(deepcopy=False):
+                directory = self.directory_of(arm, each.number)
+                status = _status(each)
+                if status == "running" and is_lost(directory, each.user_attrs.get("owner"), now):
+                    study.tell(each.number, state=TrialState.FAIL, skip_if_finished=True)
+                    lost.append(directory.name)
+            if arm != REPEATS:  # which are asked for again by what is missing
+                self._repeat_all(study)
+        return lost
+
+    def importance(self, arm: str) -> dict[str, float]:
+        """Share of each parameter in what told good trials from others; {} where none is known.
+
+        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target. Too few of
+        them, or a best quarter that is no better than the rest, say nothing.
+        """
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+        from optuna.trial import TrialState
+
+        study = self._studies[arm]
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(complete) < LEAST_FOR_IMPORTANCE or len({each.value for each in complete}) < 2:
+            return {}
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of equal results, as told below
+            shares = get_param_importances(study, evaluator=evaluator)
+        is_told_apart = len(shares) == 1 or len(set(shares.values())) > 1
+        return shares if is_told_apart else {}
+
+    def _begin(self, study: "Study") -> "Trial":
+        trial = study.ask()
+        trial.set_user_attr("owner", owner())
+        directory = self.directory_of(study.study_name, trial.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        beat(directory, is_due=True)
+        return trial
+
+    def _repeat(self, arm: str, number: int) -> None:
+        if arm != REPEATS:
+            with self.locked():
+                self._repeat_all(self._studies[arm])
+
+    def _repeat_all(self, study: "Study") -> None:
+        """Queue every interrupted trial that nobody has repeated yet."""
+        trials = study.get_trials(deepcopy=False)
+        repeated = {each.user_attrs.get("repeats") for each in trials}
+        for each in trials:
+            if _status(each) == "interrupted" and each.number not in repeated:
+                study.enqueue_trial(each.params, user_attrs={"repeats": each.number})
+
+    def _time_on_disk(self) -> float:
+        path = self._directory / "clock"
+        path.touch()
+        return os.stat(path).st_mtime
+
+
+def _status(trial: "FrozenTrial") -> Status:
+    from optuna.trial import TrialState
+
+    if trial.state == TrialState.WAITING:
+        return "waiting"
+    if trial.state == TrialState.RUNNING:
+        return "running"
+    if trial.state == TrialState.FAIL and trial.user_attrs.get("ended") in (None, "interrupted"):
+        return "interrupted"  # None: it was lost before it could say anything
+    return "ended"
+
+
+def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
+    """What the journal says of a trial. Raises DataError where that is not what we write."""
+    where = f"{JOURNAL}: trial {trial.number} of {in_brief(arm)}"
+    if not isinstance(trial.user_attrs, dict):
+        raise DataError(where, "has no facts", REMEDY)
+    record = Record(where, trial.user_attrs, REMEDY)
+    value = trial.values[0] if isinstance(trial.values, list) and trial.values else None
+    if value is not None and not is_number(value):
+        raise record.error("value", f"is {in_brief(value)}, no number")
+    accuracies = record.values.get("accuracies", [])
+    if not isinstance(accuracies, list) or not all(is_number(each) for each in accuracies):
+        raise record.error("accuracies", "is no list of numbers")
+    evaluated_at = record.values.get("evaluated_at", [])
+    if not isinstance(evaluated_at, list) or not all(map(_is_count, evaluated_at)):
+        raise record.error("evaluated_at", "is no list of counts")
+    return TrialRecord(
+        arm=arm,
+        number=trial.number,
+        status=_status(trial),
+        settings=dict(record.record("settings").values) if record.has("settings") else {},
+        seed=record.integer("seed") if record.has("seed") else 0,
+        subject=record.text("subject") if record.has("subject") else "",
+        value=value,
+        ended=record.choice("ended", _ENDINGS) if record.has("ended") else None,
+        samples=record.integer("samples") if record.has("samples") else None,
+        seconds=record.number("seconds") if record.has("seconds") else None,
+        accuracy=max(accuracies, default=0.0),
+        accuracies=tuple(accuracies),
+        evaluated_at=tuple(evaluated_at),
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53

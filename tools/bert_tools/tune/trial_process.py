@@ -1,0 +1,151 @@
+"""One training in a process of its own: started, watched while it evaluates, ended in order."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from bert_tools.tune.objective import Curve, read_curve
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.untrusted import not_through_a_link
+from mlperf_bert.signals.end_with_parent import end_with_parent
+
+POLL_S = 0.25
+HEARTBEAT_S = 5.0
+END_S = 120.0  # for a training to end by itself after SIGTERM, as its ranks may take 110 s
+LOST_AFTER_S = 300.0  # without a heartbeat, a trial of another machine is taken for lost
+
+HEARTBEAT = "heartbeat"
+LOG = "train.log"
+DEFAULT_TRAINER = (sys.executable, "-m", "mlperf_bert", "train")
+
+
+class TrialProcess:
+    """A training in `directory`, its run directory; what it prints is in `train.log` there.
+
+    It dies with this process (on Linux), and a terminal's Ctrl-C reaches this process alone.
+    """
+
+    def __init__(self, trainer: Sequence[str], directory: Path, data: Path, config: Path) -> None:
+        """Start it. Raises ConfigError where the trainer cannot be started."""
+        options = ("--config", config, "--data", data, "--run-dir", directory)
+        command = [*trainer, *map(str, options)]
+        self._directory = directory
+        self._beat_at = 0.0
+        self._seen = (0, 0)
+        self._evaluations = 0
+        with open(directory / LOG, "ab", opener=not_through_a_link) as log:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=partial(end_with_parent, os.getpid()),
+                )
+            except OSError as error:
+                problem = f"{command[0]!r} cannot be started ({error.strerror})"
+                raise ConfigError("--trainer", problem, "give a command that is there") from None
+
+    def wait(self, on_evaluation: Callable[[Curve], bool], is_stopped: Callable[[], bool]) -> int:
+        """Wait for the end; its exit status, 128 + n for signal n.
+
+        `on_evaluation` is given the curve up to every evaluation, one after the other however many
+        came at once, and asks for the end by True; `is_stopped` is asked all the time.
+        """
+        try:
+            while self._process.poll() is None:
+                beat(self._directory, self._beat_is_due())
+                if is_stopped() or any(map(on_evaluation, self._news())):
+                    break
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(POLL_S)
+        finally:  # after an error too: nothing may train on unseen
+            self._end()
+        status = self._process.wait()
+        return status if status >= 0 else 128 - status
+
+    def _news(self) -> list[Curve]:
+        """The curve up to each evaluation that has come since the last call."""
+        try:
+            found = (self._directory / "run_0" / "metrics.jsonl").stat()
+        except OSError:
+            return []
+        if (found.st_size, found.st_mtime_ns) == self._seen:
+            return []
+        self._seen = (found.st_size, found.st_mtime_ns)
+        curve = read_curve(self._directory / "run_0")
+        known, self._evaluations = self._evaluations, len(curve)
+        return [curve[:number] for number in range(known + 1, len(curve) + 1)]
+
+    def _beat_is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._beat_at < HEARTBEAT_S:
+            return False
+        self._beat_at = now
+        return True
+
+    def _end(self) -> None:
+        """SIGTERM, by which a training saves and leaves; SIGKILL to all of it if it does not."""
+        self._process.terminate()  # of one that has ended, this does nothing
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def beat(directory: Path, is_due: bool) -> None:
+    """Say that somebody is at work on this trial; a disk that takes nothing is no reason to end."""
+    if is_due:
+        with suppress(OSError):
+            (directory / HEARTBEAT).touch()
+
+
+def owner() -> dict[str, str | int]:
+    """Who works on a trial: this process."""
+    return {"host": platform.node(), "pid": os.getpid()}
+
+
+def is_lost(directory: Path, of: object, now_on_disk: float) -> bool:
+    """Whether the owner of a running trial is gone: its process, or its heartbeat.
+
+    `now_on_disk` is the time by the clock that writes the heartbeats, in seconds.
+    """
+    if isinstance(of, dict) and of.get("host") == platform.node():
+        pid = of.get("pid")
+        if type(pid) is not int or not 0 < pid < 2**31 or not _exists(pid):
+            return True
+    try:
+        last = (directory / HEARTBEAT).stat().st_mtime
+    except OSError:
+        return True
+    return now_on_disk - last > LOST_AFTER_S
+
+
+def last_line(directory: Path) -> str:
+    """The last line that a training printed, for a message."""
+    try:
+        with (directory / LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return "nothing was printed"
+    return lines[-1] if lines else "nothing was printed"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
