@@ -19,7 +19,7 @@ import pytest
 from listening import is_loopback, listeners, tree
 from support import REPOSITORY, make_tiny_inputs, run_cli
 
-sys.path.insert(0, str(REPOSITORY / "tools"))
+sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-21-overlap"))
 from overlap_link import ADDRESSES, linked_namespaces
 
 pytestmark = [

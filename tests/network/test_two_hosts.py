@@ -19,7 +19,7 @@ import pytest
 from listening import listeners, tree
 from support import PACKAGE, REPOSITORY, make_tiny_inputs, metrics_losses, run_process
 
-sys.path.insert(0, str(REPOSITORY / "tools"))
+sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-21-overlap"))
 from overlap_link import ADDRESSES, INTERFACE, linked_namespaces
 
 pytestmark = [

@@ -1,6 +1,6 @@
 """Examples a second and peak memory of `prepare --tfrecord` and `--hdf5`, format by format.
 
-    .venv/bin/python tools/bench_import.py [--sentences N] [--repeats N] [--json FILE]
+    python bench_import.py [--sentences N] [--repeats N] [--json FILE]
 
 The examples are those that `prepare --text` makes of the documentation of the running Python (512
 tokens at most); every import must give its shard byte for byte. One worker; each import is a fresh
@@ -17,14 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_prepare import high_water_bytes, write_corpus
 from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.foreign_examples import compile_reading
 from mlperf_bert.prepare.import_examples import import_set
 
-# The writers belong to the tests, which are no package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# The text is that of tools/bench_prepare.py; the writers belong to the tests. Both are no package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from bench_prepare import high_water_bytes, write_corpus
 from foreign_files import WRITERS, examples_of
 
 WIDTH, ROOM = 512, 76

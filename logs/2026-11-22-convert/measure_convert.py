@@ -1,6 +1,6 @@
 """Seconds and memory of `convert` and `export` for a BERT-large of random weights, as JSON.
 
-`python tools/measure_convert.py DIR` needs 4.1 GB in DIR while it runs and leaves nothing there.
+`python measure_convert.py DIR` needs 4.1 GB in DIR while it runs and leaves nothing there.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What it takes to mask a batch anew: `tools/measure_masking.py`, microseconds a sequence."""
+"""What it takes to mask a batch anew: `measure_masking.py`, microseconds a sequence."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""tools/study_positions.py: tiling, counts by position, resume, and a few steps end to end."""
+"""study_positions.py: tiling, counts by position, resume, and a few steps end to end."""
 
 import importlib
 import json
@@ -36,7 +36,7 @@ OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.ite
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The second file, with made-up words in place of the embedded corpus."""
-    monkeypatch.syspath_prepend(REPOSITORY / "tools")
+    monkeypatch.syspath_prepend(REPOSITORY / "logs" / "2026-11-21-positions")
     module = importlib.import_module("position_runs")
     monkeypatch.setattr(module, "prepare_embedded", prepare_synthetic)
     return module

@@ -1,6 +1,6 @@
 """How far other summation orders, and small changes of constants, move the golden traces.
 
-    PYTHONPATH=tests:tests/golden .venv/bin/python tools/trace_sensitivity.py
+    PYTHONPATH=tests:tests/golden .venv/bin/python logs/2026-11-21-proof/trace_sensitivity.py
 
 The tolerance of tests/golden/trace_cases.py was chosen between the two; see docs/numerics.md.
 """

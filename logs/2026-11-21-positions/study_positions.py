@@ -1,7 +1,7 @@
 """Whether untrained position embeddings slow a second phase down: a study on one CPU.
 
-    .venv/bin/python tools/study_positions.py run --out DIR [--seeds N] [--limit N]
-    .venv/bin/python tools/study_positions.py report --out DIR
+    python study_positions.py run --out DIR [--seeds N] [--limit N]
+    python study_positions.py report --out DIR
 
 A model is trained on short sequences, then on long ones. Three arms train alike in the second
 phase, on the same samples, and differ in what they start from:

@@ -1,4 +1,4 @@
-"""tools/measure_overlap.py: its arithmetic, its picture, what it watches, and that it cleans up."""
+"""measure_overlap.py: its arithmetic, its picture, what it watches, and that it cleans up."""
 
 import importlib
 import json
@@ -13,15 +13,15 @@ import pytest
 
 from support import REPOSITORY, run_process
 
-TOOLS = REPOSITORY / "tools"
+STUDY = REPOSITORY / "logs" / "2026-11-21-overlap"
 JOB = Path(__file__).with_name("overlap_job.py")
 
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(TOOLS))
+    sys.path.insert(0, str(STUDY))
     yield importlib.import_module("measure_overlap")
-    sys.path.remove(str(TOOLS))
+    sys.path.remove(str(STUDY))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_namespaces_see_each_other_at_the_rate_and_go_after_ctrl_c(link: ModuleT
         made += names
         inside = ["ip", "netns", "exec", names[0]]
         set_rate = "from overlap_link import throttle; throttle(8e6)"
-        subprocess.run([*inside, sys.executable, "-c", set_rate], cwd=TOOLS, check=True)
+        subprocess.run([*inside, sys.executable, "-c", set_rate], cwd=STUDY, check=True)
         shown = subprocess.run(
             [*inside, "tc", "qdisc", "show", "dev", link.INTERFACE],
             capture_output=True,
@@ -248,7 +248,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     out = tmp_path_factory.mktemp("watched")
     done = run_process(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2),
-        *(JOB, TOOLS, out),
+        *(JOB, STUDY, out),
     )
     assert done.returncode == 0, done.stderr
     answers = [json.loads((out / f"rank_{rank}.json").read_text()) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Runs of tools/study_positions.py: two phases of training, accuracy by position as it goes on."""
+"""Runs of study_positions.py: two phases of training, accuracy by position as it goes on."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from mlperf_bert.prepare.corpus import prepare_embedded
 from mlperf_bert.step.eager import EagerStep, forward
 
 CPU = torch.device("cpu")
-IMPLEMENTATION = Path(__file__).parents[1] / "benchmarks" / "bert" / "implementations" / "pytorch"
+IMPLEMENTATION = Path(__file__).parents[2] / "benchmarks" / "bert" / "implementations" / "pytorch"
 CONFIG = IMPLEMENTATION / "configs" / "cpu_tiny.toml"
 WORK = "work"  # below --out: prepared sets, and weights after first phases
 MASKED_SHARE = 0.15

@@ -1,6 +1,6 @@
 """A picture of one step of each mode: both ranks' backward, and every bucket's way over the link.
 
-Part of tools/measure_overlap.py.
+Part of measure_overlap.py.
 """
 
 import io

@@ -1,6 +1,6 @@
 """What the official set costs: `prepare` on parts of official size, on 1 and 2 cores.
 
-    .venv/bin/python tools/bench_prepare_scale.py [--part-bytes N] [--parts-each N] [--workers 1 2]
+    python bench_prepare_scale.py [--part-bytes N] [--parts-each N] [--workers 1 2]
         [--repeats N] [--json FILE] [--report FILE]
 
 Every run is the whole command, in a process of its own: start, text, examples, shards, index. The
@@ -24,6 +24,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from bench_prepare import write_corpus
 

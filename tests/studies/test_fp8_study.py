@@ -1,4 +1,4 @@
-"""tools/study_fp8.py: runs of the train command, resuming, table and picture."""
+"""study_fp8.py: runs of the train command, resuming, table and picture."""
 
 import importlib
 import json
@@ -12,14 +12,14 @@ import pytest
 
 from support import REPOSITORY
 
-TOOLS = REPOSITORY / "tools"
+STUDY = REPOSITORY / "logs" / "2026-11-21-fp8"
 
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(TOOLS))  # as when it is started by its path
+    sys.path.insert(0, str(STUDY))  # as when it is started by its path
     yield importlib.import_module("study_fp8")
-    sys.path.remove(str(TOOLS))
+    sys.path.remove(str(STUDY))
 
 
 def call(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

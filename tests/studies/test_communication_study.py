@@ -1,4 +1,4 @@
-"""tools/study_communication_precision.py: its sums against float64, torch and hand-made cases."""
+"""study_communication_precision.py: its sums against float64, torch and hand-made cases."""
 
 import importlib.util
 import json
@@ -12,7 +12,8 @@ import torch
 
 from support import REPOSITORY
 
-TOOL = REPOSITORY / "tools" / "study_communication_precision.py"
+LOG = REPOSITORY / "logs" / "2026-11-21-communication-precision"
+TOOL = LOG / "study_communication_precision.py"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -1,6 +1,6 @@
 """The modes that are timed, and what is noted of each step: when what was ready, sent and done.
 
-Part of tools/measure_overlap.py. Times are `time.perf_counter` seconds, one clock for all
+Part of measure_overlap.py. Times are `time.perf_counter` seconds, one clock for all
 processes of the machine. A mode is a line of MODES: a function from what all have in common and a
 process group to one step, itself a function without arguments. The group is that of both ranks
 or, to compute all and send nothing, that of this rank alone.

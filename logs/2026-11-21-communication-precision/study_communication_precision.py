@@ -1,6 +1,6 @@
 """How well 16-bit sums over many ranks give the mean gradient: a simulation on one CPU.
 
-    .venv/bin/python tools/study_communication_precision.py --out DIR
+    python study_communication_precision.py --out DIR
 
 Writes DIR/communication_precision.{json,png} and prints the table. Gradients of N ranks are made
 up, summed as an all-reduce would, and compared with their mean in float64. Every partial sum is

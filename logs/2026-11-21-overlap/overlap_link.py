@@ -1,6 +1,6 @@
 """Two network namespaces of this machine, joined by a link whose rate can be limited.
 
-Part of tools/measure_overlap.py. What is made here is gone when the `with` block is left, and
+Part of measure_overlap.py. What is made here is gone when the `with` block is left, and
 nothing appears in the machine's own network: the link's two ends are born inside the namespaces.
 """
 

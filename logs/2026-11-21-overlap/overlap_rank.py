@@ -1,6 +1,6 @@
 """What one of the two ranks does: calibrate the link, then time every mode in turn.
 
-Part of tools/measure_overlap.py.
+Part of measure_overlap.py.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Does the encoder learn as well with its matrix products in FP8? Accuracy curves beside bf16's.
 
-    .venv/bin/python tools/study_fp8.py run --data DATA --out DIR
-    .venv/bin/python tools/study_fp8.py table --out DIR
+    python study_fp8.py run --data DATA --out DIR
+    python study_fp8.py table --out DIR
 
 DATA holds the prepared sets: `mlperf_bert prepare --embedded --config CONFIG --out DATA`, where
 CONFIG is `configs/cpu_tiny.toml` or what --config names. `run` trains with each precision, seed
@@ -31,7 +31,7 @@ from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.common.exit_statuses import TARGET_MISSED
 from mlperf_bert.config.files import config_to_tables, load_config
 
-IMPLEMENTATION = Path(__file__).parents[1] / "benchmarks" / "bert" / "implementations" / "pytorch"
+IMPLEMENTATION = Path(__file__).parents[2] / "benchmarks" / "bert" / "implementations" / "pytorch"
 CONFIG = IMPLEMENTATION / "configs" / "cpu_tiny.toml"
 PRECISIONS = ("bf16", "fp8")
 SEEDS = (1, 2, 3)

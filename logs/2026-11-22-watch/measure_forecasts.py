@@ -17,7 +17,7 @@ from bert_tools.report.run import Evaluation, read_run
 from bert_tools.watch.remaining import Forecast, by_curve, by_published
 from mlperf_bert.common.errors import DataError
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 OWN_TARGETS = (0.20, 0.22, 0.24, 0.25, 0.26, 0.265, 0.27)
 PUBLISHED_TARGETS = (0.69, 0.70, 0.71, 0.715, 0.718, 0.72)
 BATCH = 16_384  # of the published curves, about

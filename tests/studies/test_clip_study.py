@@ -1,4 +1,4 @@
-"""tools/study_clip_policies.py: virtual ranks against their formula, resuming, table, picture."""
+"""study_clip_policies.py: virtual ranks against their formula, resuming, table, picture."""
 
 import importlib
 import json
@@ -16,16 +16,16 @@ from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import MIB
 from support import REPOSITORY
 
-TOOLS = REPOSITORY / "tools"
+STUDY = REPOSITORY / "logs" / "2026-11-21-clip-policies"
 RANKS = 4
 CAP_MB = 200 / MIB  # 25 float64 elements
 
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(TOOLS))  # as when it is started by its path
+    sys.path.insert(0, str(STUDY))  # as when it is started by its path
     yield importlib.import_module("study_clip_policies")
-    sys.path.remove(str(TOOLS))
+    sys.path.remove(str(STUDY))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Draw docs/pictures/scaling_law.png: where time = a * p^b comes from, for four sets of entries.
 
-    .venv/bin/python tools/draw_law.py
+    python draw_law.py
 
 The sets are those of docs/scaling.md, out of the shipped table.
 """
@@ -17,7 +17,7 @@ from bert_tools.plan.entries import Entry, chosen
 from bert_tools.plan.published_results import published_entries
 from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "scaling_law.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "scaling_law.png"
 NVIDIA_A100 = ("submitter=NVIDIA", "division=closed", "accelerator~A100")
 SETS = {
     "A100, v0.7 (3 logs)": ("round=0.7", *NVIDIA_A100),

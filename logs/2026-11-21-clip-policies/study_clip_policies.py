@@ -1,10 +1,10 @@
 """Samples to a masked-LM accuracy under each clip policy, on virtual ranks in one process.
 
-    .venv/bin/python tools/study_clip_policies.py run --data DATA --out DIR
-    .venv/bin/python tools/study_clip_policies.py table --out DIR
+    python study_clip_policies.py run --data DATA --out DIR
+    python study_clip_policies.py table --out DIR
 
 DATA holds the prepared sets: `mlperf_bert prepare --embedded --config
-tools/study_clip_policies.toml --out DATA`. `run` goes through policies x optimizers x global
+study_clip_policies.toml --out DATA`. `run` goes through policies x optimizers x global
 batches, seed after seed, and writes one file DIR/runs/<run>.json each when it is finished; started
 again, it goes on with what is missing. `table` prints what was found as Markdown and writes
 DIR/table.md and DIR/clip_policies.png.

@@ -1,6 +1,6 @@
 """How much of the communication each clip policy hides under backward, over a throttled link.
 
-    .venv/bin/python tools/measure_overlap.py --out DIR [--steps N]
+    python measure_overlap.py --out DIR [--steps N]
 
 Needs root, iproute2 and two cores. Two ranks, one thread each, train a small model in two network
 namespaces whose link is as slow as backward is long. Writes DIR/overlap.{json,png} and prints the
