@@ -3,8 +3,7 @@
 import random
 from pathlib import Path
 
-from mlperf_bert.prepare.own_request import OwnText
-from mlperf_bert.prepare.own_text import prepare_own_text
+from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
 

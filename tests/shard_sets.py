@@ -14,7 +14,7 @@ from mlperf_bert.data.published_shapes import SHORTEST
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.shard_job import write_shard
 
 MAX_LENGTH = 40
 MAX_PREDICTIONS = 6

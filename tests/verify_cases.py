@@ -18,10 +18,10 @@ from mlperf_bert.data.shards import Shard
 from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.prepare.verify.full import LAYOUT_READER
 from mlperf_bert.prepare.verify.report import Report
-from mlperf_bert.prepare.verify.structure import LAYOUT_READER
 from support import NUM_WORDS, prepare_small, write_synthetic_text
 
 Arrays = dict[str, np.ndarray]

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
-from mlperf_bert.prepare.python_docs import collect_documents
-from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from mlperf_bert.vocabulary.wordpiece import Tokenizer

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.prepare.build import prepare_text
-from mlperf_bert.prepare.foreign_examples import compile_reading
-from mlperf_bert.prepare.import_examples import import_set
+from mlperf_bert.prepare.import_examples import compile_reading, import_set
 
 # The text is that of tools/bench_prepare.py; the writers belong to the tests. Both are no package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))

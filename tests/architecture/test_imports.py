@@ -82,7 +82,7 @@ NUMPY_ONLY = (
     "mlperf_bert.optim.noise_scale",
     "mlperf_bert.parts.memory_plan",
     "mlperf_bert.prepare.foreign_features",
-    "mlperf_bert.prepare.hdf5_examples",
+    "mlperf_bert.prepare.hdf5_reader",
     "mlperf_bert.prepare.sandbox",
     "mlperf_bert.run.outcome",
     "mlperf_bert.__main__",

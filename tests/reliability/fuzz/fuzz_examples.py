@@ -28,12 +28,18 @@ from foreign_files import (
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples, read_tfrecord
 from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, NUM_ROWS
 from mlperf_bert.prepare.foreign_rows import Rows
-from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
+from mlperf_bert.prepare.import_examples import (
+    READING,
+    ROWS_READER,
+    check_examples,
+    collect_examples,
+    read_hdf5,
+    read_tfrecord,
+)
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.tfrecord import MOST_RECORD_BYTES
+from mlperf_bert.prepare.tf_example import MOST_RECORD_BYTES
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 
 WIDTH, ROOM = 16, 4

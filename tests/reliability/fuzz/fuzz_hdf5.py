@@ -10,7 +10,7 @@ from fuzz_mutations import mutate_bytes
 
 from mlperf_bert.data.sidecar import read_sidecar
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.verify.structure import LAYOUT_READER, check_structure
+from mlperf_bert.prepare.verify.full import LAYOUT_READER, check_structure
 
 SHARD = "shards/part-0.hdf5"
 _METADATA_BYTES = 4096  # where most of what describes the arrays lies

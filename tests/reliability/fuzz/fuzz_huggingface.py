@@ -14,11 +14,11 @@ from torch import Tensor
 from bert_tools.convert import convert
 from mlperf_bert.checkpoint.huggingface.export import config_json
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, INDEX, SINGLE, open_huggingface
-from mlperf_bert.checkpoint.huggingface.tokenizer import tokenizer_files
-from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
+from mlperf_bert.checkpoint.huggingface.tokenizer import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     WORD_PIECES,
+    tokenizer_files,
 )
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.config.sections import ModelSection

@@ -9,9 +9,8 @@ from fuzz_parser import Parser
 
 from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.prepare.clean_text import clean_document
-from mlperf_bert.prepare.near_duplicates import windows_of
-from mlperf_bert.prepare.own_documents import next_document, sections
-from mlperf_bert.prepare.own_files import digests, find_files
+from mlperf_bert.prepare.own_files import digests, find_files, next_document, sections
+from mlperf_bert.prepare.own_held_out import windows_of
 from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs
 
 DOCUMENTS = (

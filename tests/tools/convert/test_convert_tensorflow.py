@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import tensorflow_cases as cases
 from bert_tools.convert.mlperf_checkpoint import PUBLISHED
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.padding import PADDING_BIAS
+from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
 from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINTS
 from mlperf_bert.model.tensor_names import tensorflow_name

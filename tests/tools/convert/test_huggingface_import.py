@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.padding import PADDING_BIAS
+from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 
 FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
 WORDS, WORD_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlperf_bert.checkpoint.huggingface.safetensors_file import read_safetensors
+from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
 from mlperf_bert.checkpoint.tensor_file import write_one_by_one
 from mlperf_bert.common.errors import CheckpointError
 

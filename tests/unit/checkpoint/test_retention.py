@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.checkpoint.files import complete
 from mlperf_bert.checkpoint.manifest import (
     Manifest,
     complete_checkpoints,
@@ -13,6 +12,7 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.retention import bring_back, discard, prune, put_aside, sweep
 from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.writer import complete
 
 
 def make(directory: Path, step: int, accuracy: float | None) -> None:

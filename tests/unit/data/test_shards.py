@@ -18,7 +18,7 @@ from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
 from mlperf_bert.prepare.examples import ExampleMaker
-from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents
 from support import prepare_small

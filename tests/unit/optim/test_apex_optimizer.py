@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.checkpoint.optimizer_state import read_shards, shard_tensors
+from mlperf_bert.checkpoint.snapshot import read_shards, shard_tensors
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config

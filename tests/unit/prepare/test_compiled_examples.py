@@ -114,7 +114,7 @@ def test_no_place_for_machine_code_is_no_error() -> None:
         "import tempfile\n"
         "def refuse(*args, **kwargs): raise PermissionError(13, 'Permission denied')\n"
         "tempfile.TemporaryFile = refuse\n"  # how numba finds out whether it may write
-        "from mlperf_bert.prepare.compiled_examples import between\n"
+        "from mlperf_bert.prepare.examples import between\n"
         "from mlperf_bert.prepare.examples import new_stream\n"
         "print(between.stats.cache_path, between(new_stream(3), 5, 5))"
     )
@@ -124,7 +124,7 @@ def test_no_place_for_machine_code_is_no_error() -> None:
 
 def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
     code = (
-        "from mlperf_bert.prepare.compiled_examples import add_pass\n"
+        "from mlperf_bert.prepare.examples import add_pass\n"
         "from mlperf_bert.prepare.examples import compile_examples\n"
         "from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary\n"
         "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"

@@ -10,8 +10,12 @@ import pytest
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.prepare.corpus import prepare_embedded, split_held_out
-from mlperf_bert.prepare.python_docs import collect_documents, prose_sentences
+from mlperf_bert.prepare.corpus import (
+    collect_documents,
+    prepare_embedded,
+    prose_sentences,
+    split_held_out,
+)
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 
 SETTINGS = {"vocab_size": 2048, "max_seq_length": 64, "max_predictions": 10, "dupe_factor": 1}

@@ -19,7 +19,7 @@ from mlperf_bert.prepare.foreign_features import (
     NUM_ROWS,
 )
 from mlperf_bert.prepare.foreign_rows import Rows
-from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
+from mlperf_bert.prepare.import_examples import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.sandbox_server import Limits
 

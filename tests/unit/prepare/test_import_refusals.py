@@ -17,8 +17,14 @@ from foreign_files import Writer, examples_of, write_fixed, write_packed, write_
 from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.prepare.foreign_examples import check_examples, collect_examples, read_tfrecord
-from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
+from mlperf_bert.prepare.import_examples import (
+    READING,
+    ROWS_READER,
+    check_examples,
+    collect_examples,
+    read_hdf5,
+    read_tfrecord,
+)
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 

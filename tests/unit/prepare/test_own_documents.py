@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.prepare import own_documents
-from mlperf_bert.prepare.own_documents import DocumentRule, Piece, Section, next_document, sections
-from mlperf_bert.prepare.own_files import Form
+from mlperf_bert.prepare import own_files
+from mlperf_bert.prepare.own_files import (
+    DocumentRule,
+    Form,
+    Piece,
+    Section,
+    next_document,
+    sections,
+)
 
 TEXT = "First line,\nwrapped.\n\n \t\nSecond.\nMore.\n\n\nThird."
 
@@ -56,7 +62,7 @@ def test_another_field_of_json(tmp_path: Path) -> None:
 def test_overlong_documents_are_cut_and_nothing_is_lost(
     tmp_path: Path, rule: DocumentRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_documents, "SECTION_CHARS", 100)
+    monkeypatch.setattr(own_files, "SECTION_CHARS", 100)
     words = [f"wörd{number}" for number in range(200)]
     path = tmp_path / "a.txt"
     path.write_text(" ".join(words) + "\n\nanother", encoding="utf-8")
@@ -70,7 +76,7 @@ def test_overlong_documents_are_cut_and_nothing_is_lost(
 def test_bytes_that_are_no_utf8_are_replaced_across_cuts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_documents, "SECTION_CHARS", 5)
+    monkeypatch.setattr(own_files, "SECTION_CHARS", 5)
     path = tmp_path / "a.txt"
     path.write_bytes("ääää".encode() + b"\xff" + "ä".encode())
     found = sections(Piece(path, "text", "plain", 0, None), "line", "text")

@@ -7,8 +7,7 @@ import pytest
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare import own_files
-from mlperf_bert.prepare.own_documents import Piece, sections
-from mlperf_bert.prepare.own_files import Form, Packing, find_files, opened
+from mlperf_bert.prepare.own_files import Form, Packing, Piece, find_files, opened, sections
 
 zstandard = pytest.importorskip("zstandard")
 TEXT = "One sentence. Another one.\n\nA second document.\n"

@@ -14,9 +14,8 @@ from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.sidecar import Segments
 from mlperf_bert.prepare import own_files, own_parts
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
-from mlperf_bert.prepare.own_request import OwnText
-from mlperf_bert.prepare.own_text import prepare_own_text
-from mlperf_bert.prepare.own_vocabulary import with_frequent_characters
+from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from own_texts import contents, made_up_document, made_up_texts, make, own_text
@@ -140,7 +139,7 @@ def test_held_out_documents_that_training_text_repeats_are_removed(
 def test_long_documents_stay_on_one_side(
     wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
 ) -> None:
-    monkeypatch.setattr("mlperf_bert.prepare.own_documents.SECTION_CHARS", 200)
+    monkeypatch.setattr("mlperf_bert.prepare.own_files.SECTION_CHARS", 200)
     (tmp_path / "books").mkdir()
     for number in range(30):
         text = "\n\n".join(texts[5 * number : 5 * number + 5])

@@ -10,8 +10,7 @@ import pytest
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_parts
-from mlperf_bert.prepare.own_request import OwnText
-from mlperf_bert.prepare.own_text import prepare_own_text
+from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 from own_texts import contents, made_up_texts, make, own_text
 
 

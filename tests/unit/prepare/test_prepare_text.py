@@ -11,7 +11,7 @@ import pytest
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.prepare.baseline import measure_baseline
+from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary

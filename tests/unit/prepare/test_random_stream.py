@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mlperf_bert.prepare.compiled_examples import between, shuffle, uniform
-from mlperf_bert.prepare.examples import new_stream
+from mlperf_bert.prepare.examples import between, new_stream, shuffle, uniform
 
 SEEDS = [0, 1, 12345, 2**32, 2**63 - 1]
 # The largest is the widest range that one 32-bit word can decide.

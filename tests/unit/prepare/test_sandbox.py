@@ -204,7 +204,7 @@ def test_verify_imports_no_hdf5_and_its_child_no_torch(synthetic_data: Path) -> 
         "import sys; from mlperf_bert.__main__ import main; "
         f"assert main(['verify', {str(synthetic_data)!r}, '--full', '--workers', '1']) == 0; "
         "assert 'h5py' not in sys.modules; "
-        "import mlperf_bert.prepare.verify.hdf5_layout; "
+        "import mlperf_bert.prepare.hdf5_reader; "
         "assert 'h5py' in sys.modules; assert 'torch' not in sys.modules"
     )
     done = run_process(sys.executable, "-c", code)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlperf_bert.prepare.sentences import split_sentences
+from mlperf_bert.prepare.documents import split_sentences
 
 
 @pytest.mark.parametrize(

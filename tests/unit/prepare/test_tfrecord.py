@@ -10,8 +10,8 @@ import pytest
 from foreign_files import framed
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.prepare import tfrecord
-from mlperf_bert.prepare.tfrecord import BLOCK_BYTES, MOST_RECORD_BYTES, read_records
+from mlperf_bert.prepare import tf_example
+from mlperf_bert.prepare.tf_example import BLOCK_BYTES, MOST_RECORD_BYTES, read_records
 
 RECORDS = [b"first", b"", bytes(range(40)), b"last one"]
 
@@ -81,7 +81,7 @@ def test_every_cut_is_found(path: Path) -> None:
 
 def test_a_cut_or_changed_gzip_file_is_refused(path: Path) -> None:
     whole = gzip.compress(path.read_bytes())
-    for size in range(len(tfrecord._GZIP), len(whole)):
+    for size in range(len(tf_example._GZIP), len(whole)):
         path.write_bytes(whole[:size])
         assert "cannot be unpacked as gzip" in refusal(path)
     for place in range(10, len(whole)):  # what is before says when and how it was packed
@@ -103,7 +103,7 @@ def test_what_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(framed(bytes(1000)) * 1000))
     assert len(records_in(path)) == 1000
-    monkeypatch.setattr(tfrecord, "MOST_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(tf_example, "MOST_UNPACKED_BYTES", 100_000)
     assert "record 99: begins after 100,000 bytes" in refusal(path)
 
 

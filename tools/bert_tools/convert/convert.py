@@ -19,13 +19,13 @@ from torch import Tensor
 from bert_tools.convert.model_settings import config_of
 from bert_tools.convert.report import Report
 from mlperf_bert.checkpoint.huggingface.names import WORD_BIAS, WORDS
-from mlperf_bert.checkpoint.huggingface.new_directory import new_directory
-from mlperf_bert.checkpoint.huggingface.padding import MOST_SPARE_ROWS, PADDING_BIAS, with_rows
-from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
+from mlperf_bert.checkpoint.huggingface.tokenizer import (
     find_vocabulary,
     setting_against_ours,
 )
 from mlperf_bert.checkpoint.huggingface.weights import (
+    MOST_SPARE_ROWS,
+    PADDING_BIAS,
     Sizes,
     Source,
     check_floats,
@@ -33,11 +33,12 @@ from mlperf_bert.checkpoint.huggingface.weights import (
     missing_heads,
     parameter_shapes,
     sizes_of,
+    with_rows,
 )
 from mlperf_bert.checkpoint.manifest import MANIFEST, MODEL, STATE, FileEntry, Manifest, step_of
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.tensor_file import write_one_by_one
-from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig

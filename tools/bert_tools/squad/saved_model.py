@@ -7,12 +7,10 @@ import torch
 
 from bert_tools.squad.model import parameter_shapes
 from bert_tools.squad.weights import Start
-from mlperf_bert.checkpoint.huggingface.names import WORDS
-from mlperf_bert.checkpoint.huggingface.padding import MOST_SPARE_ROWS, with_rows
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
-from mlperf_bert.checkpoint.huggingface.safetensors_file import StoredTensor, read_safetensors
-from mlperf_bert.checkpoint.huggingface.settings import read_settings
-from mlperf_bert.checkpoint.huggingface.vocabulary_files import find_vocabulary
+from mlperf_bert.checkpoint.huggingface.names import WORDS, read_settings
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE, StoredTensor, read_safetensors
+from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
+from mlperf_bert.checkpoint.huggingface.weights import MOST_SPARE_ROWS, with_rows
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import file_sha256

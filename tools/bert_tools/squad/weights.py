@@ -13,13 +13,12 @@ from torch import Tensor
 
 from bert_tools.squad.model import draw_weights, parameter_shapes
 from mlperf_bert.checkpoint.huggingface.export import config_json
-from mlperf_bert.checkpoint.huggingface.new_directory import new_directory
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
-from mlperf_bert.checkpoint.huggingface.tokenizer import tokenizer_files
-from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
+from mlperf_bert.checkpoint.huggingface.tokenizer import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     WORD_PIECES,
+    tokenizer_files,
 )
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
@@ -31,7 +30,7 @@ from mlperf_bert.checkpoint.manifest import (
     verify_files,
 )
 from mlperf_bert.checkpoint.tensor_file import write_tensors
-from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.run.environment import package_version

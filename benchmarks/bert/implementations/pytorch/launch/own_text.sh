@@ -29,7 +29,7 @@ prepare_own_text() { # sets DATADIR where it is not given: one for each text and
     CORPUS=$(cd "$(dirname "$CORPUS")" && pwd)/$(basename "$CORPUS")
     own_text_options
     if [ -z "${DATADIR:-}" ]; then
-        local text name made_with digest='import pathlib, sys; from mlperf_bert.prepare.own_request import text_digest
+        local text name made_with digest='import pathlib, sys; from mlperf_bert.prepare.own_text import text_digest
 print(text_digest(*(pathlib.Path(each) if each else None for each in sys.argv[1:])))'
         # Text that cannot be read has none; `prepare` says why.
         text=$("${here[@]}" -c "$digest" "$CORPUS" "${VOCAB:-}" 2>/dev/null) || text=

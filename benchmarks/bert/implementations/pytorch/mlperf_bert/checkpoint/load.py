@@ -18,8 +18,7 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
     verify_files,
 )
-from mlperf_bert.checkpoint.optimizer_state import read_shards
-from mlperf_bert.checkpoint.rank_states import set_rank_states
+from mlperf_bert.checkpoint.snapshot import read_shards, set_rank_states
 from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.distributed.launch import RankInfo

@@ -71,7 +71,7 @@ class IndexFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What a model without context reaches on the set's masked positions; see prepare/baseline."""
+    """What a model without context reaches on the set's masked positions; see prepare/build."""
 
     context_free_accuracy: float
     mask_only_accuracy: float

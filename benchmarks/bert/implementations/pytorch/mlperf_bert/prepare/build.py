@@ -1,4 +1,10 @@
-"""Text files to a prepared set: one shard a text file, in parallel, resumable, then the index."""
+"""Text files to a prepared set: one shard a text file, in parallel, resumable, then the index.
+
+With the set stands its baseline: what a guess without context reaches, the floor that a trained
+model must beat. Two guesses over all masked positions: where the input still shows a token (kept
+or replaced by a random one), the context-free guess is that token; where it is [MASK], it is the
+most frequent label among the set's [MASK] inputs.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,16 +16,17 @@ import numpy as np
 from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry, write_index
+from mlperf_bert.data.index import INDEX_ARRAYS, Baseline, Manifest, ShardEntry, write_index
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.sidecar import Segments, ShardSettings, sidecar_path
-from mlperf_bert.prepare.baseline import measure_baseline
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary
 
 MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
 WORKER_DIED = "a worker process died, most often for want of memory"
+
+SAMPLES_AT_A_TIME = 1024
 
 
 def prepare_text(
@@ -268,3 +275,29 @@ def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> 
         baseline = measure_baseline(SampleReader(out_dir, manifest), manifest)
         manifest = replace(manifest, baseline=baseline)
     return write_index(out_dir, manifest, np.concatenate(lengths), np.concatenate(masked_counts))
+
+
+def measure_baseline(reader: SampleReader, manifest: Manifest) -> Baseline:
+    """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone."""
+    label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
+    masked_tokens = 0
+    visible_right = 0
+    for first in range(0, manifest.num_samples, SAMPLES_AT_A_TIME):
+        last = min(first + SAMPLES_AT_A_TIME, manifest.num_samples)
+        samples = reader.read(np.arange(first, last, dtype=np.int64))
+        starts = np.cumsum(samples.lengths) - samples.lengths
+        rows = np.repeat(starts, samples.masked_counts) + samples.masked_positions
+        inputs = samples.input_ids[rows]
+        is_mask = inputs == manifest.mask_id
+        labels_at_mask = samples.masked_ids[is_mask]
+        label_counts += np.bincount(labels_at_mask, minlength=manifest.vocab_size)
+        visible_right += int((~is_mask & (inputs == samples.masked_ids)).sum())
+        masked_tokens += len(inputs)
+    mask_inputs = int(label_counts.sum())
+    most_frequent = int(label_counts.max())
+    return Baseline(
+        context_free_accuracy=(visible_right + most_frequent) / masked_tokens,
+        mask_only_accuracy=most_frequent / max(1, mask_inputs),
+        masked_tokens=masked_tokens,
+        mask_inputs=mask_inputs,
+    )

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.prepare.sentences import split_sentences
+from mlperf_bert.prepare.documents import split_sentences
 
 Reason = Literal["not UTF-8", "too short", "few letters"]
 REASONS: tuple[Reason, ...] = ("not UTF-8", "too short", "few letters")

@@ -1,73 +1,316 @@
-"""The sub-command `prepare`: which source is asked for, and that its options go with it.
+"""The sub-command `prepare`: which source is asked for, its options, and what is called for it.
 
-Every source is a module of its own. Heavy imports wait until one runs.
+Every source adds its options in a function `_add_...` and is made by a function `_prepare_...`.
+Heavy imports wait until one runs.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.prepare import (
-    corpus_cli,
-    embedded_cli,
-    import_cli,
-    mlcommons_cli,
-    source_options,
-    text_cli,
-)
+from mlperf_bert.common.machine import usable_cpus
 
+if TYPE_CHECKING:
+    from mlperf_bert.data.index import Manifest
+    from mlperf_bert.data.sidecar import Segments
 
-class SourceModule(Protocol):
-    """What a module must have to be a source of `prepare`."""
-
-    def add_arguments(
-        self, parser: argparse.ArgumentParser, source: argparse._ActionsContainer
-    ) -> None:
-        """Add what chooses the source to `source`, and options of its own to `parser`.
-
-        An option that is not given must be None, False or [], so that `run` sees it.
-        """
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Prepare; the exit status."""
-
-
-# The argument that chooses a source -> its module, and the options that go with it.
-_SOURCES: dict[str, tuple[SourceModule, tuple[str, ...]]] = {
-    "text": (
-        text_cli,
-        (*source_options.OF_EXAMPLES, "workers", "pick_eval", "split_sentences"),
-    ),
-    "corpus": (
-        corpus_cli,
-        (*source_options.OF_EXAMPLES, "workers", *corpus_cli.OPTIONS),
-    ),
-    "mlcommons": (mlcommons_cli, mlcommons_cli.OPTIONS),
-    "tfrecord": (import_cli, import_cli.OPTIONS),
-    "hdf5": (import_cli, import_cli.OPTIONS),
-    "embedded": (embedded_cli, ("config", "set", "seed")),
+# Those that decide the examples, and their values where they are not given.
+_NUMBERS = {"max_seq_length": 512, "max_predictions": 76, "dupe_factor": 10, "seed": 12345}
+# Another pass over single segments has other masks only, which training draws by itself.
+_SINGLE_DEFAULT = {"dupe_factor": "; with --segments single 1"}
+_OF_EXAMPLES = ("vocab", "segments", *_NUMBERS)
+_WORDS = {
+    "max_seq_length": "tokens of an example at most",
+    "max_predictions": "masked positions of an example at most",
+    "dupe_factor": "passes over the text",
+    "seed": "of the random stream of every text",
 }
+_IMPORTED = ("vocab", "max_seq_length", "max_predictions", "workers", "pick_eval")
+_VOCAB_SIZE = 30_522
+
+_Prepare = Callable[[argparse.Namespace], int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `prepare`."""
+    """Add the options of `prepare`.
+
+    An option that is not given must be None, False or [], so that `run` sees it.
+    """
     source = parser.add_mutually_exclusive_group(required=True)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    source_options.add_arguments(parser)
-    for module in dict.fromkeys(module for module, _ in _SOURCES.values()):
-        module.add_arguments(parser, source)
+    _add_shared(parser)
+    for add in (_add_text, _add_corpus, _add_mlcommons, _add_import, _add_embedded):
+        add(parser, source)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `prepare`. Raises ConfigError or DataError for what the user can mend."""
     name = next(name for name in _SOURCES if _is_given(args, name))
-    module, takes = _SOURCES[name]
+    prepare, takes = _SOURCES[name]
     for option in sorted({option for _, options in _SOURCES.values() for option in options}):
         if option not in takes and _is_given(args, option):
             problem = f"does not go with {_spelled(name)}"
             raise ConfigError(_spelled(option), problem, "leave it out")
-    return module.run(args)
+    return prepare(args)
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    """Options of several sources; all default to None, so that one given in vain is noticed."""
+    parser.add_argument(
+        "--vocab",
+        type=Path,
+        metavar="FILE",
+        help="the model's vocab.txt, or a Hugging Face tokenizer.json",
+    )
+    parser.add_argument(
+        "--segments",
+        choices=("pair", "single"),
+        help="pair (default): two segments for next-sentence prediction; single: sequences of "
+        "whole sentences for masked LM alone",
+    )
+    for name, value in _NUMBERS.items():
+        option = "--" + name.replace("_", "-")
+        text = f"{_WORDS[name]} (default {value}{_SINGLE_DEFAULT.get(name, '')})"
+        parser.add_argument(option, type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: the cores of this process)"
+    )
+
+
+def _add_text(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
+    source.add_argument(
+        "--text", nargs="+", type=Path, metavar="FILE", help="UTF-8 text files, one shard each"
+    )
+    parser.add_argument(
+        "--pick-eval",
+        type=int,
+        metavar="N",
+        help="with --text, --tfrecord, --hdf5: keep N examples, evenly out of all (10000)",
+    )
+    parser.add_argument(
+        "--split-sentences",
+        action="store_true",
+        help="with --text: it is paragraphs, documents apart by an empty line",
+    )
+
+
+def _prepare_text(args: argparse.Namespace) -> int:
+    """`prepare --text`: text files with a given vocabulary to one prepared set."""
+    from mlperf_bert.prepare.build import prepare_text
+
+    manifest = prepare_text(
+        args.text,
+        _needed_vocabulary(args),
+        args.out,
+        max_seq_length=_number(args, "max_seq_length"),
+        max_predictions=_number(args, "max_predictions"),
+        dupe_factor=_number(args, "dupe_factor"),
+        seed=_number(args, "seed"),
+        workers=_workers(args),
+        pick_eval=args.pick_eval,
+        split_sentences=args.split_sentences,
+        segments=_segments(args),
+    )
+    print(_summary(args.out, manifest))
+    return 0
+
+
+def _add_corpus(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
+    source.add_argument(
+        "--corpus",
+        type=Path,
+        metavar="PATH",
+        help="your own text: a directory or a file of plain text or JSON lines, packed or not",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help=f"with --corpus: tokens of a vocabulary made of it (default {_VOCAB_SIZE:,})",
+    )
+    parser.add_argument(
+        "--documents",
+        choices=("empty-line", "line", "file"),
+        help="with --corpus: where a document of plain text ends (default empty-line)",
+    )
+    parser.add_argument(
+        "--text-field", metavar="NAME", help="with --corpus: of JSON lines (default text)"
+    )
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="with --corpus: of the documents (default: 1/16, less of more than 128 MB)",
+    )
+
+
+def _prepare_corpus(args: argparse.Namespace) -> int:
+    """`prepare --corpus`: a user's own text, cleaned and split, to both sets, and a vocabulary."""
+    from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+
+    if args.vocab is not None and args.vocab_size is not None:
+        raise ConfigError("--vocab-size", "does not go with --vocab", "leave one of them out")
+    wanted = OwnText(
+        source=args.corpus,
+        documents=args.documents or "empty-line",
+        text_field=args.text_field or "text",
+        held_out_share=args.held_out,
+        vocab_path=args.vocab,
+        vocab_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
+        max_seq_length=_number(args, "max_seq_length"),
+        max_predictions=_number(args, "max_predictions"),
+        dupe_factor=_number(args, "dupe_factor"),
+        seed=_number(args, "seed"),
+        segments=_segments(args),
+    )
+    if not prepare_own_text(wanted, args.out, workers=_workers(args)):
+        print(f"{args.out}: already prepared with these settings")
+    return 0
+
+
+def _add_mlcommons(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
+    source.add_argument(
+        "--mlcommons",
+        type=Path,
+        metavar="TEXTDIR",
+        help="the official text: part-*-of-00500, eval.txt, vocab.txt",
+    )
+    parser.add_argument(
+        "--parts",
+        metavar="A-B",
+        help="with --mlcommons: make only the training shards of these parts, from 0 on",
+    )
+    parser.add_argument(
+        "--join",
+        nargs="*",
+        type=Path,
+        metavar="DIR",
+        help="with --mlcommons: make the sets of the shards in --out and in these directories",
+    )
+
+
+def _prepare_mlcommons(args: argparse.Namespace) -> int:
+    """`prepare --mlcommons`: the official text to the official sets, on one machine or several."""
+    from mlperf_bert.data.sidecar import examples_digest
+    from mlperf_bert.prepare import mlcommons
+    from mlperf_bert.prepare.verify.check import verify
+
+    if args.parts is not None and args.join is not None:
+        raise ConfigError("--join", "does not go with --parts", "join when all parts are made")
+    vocab = args.vocab or args.mlcommons / "vocab.txt"
+    places = mlcommons.Places(args.mlcommons, vocab, args.out)
+    official = mlcommons.OFFICIAL
+    if args.parts is not None:
+        numbers = mlcommons.parse_parts(args.parts, official)
+        made = mlcommons.prepare_parts(places, numbers, _workers(args), official)
+        num_samples = sum(sidecar.num_samples for sidecar in made)
+        print(f"parts {args.parts}: {num_samples:,} examples in {len(made)} shards")
+        print(f"examples sha256 {examples_digest(made)}")
+        return 0
+    if args.join is None:
+        mlcommons.check_text(places, _workers(args), official)
+    held_out = mlcommons.prepare_eval(places, official)
+    print(_summary(args.out / "eval", held_out), flush=True)
+    if args.join is None:
+        mlcommons.prepare_parts(places, range(official.parts), _workers(args), official)
+    train = mlcommons.join_parts(places, args.join or [], official)
+    print(_summary(args.out / "train", train))
+    same = "as" if train.num_samples == official.num_samples else "NOT as"
+    print(f"{train.num_samples:,} training examples, {same} published ({official.num_samples:,})")
+    report = verify(args.out, full=False, workers=1)
+    print(report.to_text(), flush=True)
+    report.raise_if_wrong()
+    return 0
+
+
+def _add_import(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
+    source.add_argument(
+        "--tfrecord",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="TFRecord files of the reference, plain or gz, one shard each",
+    )
+    source.add_argument(
+        "--hdf5",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="HDF5 files of published submissions: padded, of variable length, or packed",
+    )
+
+
+def _prepare_import(args: argparse.Namespace) -> int:
+    """`prepare --tfrecord` and `prepare --hdf5`: examples that others made to one prepared set."""
+    from mlperf_bert.prepare.import_examples import import_set
+
+    manifest = import_set(
+        args.hdf5 or args.tfrecord,
+        _needed_vocabulary(args),
+        args.out,
+        format_name="hdf5" if args.hdf5 else "tfrecord",
+        max_seq_length=_number(args, "max_seq_length"),
+        max_predictions=_number(args, "max_predictions"),
+        workers=_workers(args),
+        pick_eval=args.pick_eval,
+    )
+    print(_summary(args.out, manifest))
+    return 0
+
+
+def _add_embedded(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
+    source.add_argument(
+        "--embedded",
+        action="store_true",
+        help="make DIR/train and DIR/eval from the documentation of this Python",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="with --embedded: the run's")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="with --embedded: change settings of the config",
+    )
+
+
+def _prepare_embedded(args: argparse.Namespace) -> int:
+    """`prepare --embedded`: the small corpus out of the user's own Python, to train/ and eval/."""
+    from mlperf_bert.config.files import load_config
+    from mlperf_bert.prepare.corpus import prepare_embedded
+
+    if args.config is None:
+        raise ConfigError("--config", "is missing", "--embedded takes its settings from it")
+    config = load_config(args.config, args.set)
+    was_made = prepare_embedded(
+        args.out,
+        vocab_size=config.model.vocab_size,
+        max_seq_length=config.data.max_seq_length,
+        max_predictions=config.data.max_predictions,
+        dupe_factor=config.data.dupe_factor,
+        seed=_number(args, "seed"),
+        segments="single" if config.model.objective == "mlm" else "pair",
+    )
+    if not was_made:
+        print(f"{args.out}: already prepared with these settings")
+    return 0
+
+
+# The argument that chooses a source -> what makes it, and the options that go with it.
+_SOURCES: dict[str, tuple[_Prepare, tuple[str, ...]]] = {
+    "text": (_prepare_text, (*_OF_EXAMPLES, "workers", "pick_eval", "split_sentences")),
+    "corpus": (
+        _prepare_corpus,
+        (*_OF_EXAMPLES, "workers", "vocab_size", "documents", "text_field", "held_out"),
+    ),
+    "mlcommons": (_prepare_mlcommons, ("vocab", "workers", "parts", "join")),
+    "tfrecord": (_prepare_import, _IMPORTED),
+    "hdf5": (_prepare_import, _IMPORTED),
+    "embedded": (_prepare_embedded, ("config", "set", "seed")),
+}
 
 
 def _is_given(args: argparse.Namespace, name: str) -> bool:
@@ -77,3 +320,42 @@ def _is_given(args: argparse.Namespace, name: str) -> bool:
 
 def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _number(args: argparse.Namespace, name: str) -> int:
+    """The value of one of `_NUMBERS`, given or not."""
+    given = getattr(args, name)
+    if given is None and name in _SINGLE_DEFAULT and _segments(args) == "single":
+        return 1
+    return _NUMBERS[name] if given is None else int(given)
+
+
+def _segments(args: argparse.Namespace) -> "Segments":
+    """What an example is made of."""
+    chosen: Segments = args.segments or "pair"
+    return chosen
+
+
+def _workers(args: argparse.Namespace) -> int:
+    """How many processes work."""
+    return len(usable_cpus()) if args.workers is None else int(args.workers)
+
+
+def _needed_vocabulary(args: argparse.Namespace) -> Path:
+    """The file of --vocab. Raises ConfigError where it is not given."""
+    if args.vocab is None:
+        raise ConfigError("--vocab", "is missing", "give the model's vocab.txt")
+    return Path(args.vocab)
+
+
+def _summary(out_dir: Path, manifest: "Manifest") -> str:
+    """What a prepared set holds, and by which digest two of them can be compared."""
+    from mlperf_bert.data.sidecar import examples_digest, read_sidecar
+
+    shards = [out_dir / "shards" / entry.file for entry in manifest.shards]
+    digest = examples_digest(read_sidecar(shard) for shard in shards)
+    num_tokens = sum(length * count for length, count in enumerate(manifest.length_histogram))
+    return (
+        f"{out_dir}: {manifest.num_samples} examples in {len(manifest.shards)} shards, "
+        f"mean length {num_tokens / manifest.num_samples:.1f}\nexamples sha256 {digest}"
+    )

@@ -1,4 +1,13 @@
-"""Documents of token ids to masked examples, identical to the MLPerf reference's token by token."""
+"""Documents of token ids to masked examples, identical to the MLPerf reference's token by token.
+
+From top to bottom, in compiled code: CPython's random stream, every draw in the reference's order;
+one pass over the documents; one document; one example; arrays that grow. Then, in plain Python,
+what calls it. The compiled part is one file because of numba's cache, see compiled.py.
+tests/plain_examples.py does the same in plain Python, and tests compare the two.
+
+Sentences of a document lie end to end, so a segment is a span of the text's tokens: nothing is
+copied until an example is written.
+"""
 
 import random
 import signal
@@ -6,25 +15,298 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.compiled import compiled
 from mlperf_bert.data.numba_cache import usable_cache
-from mlperf_bert.prepare.compiled_examples import (
-    WORDS,
-    Collected,
-    Stream,
-    Work,
-    add_pass,
-    nothing_collected,
-    shuffle,
-)
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.wordpiece import token_dtype
+
+IntArray = NDArray[np.int64]
+Span = tuple[int, int]  # start, end
+# CPython's generator: 624 words of state, the 624 words they give, and how many of these are used.
+# int64 [1249] although the words have 32 bits: mixing them shifts bits up past the 32nd.
+Stream = NDArray[Any]
+
+WORDS = 624
+USED = 2 * WORDS
+FIRST_CAPACITY = 4096
+
+
+class Work(NamedTuple):
+    """What example making reads and scribbles on. D documents, N sentences, T tokens."""
+
+    stream: Stream  # [1249], advanced by every draw
+    tokens: NDArray[Any]  # [T]
+    sentence_offsets: IntArray  # [N + 1] into tokens
+    document_offsets: IntArray  # [D + 1] into sentences
+    order: IntArray  # [D]: 0 .. D - 1, shuffled in place
+    candidates: IntArray  # [max_seq_length], scratch: positions that may be masked
+    originals: IntArray  # [max_seq_length], scratch: original token where masked, else -1
+    room: int  # tokens of both segments at most
+    max_predictions: int
+    vocab_size: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+
+
+class Collected(NamedTuple):
+    """Examples laid end to end in arrays that are longer than what is used of them."""
+
+    tokens: NDArray[Any]
+    offsets: IntArray
+    starts_of_b: NDArray[np.uint16]
+    positions: NDArray[np.uint16]
+    labels: NDArray[Any]
+    masked_offsets: IntArray
+    next_labels: NDArray[np.uint8]
+
+
+@compiled
+def refill(stream: Stream) -> None:
+    """The next 624 words of MT19937 (Matsumoto and Nishimura 1998): first state, then output."""
+    for i in range(WORDS):
+        following = i + 1 if i + 1 < WORDS else 0
+        distant = i + 397 if i + 397 < WORDS else i + 397 - WORDS
+        mixed = (stream[i] & 0x80000000) | (stream[following] & 0x7FFFFFFF)
+        stream[i] = stream[distant] ^ (mixed >> 1) ^ ((mixed & 1) * 0x9908B0DF)
+    for i in range(WORDS):
+        word = stream[i] ^ (stream[i] >> 11)
+        word ^= (word << 7) & 0x9D2C5680
+        word ^= (word << 15) & 0xEFC60000
+        stream[WORDS + i] = word ^ (word >> 18)
+    stream[USED] = 0
+
+
+@compiled
+def next_word(stream: Stream) -> int:
+    """The next 32 random bits."""
+    if stream[USED] == WORDS:
+        refill(stream)
+    stream[USED] += 1
+    return int(stream[WORDS + stream[USED] - 1])
+
+
+@compiled
+def uniform(stream: Stream) -> float:
+    """`random()`: 53 random bits, the high ones drawn first."""
+    high = next_word(stream) >> 5
+    low = next_word(stream) >> 6
+    return (high * 67108864.0 + low) / 9007199254740992.0
+
+
+@compiled
+def between(stream: Stream, low: int, high: int) -> int:
+    """`randint(low, high)` of less than 2**32 integers, both ends included.
+
+    As many top bits of a word as their number has are drawn, until they are below it.
+    """
+    size = high - low + 1
+    shift = 32
+    while size >> (32 - shift):
+        shift -= 1
+    drawn = next_word(stream) >> shift
+    while drawn >= size:
+        drawn = next_word(stream) >> shift
+    return low + drawn
+
+
+@compiled
+def shuffle(stream: Stream, items: IntArray) -> None:
+    """`shuffle(items)`: from the last place down, swap it with place `between(0, last)`.
+
+    Most of the time goes here, so the drawing is written out without its unforeseeable branch: a
+    word that is too large swaps the place with itself, and the same place is drawn for again.
+    """
+    used = stream[USED]
+    shift = 0
+    last = len(items) - 1
+    while last > 0:
+        while not (last + 1) >> (31 - shift):
+            shift += 1
+        if used == WORDS:
+            refill(stream)
+            used = 0
+        drawn = stream[WORDS + used] >> shift
+        used += 1
+        place = min(drawn, last)
+        items[last], items[place] = items[place], items[last]
+        last -= drawn <= last
+    stream[USED] = used
+
+
+def nothing_collected(token_dtype: np.dtype[Any]) -> Collected:
+    """What the first pass begins with."""
+    return Collected(
+        np.empty(FIRST_CAPACITY, token_dtype),
+        np.zeros(FIRST_CAPACITY, np.int64),
+        np.empty(FIRST_CAPACITY, np.uint16),
+        np.empty(FIRST_CAPACITY, np.uint16),
+        np.empty(FIRST_CAPACITY, token_dtype),
+        np.zeros(FIRST_CAPACITY, np.int64),
+        np.empty(FIRST_CAPACITY, np.uint8),
+    )
+
+
+@compiled
+def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
+    """Add the examples of one pass over all documents; `count` were there before."""
+    for number in range(len(work.order)):
+        found, count = _add_document(work, number, found, count)
+    return found, count
+
+
+@compiled
+def _add_document(work: Work, number: int, found: Collected, count: int) -> tuple[Collected, int]:
+    """Add the examples of document `number` of the shuffled order; `count` were there before."""
+    document = work.order[number]
+    end = work.document_offsets[document + 1]
+    offsets = work.sentence_offsets
+    target = work.room
+    if uniform(work.stream) < 0.1:
+        target = between(work.stream, 2, work.room)
+    first = work.document_offsets[document]  # of the sentences collected so far
+    after = first
+    while after < end:
+        after += 1
+        if after < end and offsets[after] - offsets[first] < target:
+            continue
+        start_of_rest = first + 1
+        if after - first > 1:
+            start_of_rest = first + between(work.stream, 1, after - first - 1)
+        segment_a = (offsets[first], offsets[start_of_rest])
+        is_random = after - first == 1 or uniform(work.stream) < 0.5
+        if is_random:
+            segment_b = _random_segment(work, number, target - (segment_a[1] - segment_a[0]))
+            after = start_of_rest  # what was not used is walked again
+        else:
+            segment_b = (offsets[start_of_rest], offsets[after])
+        found = _with_room(found, count, work)
+        _add_example(work, segment_a, segment_b, is_random, found, count)
+        count += 1
+        first = after
+    return found, count
+
+
+@compiled
+def _random_segment(work: Work, number: int, wanted: int) -> Span:
+    """Sentences of a random other document, `wanted` tokens at least where it has them."""
+    other = number
+    for _ in range(10):  # with few documents, all ten draws may hit the document itself
+        other = between(work.stream, 0, len(work.order) - 1)
+        if other != number:
+            break
+    document = work.order[other]
+    first, end = work.document_offsets[document], work.document_offsets[document + 1]
+    offsets = work.sentence_offsets
+    start = first + between(work.stream, 0, end - first - 1)
+    after = start + 1
+    while after < end and offsets[after] - offsets[start] < wanted:
+        after += 1
+    return offsets[start], offsets[after]
+
+
+@compiled
+def _add_example(
+    work: Work, segment_a: Span, segment_b: Span, is_random: bool, found: Collected, count: int
+) -> None:
+    segment_a, segment_b = _shortened(work, segment_a, segment_b)
+    start_of_b = segment_a[1] - segment_a[0] + 2
+    num_tokens = start_of_b + segment_b[1] - segment_b[0] + 1
+    at = found.offsets[count]
+    tokens = found.tokens[at : at + num_tokens]
+    tokens[0] = work.cls_id
+    copy_into(tokens, 1, work.tokens, segment_a[0], segment_a[1])
+    tokens[start_of_b - 1] = work.sep_id
+    copy_into(tokens, start_of_b, work.tokens, segment_b[0], segment_b[1])
+    tokens[num_tokens - 1] = work.sep_id
+    found.offsets[count + 1] = at + num_tokens
+    found.starts_of_b[count] = start_of_b
+    found.next_labels[count] = is_random
+    _mask(work, tokens, start_of_b)
+    # Walking all positions sorts the masked ones; what is written of others is written over.
+    masked = found.masked_offsets[count]
+    for position in range(num_tokens):
+        found.positions[masked] = position
+        found.labels[masked] = work.originals[position]
+        masked += work.originals[position] >= 0
+        work.originals[position] = -1
+    found.masked_offsets[count + 1] = masked
+
+
+@compiled
+def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span]:
+    """Both segments without what does not fit: a token at a time off the longer, B when equal."""
+    start_a, end_a = segment_a
+    start_b, end_b = segment_b
+    for _ in range(end_a - start_a + end_b - start_b - work.room):
+        from_front = uniform(work.stream) < 0.5
+        if end_a - start_a > end_b - start_b:
+            if from_front:
+                start_a += 1
+            else:
+                end_a -= 1
+        elif from_front:
+            start_b += 1
+        else:
+            end_b -= 1
+    return (start_a, end_a), (start_b, end_b)
+
+
+@compiled
+def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
+    """Mask `tokens` in place, their original values in `work.originals`."""
+    num_tokens = len(tokens)
+    candidates = work.candidates[: num_tokens - 3]
+    for i in range(len(candidates)):
+        candidates[i] = i + 1 if i + 1 < start_of_b - 1 else i + 2
+    # All of them, though few are masked: the first places are filled last.
+    shuffle(work.stream, candidates)
+    # round() is half to even, as in the reference.
+    num_masked = min(work.max_predictions, max(1, round(num_tokens * 0.15)))
+    for position in candidates[:num_masked]:
+        work.originals[position] = tokens[position]
+        if uniform(work.stream) < 0.8:
+            tokens[position] = work.mask_id
+        elif uniform(work.stream) >= 0.5:
+            tokens[position] = between(work.stream, 0, work.vocab_size - 1)
+
+
+@compiled
+def _with_room(found: Collected, count: int, work: Work) -> Collected:
+    """`found` with room for one more example of any size."""
+    masked = found.masked_offsets[count] + work.max_predictions + 1
+    return Collected(
+        _grown(found.tokens, found.offsets[count] + work.room + 3),
+        _grown(found.offsets, count + 2),
+        _grown(found.starts_of_b, count + 1),
+        _grown(found.positions, masked),
+        _grown(found.labels, masked),
+        _grown(found.masked_offsets, count + 2),
+        _grown(found.next_labels, count + 1),
+    )
+
+
+@compiled
+def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
+    """`values`, or a copy at least twice as long, so that all copying together is linear."""
+    if needed <= len(values):
+        return values
+    larger = np.empty(max(needed, 2 * len(values)), values.dtype)
+    copy_into(larger, 0, values, 0, len(values))
+    return larger
+
+
+@compiled
+def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, end: int) -> None:
+    """`target[at : at + end - start] = source[start:end]`, which numba takes seconds to compile."""
+    for i in range(end - start):
+        target[at + i] = source[start + i]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,32 +1,256 @@
-"""Files of examples that others made to a prepared set: a shard each, in parallel, checked."""
+"""Files of examples that others made to a prepared set: a shard each, in parallel, checked.
 
-from collections.abc import Sequence
+An HDF5 file is read in a child of the sandbox. The file may have taken the child over, so its
+answer is as little trusted as the file.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.file_checks import file_digest
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.mask_counts import special_ids
+from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.prepare import tf_example
 from mlperf_bert.prepare.build import check_settings, make_set, shard_jobs
-from mlperf_bert.prepare.examples import pick_evenly
-from mlperf_bert.prepare.foreign_examples import (
-    check_examples,
-    collect_examples,
-    compile_reading,
-    read_tfrecord,
+from mlperf_bert.prepare.examples import ExampleArrays, pick_evenly
+from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
+from mlperf_bert.prepare.foreign_rows import (
+    PROBLEMS,
+    RIGHT,
+    Bounds,
+    Found,
+    Rows,
+    room_for,
+    take_rows,
 )
-from mlperf_bert.prepare.hdf5_rows import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.shard_job import ShardJob, is_finished
-from mlperf_bert.prepare.shard_writer import write_shard
+from mlperf_bert.prepare.sandbox_server import Limits
+from mlperf_bert.prepare.shard_job import ShardJob, is_finished, write_shard
+from mlperf_bert.prepare.tf_example import read_records
 from mlperf_bert.prepare.verify.check import verify
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from mlperf_bert.prepare.verify.contents import check_arrays
+from mlperf_bert.prepare.verify.rates import (
+    MAX_COPIED_SHARE,
+    check_masking,
+    check_next_sentence,
+    check_unknown,
+    check_vocabulary_size,
+)
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+from mlperf_bert.vocabulary.wordpiece import token_dtype
 
+_HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
+ROWS_READER = "mlperf_bert.prepare.hdf5_reader:read_rows"
+# Some hundreds of rows take hundredths of a second, and ten minutes are for millions. Damaged files
+# send libhdf5 into loops without end, so no piece may take long. The child also waits for us.
+READING = Limits(cpu_seconds=600, piece_cpu_seconds=10, wall_seconds=3600, answer_bytes=2**36)
+
+_VALUE_BYTES = 4
+
+IntArray = NDArray[np.int64]
+REMEDY = "give the vocabulary and limits that it was made with, or get the file again"
+# Of one file, whose examples are held in memory: an official part of 500 has 80 million.
+MOST_TOKENS = 2**28
 Format = Literal["tfrecord", "hdf5"]
 FORMATS: dict[Format, str] = {"tfrecord": "TFRecord files", "hdf5": "HDF5 files"}
+
+
+def read_hdf5(path: Path, sandbox: Sandbox) -> Iterator[Rows]:
+    """All rows of a file, some hundreds at a time; `sandbox` runs ROWS_READER.
+
+    Raises DataError where the file is no HDF5 file of examples, or breaks its reader.
+    """
+    answer = _Answer(path, sandbox.read_pieces(path, _HDF5_REMEDY))
+    while head := answer.take(NUM_ROWS.size, may_end=True):
+        (num_rows,) = NUM_ROWS.unpack(head)
+        if not 1 <= num_rows <= MOST_ROWS:
+            raise answer.error()
+        shape = (num_rows, len(FEATURES))
+        counts = np.frombuffer(answer.take(_VALUE_BYTES * num_rows * len(FEATURES)), "<i4")
+        counts = counts.reshape(shape).astype(np.int64)
+        present = np.maximum(counts, 0)
+        if counts.min() < ABSENT or present.sum(axis=0).max() > MOST_VALUES:
+            raise answer.error()
+        # Feature after feature, each row after row.
+        ends = np.cumsum(present.T).reshape(shape[::-1]).T
+        values = np.frombuffer(answer.take(_VALUE_BYTES * int(present.sum())), "<i4")
+        starts = np.ascontiguousarray(ends - present)
+        yield Rows(values.astype(np.int32, copy=False), starts, counts)
+
+
+class _Answer:
+    """The bytes that a child sends, taken in the portions in which they belong together."""
+
+    def __init__(self, path: Path, pieces: Iterator[bytearray]) -> None:
+        self._path = path
+        self._pieces = pieces
+        self._held = bytearray()
+
+    def take(self, size: int, *, may_end: bool = False) -> bytearray:
+        """The next `size` bytes; none at all where the answer ends here and may."""
+        while len(self._held) < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                if may_end and not self._held:
+                    return bytearray()
+                raise self.error()
+            self._held += piece
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken
+
+    def error(self) -> DataError:
+        """Of an answer that is none."""
+        return DataError(str(self._path), "makes its reader process answer no rows", _HDF5_REMEDY)
+
+
+def compile_reading() -> None:
+    """Compile what reading examples runs, or load it from the cache.
+
+    The first use after an installation takes about 15 s, later ones a fraction of a second.
+    Raises ConfigError when the cache is damaged or cannot be written.
+    """
+    rows = tf_example.room_for_rows(1, 0)
+    with usable_cache(tf_example.parse_examples):
+        no_bytes, ends = np.empty(0, np.uint8), np.zeros(2, np.int64)
+        tf_example.parse_examples(no_bytes, ends, tf_example.feature_names(), rows)
+    with usable_cache(take_rows):
+        take_rows(rows, Bounds(1, 0, 1, 1), room_for(rows))
+
+
+def read_tfrecord(path: Path) -> Iterator[Rows]:
+    """The examples of a TFRecord file, one a record.
+
+    Raises DataError as `read_records`, and where a record is no tf.train.Example of integers.
+    """
+    names = tf_example.feature_names()
+    for block in read_records(path):
+        rows = tf_example.room_for_rows(len(block.ends) - 1, len(block.contents))
+        problem, record = tf_example.parse_examples(block.contents, block.ends, names, rows)
+        if problem != RIGHT:
+            where = f"{path}: record {block.first + record}"
+            raise DataError(where, tf_example.PROBLEMS[problem], REMEDY)
+        yield rows
+
+
+def collect_examples(
+    path: Path, lots: Iterable[Rows], vocabulary: Vocabulary, settings: ShardSettings
+) -> ExampleArrays:
+    """The examples of all rows of a file, in their order.
+
+    Args:
+        path: the file, for messages.
+        lots: its rows, in lots; see `read_tfrecord` and `read_hdf5`.
+        vocabulary: that of the examples.
+        settings: what an example may be.
+
+    Raises:
+        DataError: there are none or too many, or a row holds no example; which one, from 0.
+    """
+    bounds = Bounds(
+        len(vocabulary), vocabulary.pad_id, settings.max_seq_length, settings.max_predictions
+    )
+    dtype = token_dtype(len(vocabulary))
+    parts: list[ExampleArrays] = []
+    num_rows, num_tokens = 0, 0
+    for rows in lots:
+        found = room_for(rows)
+        count, problem, row = take_rows(rows, bounds, found)
+        if problem != RIGHT:
+            raise DataError(f"{path}: row {num_rows + row}", PROBLEMS[problem], REMEDY)
+        parts.append(_used_part(found, count, dtype))
+        num_rows += len(rows.counts)
+        num_tokens += int(found.offsets[count])
+        if num_tokens > MOST_TOKENS:
+            problem_of_all = f"holds more than {MOST_TOKENS:,} tokens"
+            raise DataError(str(path), problem_of_all, "split it into several files")
+    if not any(map(len, parts)):
+        raise DataError(str(path), "holds no examples", "give another file")
+    return _joined(parts)
+
+
+def check_examples(
+    path: Path, examples: ExampleArrays, vocabulary: Vocabulary, limits: ShardSettings
+) -> None:
+    """Raise DataError where `verify --full` would refuse a shard of these examples by itself.
+
+    Its checks: [CLS], [SEP] and masked positions where they belong, 15 % of the tokens masked, of
+    these 80 % [MASK], 10 % kept, 10 % replaced; next-sentence labels, unknown words, copies.
+    """
+    arrays = ShardArrays(
+        **{field.name: getattr(examples, field.name) for field in fields(examples)}
+    )
+    manifest = Manifest(
+        num_samples=len(examples),
+        vocab_size=len(vocabulary),
+        vocabulary_sha256=vocabulary.sha256,
+        pad_id=vocabulary.pad_id,
+        unk_id=vocabulary.unk_id,
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        mask_id=vocabulary.mask_id,
+        max_seq_length=limits.max_seq_length,
+        max_predictions=limits.max_predictions,
+        seed=limits.seed,
+        dupe_factor=limits.dupe_factor,
+        shards=(),
+    )
+    contents = check_arrays(arrays, manifest)
+    if contents.faults:
+        raise DataError(str(path), "; also ".join(contents.faults), REMEDY)
+    tally = contents.tally
+    for check in (
+        check_masking({path: tally}, tally, len(vocabulary)),
+        check_vocabulary_size({path: tally}, tally, len(vocabulary), special_ids(manifest)),
+        check_next_sentence({path: tally}, tally),
+        check_unknown(path, tally),
+    ):
+        for problem in check.problems:
+            raise DataError(problem.args[0], problem.args[1], REMEDY)
+    if contents.copied > MAX_COPIED_SHARE * len(examples):
+        problem_of_all = f"{contents.copied:,} of {len(examples):,} examples are copies of others"
+        raise DataError(str(path), problem_of_all, "get the file again: it was made wrongly")
+
+
+def _used_part(found: Found, count: int, dtype: np.dtype[Any]) -> ExampleArrays:
+    num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
+    # Copies: the arrays are as long as the padded rows.
+    return ExampleArrays(
+        input_ids=found.input_ids[:num_tokens].astype(dtype),
+        offsets=found.offsets[: count + 1].copy(),
+        segment_b_start=found.segment_b_start[:count].copy(),
+        masked_lm_positions=found.masked_lm_positions[:num_masked].copy(),
+        masked_lm_ids=found.masked_lm_ids[:num_masked].astype(dtype),
+        masked_lm_offsets=found.masked_lm_offsets[: count + 1].copy(),
+        next_sentence_label=found.next_sentence_label[:count].copy(),
+    )
+
+
+def _joined(parts: list[ExampleArrays]) -> ExampleArrays:
+    return ExampleArrays(
+        input_ids=np.concatenate([part.input_ids for part in parts]),
+        offsets=_joined_offsets([part.offsets for part in parts]),
+        segment_b_start=np.concatenate([part.segment_b_start for part in parts]),
+        masked_lm_positions=np.concatenate([part.masked_lm_positions for part in parts]),
+        masked_lm_ids=np.concatenate([part.masked_lm_ids for part in parts]),
+        masked_lm_offsets=_joined_offsets([part.masked_lm_offsets for part in parts]),
+        next_sentence_label=np.concatenate([part.next_sentence_label for part in parts]),
+    )
+
+
+def _joined_offsets(parts: list[IntArray]) -> IntArray:
+    lengths = np.concatenate([np.diff(offsets) for offsets in parts])
+    return np.concatenate(([0], np.cumsum(lengths)))
 
 
 def import_set(

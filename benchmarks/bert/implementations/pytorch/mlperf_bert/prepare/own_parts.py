@@ -16,14 +16,14 @@ from pathlib import Path
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.records import Record, read_record, write_json
 from mlperf_bert.prepare.clean_text import REASONS, clean_document
-from mlperf_bert.prepare.own_documents import (
+from mlperf_bert.prepare.own_files import (
     DocumentRule,
     Piece,
     Section,
+    TextFile,
     next_document,
     sections,
 )
-from mlperf_bert.prepare.own_files import TextFile
 
 CLEANING_VERSION = 1  # of all rules by which text becomes parts
 RECORD_VERSION = 1
@@ -40,7 +40,7 @@ HELD_OUT_BYTES = 8 * 2**20  # no more than this is held out, unless a share is a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What decides the parts, besides the files: see own_documents and clean_text."""
+    """What decides the parts, besides the files: see own_files and clean_text."""
 
     documents: DocumentRule
     text_field: str

@@ -3,23 +3,25 @@
     files -> cleaned parts, split by document -> held-out text without near-duplicates
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-Every step's results are files, each written whole or not at all, so that a stopped run goes on
-where it was; DIR/text holds those of the first steps.
+What is wanted of which text (`OwnText`) is checked before the text is read, and compared with what
+is there. Every step's results are files, each written whole or not at all, so that a stopped run
+goes on where it was; DIR/text holds those of the first steps.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.common.records import write_json
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.prepare.build import WORKER_DIED, prepare_text
-from mlperf_bert.prepare.own_files import TextFile, digests, find_files
+from mlperf_bert.common.records import read_record, write_json
+from mlperf_bert.data.index import VOCABULARY_FILES, Manifest
+from mlperf_bert.data.sidecar import Segments, ShardSettings
+from mlperf_bert.prepare.build import WORKER_DIED, check_settings, prepare_text
+from mlperf_bert.prepare.own_files import DocumentRule, TextFile, digests, find_files
 from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
 from mlperf_bert.prepare.own_parts import (
     REMEDY,
@@ -27,27 +29,133 @@ from mlperf_bert.prepare.own_parts import (
     CleanJob,
     Rules,
     clean,
+    default_share,
     fingerprint,
     plan_jobs,
     text_bytes,
 )
-from mlperf_bert.prepare.own_request import (
-    RECORD_VERSION,
-    OwnText,
-    begin_sets,
-    check_options,
-    is_ready,
-    rules_of,
-    settings_of,
-)
-from mlperf_bert.prepare.own_vocabulary import own_vocabulary
 from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
+from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+
+RECORD_VERSION = 1
 
 RECIPE = "own-1"
 EVAL_DUPE_FACTOR = 2  # as of the embedded corpus: fewer passes give an unsteady accuracy
 LEAST_DOCUMENTS = 2  # of a part: the reference pairs a document with another one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnText:
+    """What to make of which text.
+
+    `vocab_path` is a given vocabulary or tokenizer; without it one of `vocab_size` tokens is made.
+    `held_out_share` of the documents are held out; None: `default_share`.
+    """
+
+    source: Path
+    documents: DocumentRule
+    text_field: str
+    held_out_share: float | None
+    vocab_path: Path | None
+    vocab_size: int
+    max_seq_length: int
+    max_predictions: int
+    dupe_factor: int
+    seed: int
+    segments: Segments = "pair"
+
+
+def text_digest(source: Path, vocab_path: Path | None) -> str:
+    """A digest of the text in `source`; a vocabulary that lies there is no text.
+
+    Raises DataError where there is no text, or it cannot be read.
+    """
+    contents = digests(find_files(source, vocab_path), quiet=True)
+    return hashlib.sha256(" ".join(contents).encode()).hexdigest()
+
+
+def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
+    """Before the text is read, which may take hours. Raises ConfigError."""
+    if wanted.vocab_path is None:
+        check_vocab_size(wanted.vocab_size)
+    settings = ShardSettings(
+        vocabulary_sha256="",  # not known yet
+        max_seq_length=wanted.max_seq_length,
+        max_predictions=wanted.max_predictions,
+        seed=wanted.seed,
+        dupe_factor=wanted.dupe_factor,
+        split_sentences=False,
+        pick_eval=None,
+        segments=wanted.segments,
+    )
+    check_settings(settings, workers, num_texts=1)
+    source, out = wanted.source.resolve(), out_dir.resolve()
+    is_read = out.is_relative_to(source) and not any(
+        name.startswith(".") for name in out.relative_to(source).parts
+    )
+    if is_read or source.is_relative_to(out / "text"):
+        problem = f"is {out_dir}, whose files would be read as text of --corpus {wanted.source}"
+        raise ConfigError("--out", problem, "name a directory outside of the text")
+
+
+def rules_of(wanted: OwnText, files: Sequence[TextFile]) -> Rules:
+    """How the text becomes parts. Raises ConfigError for the share held out."""
+    share = default_share(files) if wanted.held_out_share is None else wanted.held_out_share
+    if not 0 < share <= 0.5:
+        raise ConfigError("--held-out", f"is {share}", "set it above 0, to 0.5 at most")
+    return Rules(documents=wanted.documents, text_field=wanted.text_field, held_out_share=share)
+
+
+def settings_of(wanted: OwnText, text: str) -> dict[str, str]:
+    """What must be the same for a directory to be the one that is asked for."""
+    given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
+    return {
+        "text": text,
+        "vocabulary": given or f"own, {wanted.vocab_size} tokens",
+        "max_seq_length": str(wanted.max_seq_length),
+        "max_predictions": str(wanted.max_predictions),
+        "dupe_factor": str(wanted.dupe_factor),
+        "seed": str(wanted.seed),
+        "segments": wanted.segments,
+    }
+
+
+def is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
+    """Whether all is there and whole; raises DataError where it is of something else."""
+    path = out_dir / "corpus.json"
+    if not path.exists():
+        return False
+    record = read_record(path, missing="is missing", remedy=REMEDY)
+    record.check_version(RECORD_VERSION)
+    before = record.record("settings")
+    for name, value in settings.items():
+        found = before.text(name)
+        if found != value:
+            was = f"{name} = {found}, now it is {value}"
+            problem = "was made with " + ("other text, or rules for it" if name == "text" else was)
+            raise DataError(str(out_dir), problem, REMEDY)
+    if not any((out_dir / name).exists() for name in VOCABULARY_FILES):
+        return False
+    return not verify(out_dir, full=False, workers=1, quiet=True).problems()
+
+
+def begin_sets(out_dir: Path, wanted: OwnText, text: str) -> None:
+    """Note which text vocabulary and sets are of: of text as it was before, they do not go on."""
+    path = out_dir / "text" / "sets.json"
+    if path.exists():
+        record = read_record(path, missing="is missing", remedy=REMEDY)
+        record.check_version(RECORD_VERSION)
+        if record.text("text") == text:
+            return
+        if any((out_dir / name).exists() for name in ("train", "eval")):
+            problem = "has sets begun with other text, or rules for it"
+            raise DataError(str(out_dir), problem, REMEDY)
+        if wanted.vocab_path is None:
+            (out_dir / "vocab.txt").unlink(missing_ok=True)
+    write_file(path, write_json({"format_version": RECORD_VERSION, "text": text}))
 
 
 def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: bool = False) -> bool:

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.checkpoint.huggingface.names import FIXED, NUMBERS, SIZES, WORD_BIAS, WORDS
-from mlperf_bert.checkpoint.huggingface.new_directory import new_directory
-from mlperf_bert.checkpoint.huggingface.padding import rows_that_matter
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
-from mlperf_bert.checkpoint.huggingface.safetensors_file import StoredTensor, read_safetensors
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE, StoredTensor, read_safetensors
 from mlperf_bert.checkpoint.huggingface.tokenizer import remarks_on, tokenizer_files
-from mlperf_bert.checkpoint.huggingface.weights import parameter_shapes
+from mlperf_bert.checkpoint.huggingface.weights import parameter_shapes, rows_that_matter
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     MODEL,
@@ -32,7 +29,7 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.state import read_state
 from mlperf_bert.checkpoint.tensor_file import write_one_by_one
-from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.of_checkpoint import vocabulary_of

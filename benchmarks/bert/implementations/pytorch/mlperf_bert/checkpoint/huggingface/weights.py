@@ -1,9 +1,15 @@
-"""Foreign weights under our names, and what a source says of its model; all readers give these."""
+"""Foreign weights under our names, and what a source says of its model; all readers give these.
+
+Where a source has a row a word, as foreign ones often do, rows are added that never matter: the
+word embedding has a multiple of 8 rows (decision 0002). A row of zeros with a bias of PADDING_BIAS
+has a probability of exactly zero in the softmax, and so a gradient of zero: training leaves it as
+it is, loss and accuracy are those without it, and export knows it again and leaves it out.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,16 +17,60 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.checkpoint.huggingface.names import HEADS
-from mlperf_bert.checkpoint.huggingface.source import SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 
+PADDING_BIAS = -10_000.0  # float16 holds it, and exp of it is zero in float64 too
+MOST_SPARE_ROWS = 1024  # beyond the tokens: the padding in use is to multiples of 8 .. 1,024
 _LAYER = "bert.encoder.layer."
 _MOST_LAYERS = 1000  # a header of 8 MiB can name 100,000, and modules would be made of them
 _FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))
+
+
+class SourceTensor(Protocol):
+    """One tensor of a file that anybody may have written; nothing of it is in memory before `read`.
+
+    `open_tensorflow` and `open_huggingface` return a mapping of names to such.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the file says, and as fits its size."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the numbers in the file, such as float32 or bfloat16."""
+        ...
+
+    def read(self) -> NDArray[Any]:
+        """All numbers, in the dtype's own kind (bfloat16 as float32). Raises CheckpointError."""
+        ...
+
+
+def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArray[np.float32]:
+    """The first `num_rows` rows of an array [R] or [R, D], or all and filled rows after them."""
+    if len(values) >= num_rows:
+        return np.ascontiguousarray(values[:num_rows])
+    padded = np.full((num_rows, *values.shape[1:]), fill, np.float32)
+    padded[: len(values)] = values
+    return padded
+
+
+def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_tokens: int) -> int:
+    """How many rows are left without those at the end that pad as described above.
+
+    Args:
+        words: float32 [R, D], the word embedding.
+        bias: float32 [R], of the masked-LM head.
+        num_tokens: of the vocabulary; so many rows at least matter.
+    """
+    spare = (bias == PADDING_BIAS) & ~words.any(axis=1)
+    spare[:num_tokens] = False
+    return len(spare) - int(np.argmin(spare[::-1])) if not spare.all() else num_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.data.stage_record import is_partial
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.verify.duplicates import check_leak
-from mlperf_bert.prepare.verify.full import FullCheck
-from mlperf_bert.prepare.verify.index_files import check_index
+from mlperf_bert.prepare.verify.full import LAYOUT_READER, FullCheck, VerifyJob, verify_shard
+from mlperf_bert.prepare.verify.rates import check_leak
 from mlperf_bert.prepare.verify.report import Check, Report, SetReport, length_statistics
 from mlperf_bert.prepare.verify.set_files import (
     check_file_names,
+    check_index,
     check_manifest,
     check_settings,
     check_sidecars,
@@ -30,8 +30,6 @@ from mlperf_bert.prepare.verify.set_files import (
     check_sources,
     check_vocabulary,
 )
-from mlperf_bert.prepare.verify.shard import VerifyJob, verify_shard
-from mlperf_bert.prepare.verify.structure import LAYOUT_READER
 
 PAIR = ("train", "eval")
 

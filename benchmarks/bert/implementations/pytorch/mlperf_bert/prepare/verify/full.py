@@ -1,24 +1,32 @@
-"""The full check of one set: which shards to read, and what their findings add up to."""
+"""The full check of one set: each shard's digest, structure as HDF5 and contents, and their sum.
+
+The structure is compared with the sidecar (datasets, dtypes, sizes, places): training never opens
+HDF5, so a file that others cannot read would train all the same.
+"""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.file_checks import file_size
-from mlperf_bert.data.index import Manifest, ShardEntry
+from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.data.file_checks import check_digest, file_size
+from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.mask_counts import special_ids
 from mlperf_bert.data.set_checks import SHARD_REMEDY
-from mlperf_bert.data.sidecar import Sidecar
+from mlperf_bert.data.shards import Shard
+from mlperf_bert.data.sidecar import Sidecar, read_sidecar
 from mlperf_bert.prepare.sandbox import Sandbox
-from mlperf_bert.prepare.verify.contents import Tally
-from mlperf_bert.prepare.verify.duplicates import HashStore, check_duplicates
-from mlperf_bert.prepare.verify.index_files import check_order
+from mlperf_bert.prepare.verify.contents import ShardContents, Tally, check_arrays
 from mlperf_bert.prepare.verify.rates import (
+    HashStore,
     check_baseline,
+    check_duplicates,
     check_masking,
     check_next_sentence,
     check_unknown,
@@ -26,7 +34,132 @@ from mlperf_bert.prepare.verify.rates import (
     rate_statistics,
 )
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.verify.shard import Findings, VerifyJob
+from mlperf_bert.prepare.verify.set_files import check_order
+
+LAYOUT_READER = "mlperf_bert.prepare.hdf5_reader:read_layout"
+
+
+def check_structure(path: Path, sidecar: Sidecar, sandbox: Sandbox) -> tuple[DataError, ...]:
+    """What in the file differs from its sidecar; `sandbox` runs LAYOUT_READER."""
+    try:
+        entries = sandbox.read_record(path, SHARD_REMEDY).record("entries")
+        problems = [
+            DataError(f"{path}: {in_brief(name)}", "is no dataset of a shard", SHARD_REMEDY)
+            for name in entries.values
+            if name not in sidecar.datasets
+        ]
+        for name, place in sidecar.datasets.items():
+            if name not in entries.values:
+                problems.append(DataError(f"{path}: {name}", "is not in the file", SHARD_REMEDY))
+                continue
+            expected = {
+                "kind": "contiguous",
+                "dtype": place.dtype,
+                "shape": str(place.count),
+                "offset": place.offset,
+            }
+            found = entries.record(name).values
+            problems += [
+                DataError(
+                    f"{path}: {name}",
+                    f"has {key} {in_brief(found.get(key))} where its sidecar says {value!r}",
+                    SHARD_REMEDY,
+                )
+                for key, value in expected.items()
+                if found.get(key) != value
+            ]
+    except DataError as error:
+        return (error,)
+    return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """One shard of the set `set_dir`.
+
+    `manifest` comes without its long lists; `first_id` is None where the index is not to be
+    compared; `with_contents` is false where the shard's sidecar is already known to be wrong.
+    """
+
+    set_dir: Path
+    manifest: Manifest
+    entry: ShardEntry
+    first_id: int | None
+    with_contents: bool
+    sandbox: Sandbox
+
+    @property
+    def path(self) -> Path:
+        """The shard."""
+        return self.set_dir / "shards" / self.entry.file
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong with a shard, by check.
+
+    `wrong_structure` is None where there was nothing to compare, `contents` where they could not
+    be read.
+    """
+
+    wrong_structure: tuple[DataError, ...] | None = None
+    wrong_digest: tuple[DataError, ...] = ()
+    wrong_contents: tuple[DataError, ...] = ()
+    wrong_index: tuple[DataError, ...] = ()
+    contents: ShardContents | None = None
+
+
+def verify_shard(job: VerifyJob) -> Findings:
+    """Read one shard; never raises for what its files hold."""
+    structure = _structure(job)
+    try:
+        check_digest(job.path, job.entry.sha256, SHARD_REMEDY)
+    except DataError as error:
+        return Findings(wrong_structure=structure, wrong_digest=(error,))
+    if not job.with_contents:
+        return Findings(wrong_structure=structure)
+    try:
+        shard = Shard(job.path)
+        lengths, masked_counts = shard.lengths(), shard.masked_counts()
+        contents = check_arrays(shard.arrays(), job.manifest)
+    except DataError as error:
+        return Findings(wrong_structure=structure, wrong_contents=(error,))
+    faults = tuple(DataError(str(job.path), fault, SHARD_REMEDY) for fault in contents.faults)
+    return Findings(
+        wrong_structure=structure,
+        wrong_contents=faults,
+        wrong_index=_compare_index(job, lengths, masked_counts),
+        contents=contents,
+    )
+
+
+def _structure(job: VerifyJob) -> tuple[DataError, ...] | None:
+    """Looked at whatever the digest: of a damaged file, whether HDF5 can still read it."""
+    if not job.path.is_file():
+        return None
+    try:
+        sidecar = read_sidecar(job.path)
+    except DataError:
+        return None  # reported by the fast check
+    return check_structure(job.path, sidecar, job.sandbox)
+
+
+def _compare_index(
+    job: VerifyJob, lengths: NDArray[np.int64], masked_counts: NDArray[np.int64]
+) -> tuple[DataError, ...]:
+    if job.first_id is None:
+        return ()
+    span = slice(job.first_id, job.first_id + len(lengths))
+    problems = []
+    for (name, dtype), expected in zip(INDEX_ARRAYS, (lengths, masked_counts), strict=False):
+        path = job.set_dir / "index" / name
+        wrong = np.flatnonzero(np.memmap(path, dtype=dtype, mode="r")[span] != expected)
+        if len(wrong):
+            problem = (
+                f"differs from {job.entry.file} at sample {wrong[0]} and {len(wrong) - 1} more"
+            )
+            problems.append(DataError(str(path), problem, INDEX_REMEDY))
+    return tuple(problems)
 
 
 class FullCheck:
@@ -67,7 +200,7 @@ class FullCheck:
         self._label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
 
     def jobs(self, sandbox: Sandbox) -> Iterator[VerifyJob]:
-        """One job a shard; `sandbox` runs the reader of structure.py."""
+        """One job a shard; `sandbox` runs LAYOUT_READER."""
         small = replace(self._manifest, shards=(), length_histogram=(), index_files=())
         first_id = 0
         for entry in self._manifest.shards:

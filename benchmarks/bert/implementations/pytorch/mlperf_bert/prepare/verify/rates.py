@@ -1,9 +1,12 @@
-"""Rates of a set against what the reference procedure makes of any text.
+"""Rates of a set against what the reference procedure makes of any text, and what occurs twice.
 
 Each masked position is drawn by itself, so a shard's counts are binomial. Shards are judged one by
 one, never summed: all start from the same seed, so their draws are alike and their deviations can
 add up. A count is refused where chance gives it with less than e**-20, about 6.3 standard errors;
 the bound (Chernoff's) holds for small counts too.
+
+Examples that occur twice, and held-out texts that occur in training, are found by 64-bit hashes, 16
+bytes a sample. By chance two of 160 million hashes agree in one set of a thousand.
 """
 
 import math
@@ -17,11 +20,16 @@ from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import Baseline
 from mlperf_bert.data.set_checks import SHARD_REMEDY, VOCABULARY_REMEDY
-from mlperf_bert.prepare.verify.contents import Tally
+from mlperf_bert.prepare.verify.contents import Hashes, ShardContents, Tally, repeated
 from mlperf_bert.prepare.verify.report import Check
 
 MAX_SURPRISE = 20.0
 MAX_UNKNOWN_SHARE = 0.5
+
+# A handful of copies does no harm to training; a text that was prepared twice makes far more.
+MAX_COPIED_SHARE = 0.001
+# Short texts are found in both sets by chance and boilerplate does occur; more is a leak.
+MAX_LEAKED_SHARE = 0.01
 
 
 def surprise(trials: int, count: int, chance: float) -> float:
@@ -110,7 +118,7 @@ def check_unknown(set_dir: Path, total: Tally) -> Check:
 
 
 def check_baseline(set_dir: Path, baseline: Baseline, total: Tally, most_frequent: int) -> Check:
-    """The stored context-free baseline is that of the contents; see prepare/baseline.
+    """The stored context-free baseline is that of the contents; see prepare/build.
 
     `most_frequent` counts the most frequent label among the [MASK] inputs.
     """
@@ -147,3 +155,84 @@ def _outcomes(tally: Tally) -> dict[str, int]:
 
 def _percent(count: int, total: int) -> str:
     return f"{100 * count / max(1, total):.2f} %"
+
+
+class HashStore:
+    """The hashes of all samples of a set, in two arrays made once."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._texts = np.empty(num_samples, dtype=np.uint64)
+        self._copies = np.empty(num_samples, dtype=np.uint64)
+        self._num_texts = 0
+        self._num_copies = 0
+
+    def add(self, contents: ShardContents) -> None:
+        """Take one shard's hashes."""
+        self._num_texts = _append(self._texts, self._num_texts, contents.texts)
+        self._num_copies = _append(self._copies, self._num_copies, contents.copies)
+
+    def sort(self) -> None:
+        """Once, after the last `add` and before anything else."""
+        self.texts.sort()
+        self._copies[: self._num_copies].sort()
+
+    @property
+    def texts(self) -> Hashes:
+        """Hashes of the texts, one a sample."""
+        return self._texts[: self._num_texts]
+
+    def repeated_text_share(self) -> float:
+        """Share of the samples whose text another one before it has."""
+        return repeated(self.texts) / max(1, self._num_texts)
+
+    @property
+    def comparable(self) -> int:
+        """Samples with masks enough to tell a copy from chance."""
+        return self._num_copies
+
+    def copied_samples(self) -> int:
+        """Samples equal to one before them in text and masking."""
+        return repeated(self._copies[: self._num_copies])
+
+
+def check_duplicates(set_dir: Path, hashes: HashStore, copied: Mapping[Path, int]) -> Check:
+    """Whole examples hardly ever repeat: each pass over a text draws other masks.
+
+    Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
+    `hashes` are sorted; `copied` counts the copies within each shard.
+    """
+    total = hashes.copied_samples()
+    problems = []
+    if total > MAX_COPIED_SHARE * len(hashes.texts):
+        problem = f"{total:,} of {len(hashes.texts):,} examples are copies of others"
+        remedy = "find the text that is there twice and prepare without it"
+        worst = max(copied, key=lambda path: copied[path])
+        if copied[worst]:
+            problem += f", {copied[worst]:,} of them within {worst.name}"
+        problems.append(DataError(str(set_dir), problem, remedy))
+    summary = (
+        f"{total:,} copies among {hashes.comparable:,} examples with masks enough to tell; "
+        f"{100 * hashes.repeated_text_share():.2f} % of the texts repeat"
+    )
+    return Check("duplicates", summary, tuple(problems), was_made=hashes.comparable > 0)
+
+
+def check_leak(eval_dir: Path, train: HashStore, held_out: HashStore) -> Check:
+    """Held-out texts do not occur in train; both stores sorted."""
+    name = "held-out texts"
+    if not len(train.texts) or not len(held_out.texts):
+        return Check(name, "not compared: a set could not be read", was_made=False)
+    places = np.searchsorted(train.texts, held_out.texts)
+    is_leaked = train.texts[np.minimum(places, len(train.texts) - 1)] == held_out.texts
+    share = float(is_leaked.mean())
+    problems = []
+    if share > MAX_LEAKED_SHARE:
+        problem = f"{100 * share:.2f} % of the held-out texts occur in train"
+        remedy = "prepare train without the held-out documents"
+        problems.append(DataError(str(eval_dir), problem, remedy))
+    return Check(name, f"{100 * share:.2f} % occur in train", tuple(problems))
+
+
+def _append(store: Hashes, used: int, values: Hashes) -> int:
+    store[used : used + len(values)] = values
+    return used + len(values)

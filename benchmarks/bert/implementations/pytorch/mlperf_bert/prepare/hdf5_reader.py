@@ -1,9 +1,11 @@
-"""Rows of an HDF5 file of examples, as bytes. Runs in a child of the sandbox, nowhere else.
+"""What reads HDF5 files of others: rows of examples as bytes, and a shard's layout as JSON.
 
-Fixed length: 2-D arrays, padded with zeros. Variable length: a dataset of rows, each of its own
-length. next_sentence_labels may be 1-D. What a file of others may hold besides is left alone.
+Runs in a child of the sandbox, nowhere else. Rows of fixed length are 2-D arrays, padded with
+zeros; of variable length, a dataset of rows, each of its own length. next_sentence_labels may be
+1-D. What a file of others may hold besides is left alone.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,8 @@ MOST_WIDTH = 65_535
 _AT_A_TIME = 2**18  # values of a feature, where the file's own chunks are not larger
 _CACHE_BYTES = 32 * 2**20  # a dataset: no chunk is unpacked once for every piece
 _INT32 = np.iinfo(np.int32)
+
+MAX_ENTRIES = 64  # a shard has seven
 
 
 class _TooLongError(Exception):
@@ -125,3 +129,37 @@ def _as_int32(name: str, values: NDArray[Any]) -> NDArray[np.int32]:
     if values.size and (values.min() < _INT32.min or values.max() > _INT32.max):
         raise ValueError(f"{name} holds a number that 32 bits cannot hold")
     return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def read_layout(path: str) -> Iterator[bytes]:
+    """Yield {"entries": {name: {"kind", "dtype", "shape", "offset"}}} of the root group.
+
+    `kind` is "contiguous" for a dataset that lies in this file in one piece, else what it is; the
+    other keys are a dataset's only: numpy's dtype, "rows x columns", and first byte or null.
+    Raises ValueError for more entries than any shard has, OSError for what is no HDF5 file.
+    """
+    with h5py.File(path, "r", locking=False) as file:
+        if len(file) > MAX_ENTRIES:
+            raise ValueError(f"it has {len(file)} entries, at most {MAX_ENTRIES} are looked at")
+        entries = {name: _describe(file, name) for name in file}
+    yield json.dumps({"entries": entries}).encode("ascii")
+
+
+def _describe(file: h5py.File, name: str) -> dict[str, object]:
+    # A link of another kind could lead into any file of this machine.
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        return {"kind": "link"}
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset):
+        return {"kind": "group"}
+    creation = dataset.id.get_create_plist()
+    kinds = {h5py.h5d.CONTIGUOUS: "contiguous", h5py.h5d.CHUNKED: "chunked"}
+    kind = kinds.get(creation.get_layout(), "compact or virtual")
+    if creation.get_external_count():
+        kind = "in other files"
+    return {
+        "kind": kind,
+        "dtype": dataset.dtype.str,
+        "shape": " x ".join(map(str, dataset.shape or ())),
+        "offset": dataset.id.get_offset(),
+    }
