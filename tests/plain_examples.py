@@ -11,8 +11,7 @@ import numpy as np
 
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.vocabulary.word_pieces import Vocabulary
-from mlperf_bert.vocabulary.wordpiece import token_dtype
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, token_dtype
 
 Sentence = list[int]
 Document = list[Sentence]

@@ -26,8 +26,7 @@ from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
 from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import Tokenizer
+from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
 # The plain version belongs to the tests, which are no package: it is there to check, not to use.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

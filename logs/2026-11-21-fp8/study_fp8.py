@@ -27,8 +27,7 @@ from matplotlib import pyplot as plt
 
 from mlperf_bert.__main__ import main as run_command
 from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
-from mlperf_bert.common.errors import DataError, UserError
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED, DataError, UserError
 from mlperf_bert.config.files import config_to_tables, load_config
 
 IMPLEMENTATION = Path(__file__).parents[2] / "benchmarks" / "bert" / "implementations" / "pytorch"

@@ -8,7 +8,7 @@ import pytest
 
 from support import PACKAGE, TOOLS, run_process
 
-READ_THE_ENVIRONMENT = ("config/files", "common/code_caches", "signals/end_with_parent")
+READ_THE_ENVIRONMENT = ("config/files", "common/code_caches", "signals/signal_watch")
 NUMPY_ONLY = (
     "bert_tools.common.log_reader",
     "bert_tools.common.student_t",

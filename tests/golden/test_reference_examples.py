@@ -16,8 +16,7 @@ import pytest
 from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import Tokenizer
+from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from plain_examples import PlainExampleMaker
 
 OWN = Path(__file__).parent / "data"

@@ -15,7 +15,7 @@ from bert_tools.bench.peer import padded_inputs
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.cli import evaluate as evaluate_cli
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
@@ -82,7 +82,7 @@ def test_it_says_how_far_it_is(
     checkpoint: Path, synthetic_data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate_cli, "PROGRESS_S", 0.0)
-    monkeypatch.setattr("mlperf_bert.evaluation.batches.AUTO_TOKENS_CPU", 600)
+    monkeypatch.setattr("mlperf_bert.evaluation.evaluate.AUTO_TOKENS_CPU", 600)
     assert evaluate(checkpoint, synthetic_data) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3 and all("batches evaluated" in line for line in lines)

@@ -23,8 +23,7 @@ from bert_tools.squad.options import (
 )
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.exit_statuses import STOPPED
+from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
 
 DATA = DataOptions(
     train=Path("train.json"),

@@ -12,8 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from bert_tools.squad.offsets import make_offset_encoder
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, make_encoder
 from mlperf_bert.vocabulary.tokenizer_file import TokenizerFile, load
-from mlperf_bert.vocabulary.word_pieces import Vocabulary
-from mlperf_bert.vocabulary.wordpiece import PlainTokenizer, basic_words
+from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, Vocabulary, basic_words
 from squad_sets import vocabulary_of
 
 # Letters of several lengths in either case, accents, marks that Unicode puts in another order,

@@ -11,7 +11,7 @@ from bert_tools.squad.answers import find_answers
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.scores import evaluate
 from bert_tools.squad.windows import make_windows
-from mlperf_bert.vocabulary.wordpiece import basic_words
+from mlperf_bert.vocabulary.word_pieces import basic_words
 from squad_sets import vocabulary_of
 
 QUICK = Path(str(importlib.resources.files("bert_tools"))) / "squad" / "quick"

@@ -12,7 +12,7 @@ from pathlib import Path
 from watch_cases import PATIENCE_S, WATCH, Terminal, end_run, lines_of, make_run, record
 
 from bert_tools.watch.remarks import Remarks
-from mlperf_bert.common.exit_statuses import STOPPED
+from mlperf_bert.common.errors import STOPPED
 
 LONG = ("run.max_steps=90000", "schedule.decay_steps=90000", "run.log_interval_steps=5")
 

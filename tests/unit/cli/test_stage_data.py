@@ -11,7 +11,7 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.cli.stage_data import planned_samples
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data import stage_copy
 from mlperf_bert.data.index import LengthIndex

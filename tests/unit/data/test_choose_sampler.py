@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.sampler import QuantileSampler, Sampler, UniformSampler

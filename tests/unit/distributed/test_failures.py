@@ -119,7 +119,7 @@ def test_a_loop_that_goes_on_no_more_is_named_with_its_place(
     [
         ("mlperf_bert.run.metrics", time.sleep, 0),
         ("mlperf_bert.signals.stop_request", time.sleep, 0),
-        ("mlperf_bert.evaluation.batches", queued, 1),  # for its own thread that reads
+        ("mlperf_bert.evaluation.evaluate", queued, 1),  # for its own thread that reads
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.shards"), 1),
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.staging"), 0),
     ],
@@ -156,7 +156,7 @@ def test_who_waits_for_the_loader_is_where_its_thread_is(
     assert all(f"in {module}, line 1; look for storage" in line for line in said)
 
 
-@pytest.mark.parametrize("module", ["mlperf_bert.data.loader", "mlperf_bert.signals.heartbeat"])
+@pytest.mark.parametrize("module", ["mlperf_bert.data.loader", "mlperf_bert.signals.whereabouts"])
 def test_an_error_on_its_way_out_speaks_for_itself(module: str, said: list[str]) -> None:
     leave = function_of(module, queued, name="__exit__")
     try:

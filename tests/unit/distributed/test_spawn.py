@@ -123,7 +123,7 @@ def test_ranks_that_cannot_be_started_are_one_line(stands_for_python: pytest.Mon
 PARENT = """
 import os, subprocess, sys, time
 from functools import partial
-from mlperf_bert.signals.end_with_parent import end_with_parent
+from mlperf_bert.signals.signal_watch import end_with_parent
 told = os.getpid() if sys.argv[1] == "own" else int(sys.argv[1])
 child = subprocess.Popen(["sleep", "60"], preexec_fn=partial(end_with_parent, told))
 print(child.pid, flush=True)

@@ -11,7 +11,7 @@ from bert_tools.common.log_reader import read_log
 from bert_tools.package.plausibility import check_course
 from bert_tools.package.run_facts import read_facts
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.sections import ModelSection, Precision
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader

@@ -10,8 +10,7 @@ from model_cases import CPU, TINY, our_loss, ragged_batch
 from torch import Tensor
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.fp8 import check_fp8
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE

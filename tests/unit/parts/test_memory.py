@@ -14,8 +14,7 @@ from bert_tools.bench import training_run as bench_run
 from bert_tools.bench.batches import run_updates
 from bert_tools.plan.buckets_model import parameter_shapes
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import MISTAKE
+from mlperf_bert.common.errors import MISTAKE, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection

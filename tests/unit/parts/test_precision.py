@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.load import load_checkpoint
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim import cpu_kernels

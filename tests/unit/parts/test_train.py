@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.parts.memory_forward import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit

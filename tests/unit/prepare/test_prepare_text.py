@@ -14,8 +14,7 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import Tokenizer
+from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
 Prepare = Callable[..., Manifest]
 

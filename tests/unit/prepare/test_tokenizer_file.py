@@ -18,8 +18,7 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.prepare.documents import tokenize_documents
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, make_encoder
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import PlainTokenizer
+from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
 from resume_cases import MISSED, run_train
 from support import metrics_losses, prepare_small, run_cli
 from verify_cases import check, failed

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
-from mlperf_bert.vocabulary.wordpiece import PlainTokenizer, Tokenizer, basic_words
+from mlperf_bert.vocabulary.word_pieces import (
+    SPECIAL_TOKENS,
+    PlainTokenizer,
+    Tokenizer,
+    Vocabulary,
+    basic_words,
+)
 
 
 def vocabulary_of(*tokens: str) -> Vocabulary:
@@ -91,7 +96,7 @@ def test_looking_words_up_changes_nothing(letters: Vocabulary, lines: list[str])
 def test_known_words_are_forgotten_before_they_fill_the_memory(
     letters: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlperf_bert.vocabulary.wordpiece.MAX_KNOWN_WORDS", 3)
+    monkeypatch.setattr("mlperf_bert.vocabulary.word_pieces.MAX_KNOWN_WORDS", 3)
     plain, tokenizer = PlainTokenizer(letters), Tokenizer(letters)
     line = "the abc ab a the b thing " + "x" * 300
     assert encoded(tokenizer, line) == plain.encode(line)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.run.line_file import LineFile
-from mlperf_bert.run.metrics_file import MetricsFile
+from mlperf_bert.run.metrics_file import LineFile, MetricsFile
 
 
 def steps(path: Path) -> list[int]:

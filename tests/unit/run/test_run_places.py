@@ -19,7 +19,7 @@ from mlperf_bert.common.atomic import check_writable, replaced_file, write_file
 from mlperf_bert.common.errors import ConfigError, DataError, UnreadableError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.run.line_file import LineFile
+from mlperf_bert.run.metrics_file import LineFile
 from resume_cases import MISSED, run_train
 from support import snapshot
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import time
 
-from mlperf_bert.common.exit_statuses import LOST
-from mlperf_bert.signals.heartbeat import Heartbeat, Watch
+from mlperf_bert.common.errors import LOST
+from mlperf_bert.signals.whereabouts import Heartbeat, Watch
 
 POLL_S = 0.01
 
@@ -48,7 +48,7 @@ def test_steps_queued_ahead_have_the_time_of_those_before_them() -> None:
 def test_a_hung_step_ends_the_process_with_one_line() -> None:
     program = """
 import time
-from mlperf_bert.signals.heartbeat import Heartbeat, end_process
+from mlperf_bert.signals.whereabouts import Heartbeat, end_process
 with Heartbeat(0.1, lambda step: end_process(f"step {step} hangs"), poll_s=0.01) as heartbeat:
     heartbeat.watch(7, lambda: False)
     time.sleep(60)
@@ -76,7 +76,7 @@ def test_a_hang_is_told_until_it_is_said() -> None:
 def test_a_process_that_was_stopped_and_goes_on_has_not_hung() -> None:
     program = """
 import time
-from mlperf_bert.signals.heartbeat import Watch, end_process
+from mlperf_bert.signals.whereabouts import Watch, end_process
 steps = 0
 with Watch(lambda: steps, 0.5, lambda *_: end_process("hangs"), poll_s=0.05):
     print("begun", flush=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common import exit_statuses
-from mlperf_bert.signals.status_file import write_status
+from mlperf_bert.common import errors
+from mlperf_bert.signals.signal_watch import write_status
 from support import REPOSITORY
 
 
@@ -51,4 +51,4 @@ def test_the_shell_knows_the_same_statuses() -> None:
     names = re.findall(r"^([A-Z_]+)=(\d+)$", script, re.MULTILINE)
     assert {"TARGET_MISSED", "STOPPED"} <= {name for name, _ in names}
     for name, number in names:
-        assert getattr(exit_statuses, name) == int(number)
+        assert getattr(errors, name) == int(number)

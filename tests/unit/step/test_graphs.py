@@ -26,8 +26,7 @@ from graph_cases import (
     to_smallest,
 )
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import TARGET_MISSED
+from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.padding import pad

@@ -42,7 +42,7 @@ from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.run.environment import git_commit, package_version
+from mlperf_bert.run.directory import git_commit, package_version
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 

@@ -10,7 +10,7 @@ from bert_tools.convert.tensorflow_errors import damage_of
 from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
 from bert_tools.convert.tensorflow_slices import read_slices
 from bert_tools.convert.tensorflow_table import has_footer
-from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
+from mlperf_bert.checkpoint.huggingface.names import SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 
 _INDEX = ".index"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.doctor.checks import NAMES, NETWORK, make
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import FAULT, STOPPED
+from mlperf_bert.common.errors import FAULT, STOPPED, ConfigError
 from mlperf_bert.config.options import add_config
 from mlperf_bert.distributed.network_test.findings import (
     Finding,

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.messages import say_error
+from mlperf_bert.common.errors import ConfigError, DataError, say_error
 from mlperf_bert.common.untrusted import MAX_JSON_BYTES, parse_json_object, read_regular_file
 
 if TYPE_CHECKING:

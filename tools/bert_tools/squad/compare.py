@@ -14,10 +14,8 @@ from bert_tools.squad.options import DataOptions, settings_as_words
 from bert_tools.squad.record import RunRecord, has_ended, read_run
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.exit_statuses import STOPPED
+from mlperf_bert.common.errors import STOPPED, ConfigError, DataError, say
 from mlperf_bert.common.machine import read_machine, usable_cpus
-from mlperf_bert.common.messages import say
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.distributed.spawn import run_on_ranks

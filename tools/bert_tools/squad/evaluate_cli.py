@@ -86,7 +86,7 @@ def _windows(
     args: argparse.Namespace, questions: Any, vocabulary: "AnyVocabulary", most: int
 ) -> "Windows":
     from bert_tools.squad.windows import make_windows
-    from mlperf_bert.common.messages import say
+    from mlperf_bert.common.errors import say
 
     length = min(_MAX_LENGTH, most) if args.max_length is None else args.max_length
     if not 0 < length <= most:

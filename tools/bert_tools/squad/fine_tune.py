@@ -31,8 +31,7 @@ from bert_tools.squad.spans import WindowReader
 from bert_tools.squad.update import Outcome
 from bert_tools.squad.weights import is_saved, remove_saved, save_for_transformers
 from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.messages import say
+from mlperf_bert.common.errors import ConfigError, say
 from mlperf_bert.common.records import write_json
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.distributed.launch import RankInfo

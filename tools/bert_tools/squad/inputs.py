@@ -11,8 +11,7 @@ from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary
-from mlperf_bert.vocabulary.of_checkpoint import vocabulary_of
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_tools.squad.options import DataOptions, random_model
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.messages import say
+from mlperf_bert.common.errors import say
 from mlperf_bert.common.records import read_record, write_json
 
 PEAK = "peak.json"

@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
-from mlperf_bert.vocabulary.word_pieces import Vocabulary
-from mlperf_bert.vocabulary.wordpiece import MAX_WORD_CHARS, PlainTokenizer, is_cjk, is_punctuation
+from mlperf_bert.vocabulary.word_pieces import (
+    MAX_WORD_CHARS,
+    PlainTokenizer,
+    Vocabulary,
+    is_cjk,
+    is_punctuation,
+)
 
 _MAX_KNOWN_WORDS = 2**16
 # A character of a word, and the number of the text's character that it comes from.

@@ -15,8 +15,7 @@ from bert_tools.squad.options import (
     random_model,
     settings_of,
 )
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import STOPPED
+from mlperf_bert.common.errors import STOPPED, ConfigError
 
 if TYPE_CHECKING:
     import torch

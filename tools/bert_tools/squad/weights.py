@@ -33,7 +33,7 @@ from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.run.environment import package_version
+from mlperf_bert.run.directory import package_version
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 ARCHITECTURE = "BertForQuestionAnswering"

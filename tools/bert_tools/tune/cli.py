@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.exit_statuses import STOPPED, TARGET_MISSED
+from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError, DataError
 from mlperf_bert.config.options import add_config
 
 if TYPE_CHECKING:

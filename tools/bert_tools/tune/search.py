@@ -17,8 +17,14 @@ from bert_tools.tune.stop_signal import StopSignal
 from bert_tools.tune.store import REPEATS, Store, TrialRecord
 from bert_tools.tune.trial_process import DEFAULT_TRAINER, TrialProcess, last_line
 from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import ConfigError, DataError, UserError
-from mlperf_bert.common.exit_statuses import MISTAKE, STOPPED, TARGET_MISSED
+from mlperf_bert.common.errors import (
+    MISTAKE,
+    STOPPED,
+    TARGET_MISSED,
+    ConfigError,
+    DataError,
+    UserError,
+)
 from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
 

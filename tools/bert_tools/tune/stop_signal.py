@@ -5,8 +5,7 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
-from mlperf_bert.common.exit_statuses import INTERRUPTED
-from mlperf_bert.common.messages import say
+from mlperf_bert.common.errors import INTERRUPTED, say
 from mlperf_bert.signals.signal_watch import catch, give_back
 
 

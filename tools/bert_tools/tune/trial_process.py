@@ -14,7 +14,7 @@ from pathlib import Path
 from bert_tools.tune.objective import Curve, read_curve
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.untrusted import not_through_a_link
-from mlperf_bert.signals.end_with_parent import end_with_parent
+from mlperf_bert.signals.signal_watch import end_with_parent
 
 POLL_S = 0.25
 HEARTBEAT_S = 5.0

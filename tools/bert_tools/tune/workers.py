@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 
 from bert_tools.tune.stop_signal import StopSignal
-from mlperf_bert.common.exit_statuses import STOPPED
-from mlperf_bert.signals.end_with_parent import end_with_parent
+from mlperf_bert.common.errors import STOPPED
+from mlperf_bert.signals.signal_watch import end_with_parent
 
 WORKER = "--as-worker"
 _POLL_S = 0.2

@@ -32,14 +32,21 @@ from mlperf_bert.cli import export as export_cli
 from mlperf_bert.cli import fill as fill_cli
 from mlperf_bert.cli import train as train_cli
 from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
-from mlperf_bert.common.errors import UserError, one_line
-from mlperf_bert.common.exit_statuses import FAULT, INTERRUPTED, MISTAKE, NOBODY_READS, STOPPED
-from mlperf_bert.common.messages import say, say_error
+from mlperf_bert.common.errors import (
+    FAULT,
+    INTERRUPTED,
+    MISTAKE,
+    NOBODY_READS,
+    STOPPED,
+    UserError,
+    one_line,
+    say,
+    say_error,
+)
 from mlperf_bert.config.options import add_config, check_paths
 from mlperf_bert.prepare import cli as prepare_cli
 from mlperf_bert.prepare.verify import cli as verify_cli
-from mlperf_bert.signals.end_with_parent import end_with_script
-from mlperf_bert.signals.signal_watch import Ended, ending_in_order
+from mlperf_bert.signals.signal_watch import Ended, end_with_script, ending_in_order
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

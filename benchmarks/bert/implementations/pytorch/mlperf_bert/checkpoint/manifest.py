@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.common.errors import CheckpointError, DataError, UnreadableError, UserError
-from mlperf_bert.common.present import is_file, names_in, reading_error
 from mlperf_bert.common.records import Record, read_record, write_json
-from mlperf_bert.common.untrusted import file_sha256, in_brief, read_regular_file
+from mlperf_bert.common.untrusted import (
+    file_sha256,
+    in_brief,
+    is_file,
+    names_in,
+    read_regular_file,
+    reading_error,
+)
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import VOCABULARY_FILES

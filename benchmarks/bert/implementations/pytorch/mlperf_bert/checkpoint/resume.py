@@ -17,13 +17,11 @@ from mlperf_bert.checkpoint.retention import bring_back
 from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
 from mlperf_bert.common.health import Health
-from mlperf_bert.common.present import is_there, reading_error
 from mlperf_bert.common.records import read_record
-from mlperf_bert.common.untrusted import open_regular_file
+from mlperf_bert.common.untrusted import is_there, open_regular_file, reading_error
 from mlperf_bert.config.checks import CLIPPED_TOGETHER
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.run.environment import git_commit, package_version
+from mlperf_bert.run.directory import RunDirectory, git_commit, package_version
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
 # What decides which samples a step trains on, and the shapes of all that is saved.

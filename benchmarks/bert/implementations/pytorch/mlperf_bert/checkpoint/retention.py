@@ -6,7 +6,7 @@ from pathlib import Path
 from mlperf_bert.checkpoint.manifest import complete_checkpoints, named_checkpoints, step_of
 from mlperf_bert.checkpoint.state import read_state
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.present import is_there, names_in, reading_error
+from mlperf_bert.common.untrusted import is_there, names_in, reading_error
 
 REPLACED = "replaced"  # said of a checkpoint, until another of its step is there
 

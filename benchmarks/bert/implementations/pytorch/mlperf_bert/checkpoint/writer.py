@@ -39,13 +39,13 @@ from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import CheckpointError, UserError
-from mlperf_bert.common.present import is_there
+from mlperf_bert.common.untrusted import is_there
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.run.environment import package_version
+from mlperf_bert.run.directory import package_version
 
 POLL_S = 0.1
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself

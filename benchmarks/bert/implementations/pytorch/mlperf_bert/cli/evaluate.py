@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.common.errors import ConfigError, one_line
-from mlperf_bert.common.messages import say
+from mlperf_bert.common.errors import ConfigError, one_line, say
 
 if TYPE_CHECKING:
     import torch

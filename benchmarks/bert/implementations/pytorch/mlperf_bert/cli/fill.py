@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.messages import say
+from mlperf_bert.common.errors import ConfigError, say
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.evaluation.fill import fill
     from mlperf_bert.parts.start import make_model
     from mlperf_bert.step.eager import weights_dtype
-    from mlperf_bert.vocabulary.of_checkpoint import vocabulary_of
+    from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 
     if not 1 <= args.top <= MOST:
         raise ConfigError("--top", f"is {args.top}", f"set it within 1 .. {MOST}")

@@ -8,11 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import STOPPED, TARGET_MISSED
+from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError
 from mlperf_bert.config.options import add_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.signals.status_file import write_status
+from mlperf_bert.signals.signal_watch import write_status
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,19 @@
-"""Errors that a user can mend: one line that says where, what is wrong, and how to put it right."""
+"""What a user is told: errors to mend, in one line on stderr, and the program's exit statuses.
 
-from mlperf_bert.common.exit_statuses import LOST, MISTAKE
+An error says where, what is wrong, and how to put it right. Launchers act on the statuses, which
+docs/cluster.md explains. A line is one write: those of several ranks must not mix.
+"""
+
+import sys
+from contextlib import suppress
+
+FAULT = 1  # of ours, with a traceback
+MISTAKE = 2  # that the user can mend, in one line; argparse has the same
+TARGET_MISSED = 3
+LOST = 70  # other ranks are gone or do not answer, or something hangs
+STOPPED = 75  # a signal asked for the end: after saving, or before there was anything to save
+INTERRUPTED = 130  # as of what SIGINT ends, which a second Ctrl-C does
+NOBODY_READS = 141  # as of what SIGPIPE ends: `| head` has seen enough
 
 _LONGEST = 1200  # characters of each part; the paths and lists of ours are shorter
 
@@ -60,3 +73,17 @@ class LostRanksError(UserError):
     """Other ranks that do not answer any more: dead, hung, or behind a broken network."""
 
     exit_status = LOST
+
+
+def say(text: str) -> None:
+    """Write `mlperf_bert: <text>`, after what was printed; a stderr that is gone is no error."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        sys.stderr.write(f"mlperf_bert: {text}\n")
+        sys.stderr.flush()
+
+
+def say_error(line: object) -> None:
+    """Say why the program ends, in one line."""
+    say(f"error: {line}")

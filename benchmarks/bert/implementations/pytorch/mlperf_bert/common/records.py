@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.present import reading_error
 from mlperf_bert.common.untrusted import (
     MAX_JSON_BYTES,
     in_brief,
     parse_json_object,
     read_regular_file,
+    reading_error,
 )
 
 Word = TypeVar("Word", bound=str)

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from mlperf_bert.common.errors import UserError, one_line
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.lost_ranks import as_lost_ranks
-from mlperf_bert.signals.heartbeat import POLL_S, Watch, end_process
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.signals.whereabouts import POLL_S, Watch, Whereabouts, end_process
 
 # A rank that hangs by itself says so before those that wait for it give up and have it killed;
 # so these get more time, of their collectives first.

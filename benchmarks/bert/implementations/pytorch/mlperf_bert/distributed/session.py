@@ -33,7 +33,7 @@ from mlperf_bert.distributed.launch import (
     shutdown,
 )
 from mlperf_bert.distributed.threads import set_cpu_threads
-from mlperf_bert.signals.end_with_parent import end_with_parent
+from mlperf_bert.signals.signal_watch import end_with_parent
 from mlperf_bert.signals.whereabouts import Whereabouts
 
 Result = TypeVar("Result")

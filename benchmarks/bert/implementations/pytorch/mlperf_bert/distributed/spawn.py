@@ -17,13 +17,10 @@ from functools import partial
 from types import FrameType
 from typing import Self
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.exit_statuses import INTERRUPTED, LOST, MISTAKE, STOPPED
+from mlperf_bert.common.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
 from mlperf_bert.common.machine import memory_bytes
-from mlperf_bert.common.messages import say
 from mlperf_bert.distributed.launch import MEETING
-from mlperf_bert.signals.end_with_parent import end_with_parent
-from mlperf_bert.signals.signal_watch import CtrlC, catch, give_back
+from mlperf_bert.signals.signal_watch import CtrlC, catch, end_with_parent, give_back
 
 _RANK_BYTES = 256 * 2**20  # of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that

@@ -29,8 +29,7 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.memory_forward import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
 from mlperf_bert.parts.step import build_step
-from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.run.environment import git_commit
+from mlperf_bert.run.directory import RunDirectory, git_commit
 from mlperf_bert.run.metrics_file import MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.step.eager import Step

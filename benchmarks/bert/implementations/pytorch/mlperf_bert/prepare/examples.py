@@ -24,7 +24,7 @@ from mlperf_bert.common.compiled import compiled
 from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.wordpiece import token_dtype
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 IntArray = NDArray[np.int64]
 Span = tuple[int, int]  # start, end

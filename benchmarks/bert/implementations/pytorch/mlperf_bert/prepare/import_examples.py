@@ -47,8 +47,7 @@ from mlperf_bert.prepare.verify.rates import (
     check_unknown,
     check_vocabulary_size,
 )
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import token_dtype
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
 _HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
 ROWS_READER = "mlperf_bert.prepare.hdf5_reader:read_rows"

@@ -20,8 +20,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
-from mlperf_bert.vocabulary.wordpiece import MAX_WORD_CHARS, basic_words
+from mlperf_bert.vocabulary.word_pieces import MAX_WORD_CHARS, SPECIAL_TOKENS, basic_words
 
 Pair = tuple[str, str]
 

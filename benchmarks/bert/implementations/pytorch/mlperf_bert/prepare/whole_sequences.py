@@ -19,7 +19,7 @@ from mlperf_bert.data.numba_cache import usable_cache
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.prepare.examples import ExampleArrays, interrupt_deferred
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.wordpiece import token_dtype
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 SPECIAL_PER_SEQUENCE = 2
 

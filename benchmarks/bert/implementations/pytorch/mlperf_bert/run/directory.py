@@ -1,26 +1,31 @@
 """The files of one run: created once, never written over; continued where it is resumed.
 
-`<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else.
+`<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else, also
+`environment.json`: versions, machine, ranks and commit, no secrets and no user paths.
 """
 
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, UserError
-from mlperf_bert.common.present import is_there, names_in
+from mlperf_bert.common.untrusted import is_there, names_in
 from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
-from mlperf_bert.run.environment import environment
 from mlperf_bert.run.outcome import RunOutcome
 
 _ASIDE = "interrupted"
@@ -162,3 +167,54 @@ class RunDirectory:
         with suppress(OSError):  # what cannot be removed must not hide the error
             shutil.rmtree(self.run)
             self.mlperf_log.unlink(missing_ok=True)
+
+
+def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
+    """What goes into `environment.json`."""
+    return {
+        "schema_version": 1,
+        "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": git_commit(),
+        "python": platform.python_version(),
+        "packages": _versions("torch", "numpy", "h5py", "safetensors", "mlperf-logging"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu_cores": os.cpu_count(),
+        "cpu_threads_per_rank": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "world_size": info.world_size,
+        "ranks_on_node": info.local_world_size,
+        "launcher": info.launcher,
+        "binding": info.binding,
+    }
+
+
+def _versions(*names: str) -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def package_version() -> str:
+    """Of this package."""
+    return _versions("mlperf-bert")["mlperf-bert"] or "from source"
+
+
+def git_commit() -> str | None:
+    """The commit of the tree this package runs from, with `-dirty` where it was changed."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.messages import say
+from mlperf_bert.common.errors import ConfigError, say
 from mlperf_bert.common.untrusted import not_through_a_link
 
 _TRIES = 100  # while other owners leave, who take the file away with them

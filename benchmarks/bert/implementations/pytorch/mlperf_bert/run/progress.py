@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mlperf_bert.common.console import OutputConsole
-from mlperf_bert.run.line_file import LineFile
+from mlperf_bert.run.metrics_file import LineFile
 
 
 class Reporter:

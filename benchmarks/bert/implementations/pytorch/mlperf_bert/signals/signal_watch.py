@@ -4,27 +4,32 @@ A command that does nothing else with them ends in order (`ending_in_order`); `t
 (tune/stop_signal.py), and so do ranks in the loop (stop_request.py). Ranks that have not come to
 the first step, or have none, end at once (`SignalWatch`), and at a second Ctrl-C all do. A handler
 in Python runs when the main thread is back in the interpreter, which it is not for minutes where it
-waits for other ranks: so there a thread is told, and acts whatever the main one does.
+waits for other ranks: so there a thread is told, and acts whatever the main one does. A process
+also ends with the one that started it: nobody would see it go on.
 """
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from mlperf_bert.common.exit_statuses import INTERRUPTED, STOPPED
-from mlperf_bert.common.messages import say
-from mlperf_bert.signals.status_file import write_status
+from mlperf_bert.common.errors import INTERRUPTED, STOPPED, say
 from mlperf_bert.signals.whereabouts import Whereabouts
 
 Handler = Callable[[int, FrameType | None], None]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
 TWICE_S = 1.0  # within which the first Ctrl-C may come again: from the terminal and from a launcher
+
+_PR_SET_PDEATHSIG = 1  # of Linux
+_LIBC = ctypes.CDLL(None)  # opened here: a child that has just been forked may not
+_SCRIPT = "MLPERF_BERT_SCRIPT"  # the process of run_and_time.sh, which set it
 
 
 def catch(handler: Handler) -> dict[int, Any]:
@@ -149,3 +154,47 @@ class SignalWatch:
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     """For signals that the thread sees."""
+
+
+def write_status(path: Path, status: int) -> bool:
+    """Write or replace the file in one step; whether it is there now. Raises nothing.
+
+    Several ranks may write it at once; readers see one whole status. A file that cannot be written
+    is a warning on stderr.
+    """
+    # Ranks on two nodes may have the same process id.
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        beside.write_text(f"{status}\n")
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        say(f"warning: {path} cannot be written ({error.strerror}): it was to tell status {status}")
+        return False
+    return True
+
+
+def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send `number` to this process when `parent`, which started it, is gone.
+
+    Else it would train on, unseen, beside those that take its place. On Linux only, and what counts
+    there is the end of the thread that started it: a parent's main one. To be called before
+    anything else, as by `preexec_fn`: a parent that is gone by then is not missed either.
+    """
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
+
+
+def end_with_script(environ: Mapping[str, str] = os.environ) -> None:
+    """Have a command end in order, by SIGTERM, when run_and_time.sh, which started it, is gone."""
+    script = environ.get(_SCRIPT, "")
+    if not (script.isdecimal() and len(script) < 10):
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(int(script), 0)
+        if os.getppid() != int(script):
+            return  # started by something between them, as ranks are
+    end_with_parent(int(script), signal.SIGTERM)

@@ -1,6 +1,13 @@
-"""What a rank is doing just now, for the line that says where it failed or hung."""
+"""What a rank is doing just now, and threads that notice when it, or a step, goes on no more."""
 
-from typing import Literal
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, Self
+
+from mlperf_bert.common.errors import LOST, say_error
 
 Doing = Literal["start-up", "batch", "step", "evaluation", "checkpoint", "end"]
 
@@ -13,6 +20,8 @@ _IN_WORDS: dict[Doing, str] = {
     "end": "end of the run",
 }
 _MUST_GO_ON: frozenset[Doing] = frozenset({"batch", "step", "evaluation"})  # disks may be slow
+
+POLL_S = 0.5
 
 
 class Whereabouts:
@@ -40,3 +49,100 @@ class Whereabouts:
         """Another number after each `at`; None in what may take as long as it takes."""
         count, doing, _ = self._now
         return count if doing in _MUST_GO_ON else None
+
+
+class Watch:
+    """Looks for signs of life from a thread of its own, while used as a context.
+
+    Time is counted in looks: a process that was stopped and goes on (SIGSTOP, SIGCONT) has not
+    looked meanwhile, and so has not hung.
+
+    Args:
+        sign_of_life: what goes on, another number where something has happened since the last
+            look; None where there is nothing to wait for.
+        timeout_s: seconds without another sign after which it hangs.
+        on_hang: called in the thread with that sign and the seconds, at every look from then on
+            until it returns True: it is said, and the watch is over.
+        poll_s: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        sign_of_life: Callable[[], int | None],
+        timeout_s: float,
+        on_hang: Callable[[int, float], bool],
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._sign_of_life = sign_of_life
+        self._most_looks = math.ceil(timeout_s / poll_s)
+        self._on_hang = on_hang
+        self._poll_s = poll_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        last, looks = None, 0
+        while not self._over.wait(self._poll_s):
+            sign = self._sign_of_life()
+            looks = looks + 1 if sign == last else 0
+            last = sign
+            is_silent = sign is not None and looks >= self._most_looks
+            if sign is None or not is_silent or self._over.is_set():
+                continue
+            if self._on_hang(sign, looks * self._poll_s):
+                return
+
+
+class Heartbeat:
+    """Watches the steps that were queued on a device, while used as a context.
+
+    What a graph replays, NCCL's own watchdog cannot see.
+
+    Args:
+        timeout_s: seconds after the last step that ended at which the next counts as hung.
+        on_hang: called in a thread, once, with the number of that step.
+        poll_s: seconds between two looks.
+    """
+
+    def __init__(
+        self, timeout_s: float, on_hang: Callable[[int], None], *, poll_s: float = POLL_S
+    ) -> None:
+        self._steps: deque[tuple[int, Callable[[], bool]]] = deque()
+        self._on_hang = on_hang
+        self._watched = Watch(self._oldest, timeout_s, self._say, poll_s=poll_s)
+
+    def __enter__(self) -> Self:
+        self._watched.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watched.__exit__()
+
+    def watch(self, step: int, is_done: Callable[[], bool]) -> None:
+        """From now on, wait for a step: `is_done` says whether it has ended, without waiting."""
+        self._steps.append((step, is_done))
+
+    def _oldest(self) -> int | None:
+        """The step that the device is at."""
+        while self._steps and self._steps[0][1]():
+            self._steps.popleft()
+        return self._steps[0][0] if self._steps else None
+
+    def _say(self, step: int, seconds: float) -> bool:
+        self._on_hang(step)
+        return True
+
+
+def end_process(line: str) -> None:
+    """Say why and leave at once: a thread that waits for the device cannot be asked to."""
+    say_error(line)
+    os._exit(LOST)

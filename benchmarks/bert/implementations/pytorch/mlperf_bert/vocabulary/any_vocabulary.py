@@ -1,17 +1,20 @@
-"""A vocabulary of either kind, word pieces or a tokenizer file, and what splits lines with it."""
+"""A vocabulary of either kind, word pieces or a tokenizer file: read, found, splitting lines."""
 
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from mlperf_bert.data.index import VocabularyFile
+from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.data.index import VOCABULARY_FILES, VocabularyFile
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import Tokenizer
+from mlperf_bert.vocabulary.word_pieces import Tokenizer, Vocabulary, load_vocabulary
 
 AnyVocabulary = Vocabulary | TokenizerFile
+
+LEVELS_ABOVE = 3  # of a checkpoint: its run's checkpoints, the run, its directory
+_REMEDY = "give the vocabulary of its data with --vocab, or the data with --data"
 
 
 class Encoder(Protocol):
@@ -47,3 +50,29 @@ def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
 def file_name(vocabulary: AnyVocabulary) -> VocabularyFile:
     """Under which name a prepared set keeps it."""
     return "tokenizer.json" if isinstance(vocabulary, TokenizerFile) else "vocab.txt"
+
+
+def vocabulary_of(
+    checkpoint: Path, sha256: str, given: Path | None, data: Path | None
+) -> AnyVocabulary:
+    """The first that is there of: `given`, of the sets of `data`, in the checkpoint or above it.
+
+    Raises CheckpointError where there is none or its digest is another; DataError and ConfigError
+    as `load_any_vocabulary`.
+    """
+    if data is not None:
+        directories = [data, data / "train", data / "eval"]
+    else:
+        directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
+    places = [directory / name for directory in directories for name in VOCABULARY_FILES]
+    path = given or next((place for place in places if place.exists()), None)
+    if path is None:
+        problem = f"no {' and no '.join(VOCABULARY_FILES)} in it" + (
+            "" if data else " nor above it"
+        )
+        raise CheckpointError(str(data or checkpoint), problem, _REMEDY)
+    vocabulary = load_any_vocabulary(path)
+    if vocabulary.sha256 != sha256:
+        problem = "is not the vocabulary that the checkpoint was trained with"
+        raise CheckpointError(str(path), problem, _REMEDY)
+    return vocabulary

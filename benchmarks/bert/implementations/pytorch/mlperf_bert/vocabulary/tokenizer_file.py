@@ -2,10 +2,17 @@
 
 Its special tokens are found by their role. The `tokenizers` package does the splitting; it is an
 optional extra. The file is read with a bound and parsed as strict JSON before that package sees it.
+
+The package runs every step that a file names. Each ByteLevel step writes a byte of 0x80 or above as
+a character of two such bytes, so that thirty of them make a terabyte of one "é"; where the package
+gets no memory it ends the process. How much longer its steps can make a text is told from the file
+alone (`growth`), and files that go too far are refused before.
 """
 
+import base64
+import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +22,22 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
-from mlperf_bert.vocabulary.tokenizer_growth import MOST_GROWTH, growth
-from mlperf_bert.vocabulary.wordpiece import token_dtype
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
-if TYPE_CHECKING:
-    import tokenizers
+MOST_GROWTH = 256
+# Worst factors, in bytes of UTF-8, of steps that always do the same: one of each is in files in
+# use and is free, further ones count. Kinds that are not here (Split, Digits, ...) add nothing.
+_FIXED = {
+    "ByteLevel": 4,  # a byte as two, and a space before each piece
+    "Metaspace": 8,  # a space as a character of up to four bytes, and one before each piece
+    "BertNormalizer": 3,  # spaces around Chinese characters, accents decomposed
+    "Lowercase": 2,
+    "NFC": 3,  # the four normal forms: tables of Unicode's UAX 15, section 12
+    "NFD": 3,
+    "NFKC": 11,
+    "NFKD": 11,
+}
+_WITHOUT_TYPE = max(_FIXED.values())  # the package guesses the kind of a step that names none
 
 # What BERT's and RoBERTa's families call the token of a role; the first that is there is taken.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -34,6 +52,78 @@ REMEDY = "give the tokenizer.json of a masked language model"
 _NOT_THE_FILES = (KeyboardInterrupt, SystemExit, MemoryError)
 _MAX_BYTES = 64 * 2**20  # the largest in use, of 250,000 words, have 17 MB
 _MOST_TOKENS = 2**22
+
+
+def growth(values: dict[str, Any]) -> float:
+    """How many times longer a text can get, beside what one step of each fixed kind does.
+
+    Args:
+        values: a whole tokenizer file, whose members may be anything.
+    """
+    product, seen = 1.0, set()
+    for step in _steps([values.get("normalizer"), values.get("pre_tokenizer")]):
+        product *= _factor(step)
+        kind = step.get("type")
+        if not isinstance(kind, str):
+            kind = None
+        if kind in seen:
+            product *= _FIXED.get(kind, 1) if kind else _WITHOUT_TYPE
+        seen.add(kind)
+    return product
+
+
+def _steps(value: object) -> Iterator[dict[str, Any]]:
+    """Every object inside a value, however nested; not what a step looks for, which is no step."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            waiting += (inner for key, inner in each.items() if key != "pattern")
+            yield each
+
+
+def _factor(step: dict[str, Any]) -> float:
+    """Of a step whose effect is written in it, whatever its name: texts that it puts in."""
+    factor = 1.0
+    content = step.get("content")
+    if isinstance(content, str):
+        pattern = step.get("pattern")
+        found = pattern.get("String") if isinstance(pattern, dict) else None
+        if isinstance(found, str) and found:
+            factor = max(1.0, _num_bytes(content) / _num_bytes(found))
+        else:  # an expression may match nothing, between any two characters
+            factor = 1.0 + _num_bytes(content)
+    prepended = step.get("prepend")
+    if isinstance(prepended, str):
+        factor *= 1.0 + _num_bytes(prepended)
+    charsmap = step.get("precompiled_charsmap")
+    if isinstance(charsmap, str):
+        factor *= _longest_entry(charsmap)
+    return factor
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _longest_entry(charsmap: str) -> int:
+    """Bytes of the longest replacement in a character map of SentencePiece; at least 1.
+
+    The map is the size of its tree (four bytes, little endian), the tree, and all replacements,
+    each ended by a zero byte.
+    """
+    try:
+        contents = base64.b64decode(charsmap)
+    except (binascii.Error, ValueError):
+        return 1  # the package refuses it
+    texts = contents[4 + int.from_bytes(contents[:4], "little") :]
+    return max(1, max(map(len, texts.split(b"\0"))))
+
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 @dataclass(frozen=True, slots=True)

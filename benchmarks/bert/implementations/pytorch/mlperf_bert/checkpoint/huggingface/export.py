@@ -32,7 +32,7 @@ from mlperf_bert.checkpoint.tensor_file import write_one_by_one
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.vocabulary.of_checkpoint import vocabulary_of
+from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 

@@ -1,12 +1,15 @@
 """Hugging Face's names of BERT's tensors and settings, as data that import and export both read.
 
 Our parameters have the names of its BertForPreTraining, so that only what other forms and older
-releases write differently stands here.
+releases write differently stands here. Also what every reader of foreign weights gives
+(`SourceTensor`), and settings as a config.json has them.
 """
 
 from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from mlperf_bert.common.records import Record
 from mlperf_bert.common.untrusted import in_brief
@@ -62,6 +65,27 @@ FIXED = MappingProxyType(
         "tie_word_embeddings": True,
     }
 )
+
+
+class SourceTensor(Protocol):
+    """One tensor of a file that anybody may have written; nothing of it is in memory before `read`.
+
+    `open_tensorflow` and `open_huggingface` return a mapping of names to such.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the file says, and as fits its size."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the numbers in the file, such as float32 or bfloat16."""
+        ...
+
+    def read(self) -> NDArray[Any]:
+        """All numbers, in the dtype's own kind (bfloat16 as float32). Raises CheckpointError."""
+        ...
 
 
 def our_names(theirs: Iterable[str]) -> dict[str, str]:

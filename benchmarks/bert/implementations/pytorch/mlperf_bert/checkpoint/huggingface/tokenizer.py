@@ -1,7 +1,7 @@
 """The vocabulary of foreign weights, and our own as the tokenizer files that `transformers` reads.
 
 `tokenizer.json` is the format of the `tokenizers` library: cleaning, splitting and word pieces as
-`vocabulary/wordpiece.py` does them, which differs from the library on some characters only (there).
+`vocabulary/word_pieces.py` does them, which differs from the library on some characters (there).
 """
 
 import json
@@ -18,8 +18,12 @@ from mlperf_bert.data.index import VOCABULARY_FILES
 from mlperf_bert.evaluation.fill import MASK, tokens_of
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary
 from mlperf_bert.vocabulary.tokenizer_file import ROLES, TokenizerFile
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary, load_vocabulary
-from mlperf_bert.vocabulary.wordpiece import MAX_WORD_CHARS
+from mlperf_bert.vocabulary.word_pieces import (
+    MAX_WORD_CHARS,
+    SPECIAL_TOKENS,
+    Vocabulary,
+    load_vocabulary,
+)
 
 _PROBE = f"a {MASK} a"
 _COMPLETED = (
@@ -31,7 +35,7 @@ WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _REMEDY = "give the vocabulary of these weights with --vocab"
 _MOST_TOKENS = 2**24
-# How a tokenizer.json says what vocabulary/wordpiece.py does. Its words end at 200 letters, the
+# How a tokenizer.json says what vocabulary/word_pieces.py does. Its words end at 200 letters, the
 # library's at 100 where nobody asked for more: that is no other vocabulary.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {

@@ -9,14 +9,14 @@ it is, loss and accuracy are those without it, and export knows it again and lea
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.checkpoint.huggingface.names import HEADS
+from mlperf_bert.checkpoint.huggingface.names import HEADS, SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.common.untrusted import in_brief
@@ -28,27 +28,6 @@ MOST_SPARE_ROWS = 1024  # beyond the tokens: the padding in use is to multiples 
 _LAYER = "bert.encoder.layer."
 _MOST_LAYERS = 1000  # a header of 8 MiB can name 100,000, and modules would be made of them
 _FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))
-
-
-class SourceTensor(Protocol):
-    """One tensor of a file that anybody may have written; nothing of it is in memory before `read`.
-
-    `open_tensorflow` and `open_huggingface` return a mapping of names to such.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As the file says, and as fits its size."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Name of the numbers in the file, such as float32 or bfloat16."""
-        ...
-
-    def read(self) -> NDArray[Any]:
-        """All numbers, in the dtype's own kind (bfloat16 as float32). Raises CheckpointError."""
-        ...
 
 
 def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArray[np.float32]:
