@@ -18,7 +18,7 @@ FILES = sorted(
 )
 
 
-def test_files_and_functions_are_within_budget() -> None:
+def test_file_and_functions_are_within_budget() -> None:
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= MAX_FILE_LINES, path
