@@ -78,7 +78,6 @@ NUMPY_ONLY = (
     "mlperf_bert.data.strata",
     "mlperf_bert.data.token_packets",
     "mlperf_bert.distributed.bucket_plan",
-    "mlperf_bert.optim.flat_layout",
     "mlperf_bert.optim.noise_scale",
     "mlperf_bert.parts.memory_plan",
     "mlperf_bert.prepare.foreign_features",
@@ -123,7 +122,7 @@ def test_hdf5_belongs_to_prepare(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_environment_is_read_by_the_config_and_by_who_launches_only(path: Path) -> None:
     own = relative(path).removeprefix("mlperf_bert/")
-    launching = {f"distributed/{name}.py" for name in ("launch", "spawn", "threads")}
+    launching = {f"distributed/{name}.py" for name in ("launch", "spawn")}
     if own in launching | {f"{name}.py" for name in READ_THE_ENVIRONMENT}:
         return
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
