@@ -23,9 +23,9 @@ from torch import Tensor
 from mlperf_bert.checkpoint.manifest import ELSE
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.distributed.bucket_plan import Segment
+from mlperf_bert.distributed.flat_reducer import renamed
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.shard_group import renamed
-from mlperf_bert.optim.flat_layout import Segment
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 # What reading a file raises that is damaged, or is not of this format.

@@ -15,8 +15,12 @@ from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import Record, read_record
 from mlperf_bert.common.untrusted import parse_json_object
 from mlperf_bert.data.index import VOCABULARY_FILES
-from mlperf_bert.evaluation.fill import MASK, tokens_of
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import (
+    MASK,
+    AnyVocabulary,
+    load_any_vocabulary,
+    tokens_of,
+)
 from mlperf_bert.vocabulary.tokenizer_file import ROLES, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import (
     MAX_WORD_CHARS,
