@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # of squad_cases
 from bert_tools.squad.bubble import StageClock, StageEvent, bubble_by_formula, measured_bubble
 from bert_tools.squad.engines.build import make_engine
 from bert_tools.squad.engines.contract import REPLICA, STAGE, Team
-from bert_tools.squad.engines.schedules import make_schedule
-from bert_tools.squad.engines.stage_modules import TimedStage
+from bert_tools.squad.engines.pipeline import TimedStage, make_schedule
 from bert_tools.squad.evaluate import score_windows
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.microbatches import UpdatePlan

@@ -12,7 +12,7 @@ import torch
 from bert_tools.bench import cli, peak
 from bert_tools.bench.peak import measure_peak
 from bert_tools.bench.run_options import make_config
-from bert_tools.bench.stopwatch import FEWEST_STEPS, time_steps
+from bert_tools.bench.train import FEWEST_STEPS, time_steps
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection

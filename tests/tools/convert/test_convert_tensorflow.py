@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import tensorflow_cases as cases
-from bert_tools.convert.mlperf_checkpoint import PUBLISHED
+from bert_tools.convert.tensorflow_source import PUBLISHED
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
@@ -72,7 +72,7 @@ def test_the_published_one_is_known_by_its_digest(
     table = (source / f"{cases.V2.name}.index").read_bytes()
     digest = hashlib.md5(table).hexdigest()
     published = {(len(table), digest): folder for folder in PUBLISHED.values()}
-    monkeypatch.setattr("bert_tools.convert.mlperf_checkpoint.PUBLISHED", published)
+    monkeypatch.setattr("bert_tools.convert.tensorflow_source.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
     assert read_manifest(tmp_path / "ours").origin["published"] in MLPERF_CHECKPOINTS
     assert tuple(f"MLPerf {folder}" for folder in PUBLISHED.values()) == MLPERF_CHECKPOINTS

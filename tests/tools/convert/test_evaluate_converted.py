@@ -82,7 +82,7 @@ def test_it_says_how_far_it_is(
     checkpoint: Path, synthetic_data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate_cli, "PROGRESS_S", 0.0)
-    monkeypatch.setattr("mlperf_bert.evaluation.evaluate.AUTO_TOKENS_CPU", 600)
+    monkeypatch.setattr("mlperf_bert.evaluation.batches.AUTO_TOKENS_CPU", 600)
     assert evaluate(checkpoint, synthetic_data) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3 and all("batches evaluated" in line for line in lines)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.convert import mlperf_checkpoint
-from bert_tools.convert.mlperf_checkpoint import PUBLISHED, mlperf_folder
+from bert_tools.convert import tensorflow_source
+from bert_tools.convert.tensorflow_source import PUBLISHED, mlperf_folder
 from mlperf_bert.common.errors import CheckpointError
 from tensorflow_cases import OBJECTS, V1, V2
 
@@ -19,7 +19,7 @@ def test_others_of_the_same_name_are_not_taken_for_it() -> None:
 def test_a_table_of_the_published_digest_is_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = V2.with_name(f"{V2.name}.index").read_bytes()
     known = {(len(table), hashlib.md5(table).hexdigest()): "tf1_ckpt"}
-    monkeypatch.setattr(mlperf_checkpoint, "PUBLISHED", known)
+    monkeypatch.setattr(tensorflow_source, "PUBLISHED", known)
     assert mlperf_folder(V2) == "tf1_ckpt"
     assert mlperf_folder(OBJECTS) is None
 

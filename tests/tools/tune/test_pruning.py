@@ -3,7 +3,7 @@
 import pytest
 
 from bert_tools.tune.objective import Evaluation, Measured, samples_to, value_of
-from bert_tools.tune.pruning import Pruner
+from bert_tools.tune.settings import Pruner
 
 FOUR = ((0.1, 0.2, 0.3), (0.1, 0.3, 0.5), (0.1, 0.4, 0.6), (0.2, 0.5, 0.7))  # median 0.35 at two
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from bert_tools.watch.history import MOST_POINTS, Series
 from bert_tools.watch.plot import Cell, plot
-from bert_tools.watch.series import MOST_POINTS, Series
 
 
 def series_of(count: int) -> list[tuple[float, float]]:

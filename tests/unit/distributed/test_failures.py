@@ -120,7 +120,7 @@ def test_a_loop_that_goes_on_no_more_is_named_with_its_place(
     [
         ("mlperf_bert.run.metrics", time.sleep, 0),
         ("mlperf_bert.signals.stop_request", time.sleep, 0),
-        ("mlperf_bert.evaluation.evaluate", queued, 1),  # for its own thread that reads
+        ("mlperf_bert.evaluation.batches", queued, 1),  # for its own thread that reads
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.shards"), 1),
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.staging"), 0),
     ],

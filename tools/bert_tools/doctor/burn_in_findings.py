@@ -1,18 +1,65 @@
-"""`doctor --burn-in`, what the devices did becomes findings: who is slow, hot or wrong."""
+"""`doctor --burn-in`, what the devices did becomes findings: who is slow, hot or wrong.
 
+They are compared with what MLPerf's submitters reached on an accelerator of that name
+(published_rates.csv).
+"""
+
+import csv
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
-from bert_tools.doctor.published import PublishedRate, published_rate
 from mlperf_bert.distributed.network_test.findings import Finding, fail, in_words, ok, warn
+
+_FILE = "published_rates.csv"
 
 NAMED_BELOW = 0.95  # of the median of all devices
 FAILS_BELOW = 0.90
 LARGEST_DROP = 0.05  # of the rate, from beginning to end
 PUBLISHED_SHARE = 0.7  # of the published rate; below, something is likely to be wrong
-
 Device = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRate:
+    """Sequences a second of one accelerator in the best published run on `accelerators` of them."""
+
+    accelerator: str
+    end_to_end: float
+    train_only: float | None
+    accelerators: int
+    global_batch_size: int
+    round: str
+    submitter: str
+
+    @property
+    def best(self) -> float:
+        """Without evaluation where the logs tell it."""
+        return self.train_only or self.end_to_end
+
+
+def published_rate(device_name: str) -> PublishedRate | None:
+    """The best published rate of the accelerator that torch names so; None where it is unknown."""
+    for row in _rows():
+        if re.search(row["pattern"], device_name, re.IGNORECASE):
+            return PublishedRate(
+                accelerator=row["accelerator"],
+                end_to_end=float(row["end_to_end"]),
+                train_only=float(row["train_only"]) if row["train_only"] else None,
+                accelerators=int(row["accelerators"]),
+                global_batch_size=int(row["global_batch_size"]),
+                round=row["round"],
+                submitter=row["submitter"],
+            )
+    return None
+
+
+def _rows() -> list[dict[str, str]]:
+    text = resources.files("bert_tools.doctor").joinpath(_FILE).read_text("utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
 def judge(devices: Sequence[Device], missing: Sequence[int]) -> list[Finding]:

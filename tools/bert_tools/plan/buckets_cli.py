@@ -1,16 +1,23 @@
-"""The question `plan buckets`: its arguments, and what they call."""
+"""The question `plan buckets`: its arguments, what they call, and the answer as a table to read."""
 
 import argparse
 import json
 import typing
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bert_tools.plan.buckets_model import QkvLayout, backward_order
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.options import add_config
+from mlperf_bert.distributed.bucket_plan import MIB, Bucket
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+
+_HEADER = ("bucket", "tensors", "parameters", "MiB", "earliest start", "first tensor .. last")
+_LEGEND = (
+    "earliest start: when a bucket's last gradient is ready, as a share of backward's multiply-adds"
+)
 
 
 def add_buckets(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +45,6 @@ def add_buckets(parser: argparse.ArgumentParser) -> None:
 
 def answer_buckets(args: argparse.Namespace) -> int:
     """Print the buckets of a config's model. Raises ConfigError for what the user can mend."""
-    from bert_tools.plan.buckets_text import in_words
     from mlperf_bert.common.atomic import write_file
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.bucket_plan import plan_buckets
@@ -85,3 +91,39 @@ def _cap_setting(cap_mb: float) -> str:
         problem = f"is {cap_mb:g}"
         raise ConfigError("--bucket-cap-mb", problem, "set it to a finite number above zero")
     return f"parallel.bucket_cap_mb={cap_mb!r}"
+
+
+def in_words(title: str, buckets: Sequence[Bucket]) -> str:
+    """The title, a line of column names over aligned rows, and what cannot be overlapped."""
+    cells = [_HEADER, *(_cells(number, bucket) for number, bucket in enumerate(buckets))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    table = [
+        "  ".join(text.rjust(width) for text, width in zip(line[:-1], widths, strict=False))
+        + f"  {line[-1]}"
+        for line in cells
+    ]
+    total = sum(bucket.num_bytes for bucket in buckets)
+    late = sum(bucket.num_bytes for bucket in buckets if bucket.earliest_start >= 1)
+    return "\n".join(
+        [
+            title,
+            f"{len(buckets)} buckets, {sum(bucket.numel for bucket in buckets):,} parameters, "
+            f"{total / MIB:.1f} MiB; {late / MIB:.1f} MiB ({late / total:.0%}) are complete only "
+            "when backward ends",
+            "",
+            *table,
+            "",
+            _LEGEND,
+        ]
+    )
+
+
+def _cells(number: int, bucket: Bucket) -> tuple[str, ...]:
+    return (
+        str(number),
+        str(len(bucket.names)),
+        f"{bucket.numel:,}",
+        f"{bucket.num_bytes / MIB:.2f}",
+        f"{bucket.earliest_start:.1%}",
+        " .. ".join(dict.fromkeys((bucket.names[0], bucket.names[-1]))),
+    )

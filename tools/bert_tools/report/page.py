@@ -1,17 +1,22 @@
-"""The page of a report: one HTML file that asks nothing of any network."""
+"""The page of a report: one HTML file that asks nothing of any network.
+
+The values that its script shows under the pointer stand in it as JSON.
+"""
 
 import base64
 import hashlib
+import json
 from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 from bert_tools.report.chart import Chart
 from bert_tools.report.charts import CONVERGENCE_POINT, comparable_curves
 from bert_tools.report.facts import RunFacts
 from bert_tools.report.goodput import BATCH
 from bert_tools.report.goodput_section import goodput_section
-from bert_tools.report.hover import hover_data
 from bert_tools.report.markup import Markup, element, joined, raw
+from bert_tools.report.scale import sample_scale
 from bert_tools.report.sections import (
     absent_section,
     difference_section,
@@ -21,13 +26,17 @@ from bert_tools.report.sections import (
     time_section,
     verdict_section,
 )
-from bert_tools.report.svg import chart_card
+from bert_tools.report.svg import chart_card, run_class
 from bert_tools.report.tables import measure_table, tiles
+from mlperf_bert.common.errors import one_line
 
 _PUBLISHED = (
     "Published curves: one typical run of each of Samsung's open submissions to MLPerf Training "
     "v1.1 and v2.0, named by round and number of GPUs."
 )
+
+_DIGITS = 7  # significant
+_MOST_EXACT = 2**53  # of JavaScript's numbers
 
 
 def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]) -> str:
@@ -111,3 +120,36 @@ def _digest(text: str) -> str:
 
 def _text_of(name: str) -> str:
     return resources.files("bert_tools.report").joinpath(name).read_text("utf-8")
+
+
+def hover_data(charts: Sequence[Chart]) -> Markup:
+    """A script element of data, which no browser runs."""
+    text = json.dumps([_of_chart(chart) for chart in charts], separators=(",", ":"))
+    for sign in "<>&":  # as no text from outside may end the element
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return element("script", raw(text), type="application/json", id="values")
+
+
+def _of_chart(chart: Chart) -> dict[str, Any]:
+    scale = sample_scale(chart)
+    return {
+        "unit": chart.unit,
+        "across": chart.across,
+        "low": scale.low,
+        "high": scale.high,
+        "series": [
+            {
+                "label": one_line(each.label),
+                "class": f"{run_class(each.run)} {each.style}",
+                "x": [_short(x) for x, value in each.points if value is not None],
+                "y": [_short(value) for _, value in each.points if value is not None],
+            }
+            for each in chart.series
+        ],
+    }
+
+
+def _short(value: float) -> int | float:
+    if abs(value) < _MOST_EXACT and value == int(value):
+        return int(value)
+    return float(f"{value:.{_DIGITS}g}")

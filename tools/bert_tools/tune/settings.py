@@ -1,30 +1,79 @@
-"""What a study is: all that must be the same when it is gone on with, kept in study.json."""
+"""What a study is, all that must be the same when it is gone on with, kept in study.json; pruning.
+
+Whether a training under way is hopeless is told by its evaluations beside those of others, compared
+by their number, so that runs of other batch sizes can be as well. A run that reached its target
+counts as at the target from then on.
+"""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 from bert_tools.tune.objective import Objective
-from bert_tools.tune.pruning import Pruner, PruningRule
 from bert_tools.tune.space import SECTIONS, Space, Value, space_as_json, space_for
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.common.untrusted import file_sha256, in_brief
-from mlperf_bert.config.files import (
-    checked_setting,
-    config_from_tables,
-    config_to_tables,
-)
+from mlperf_bert.config.files import checked_setting, config_from_tables, config_to_tables
 from mlperf_bert.config.run_config import RunConfig
+
+PruningRule = Literal["median", "halving", "none"]
+
+LEAST_CURVES = 4  # of others, before anything is stopped
+HALVING_FACTOR = 3  # a third goes on at every rung: evaluations 1, 3, 9, ... times the first
 
 STUDY_SCHEMA_VERSION = 1
 ONLY_ARM = "trial"
 _PRUNE_FROM = 4  # nothing is stopped before a quarter of the budget's evaluations, rounded down
 _MANIFEST = "index/dataset.json"
 _REMEDY = "give a new --study directory, or the options that it was begun with"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruner:
+    """The rule of a study.
+
+    "median": stop where the best accuracy so far is below the median of what the others had by
+    then. "halving": successive halving without waiting (ASHA, arXiv 1810.05934): at rungs, go on
+    in the best third alone. Nothing is stopped before evaluation `first`.
+    """
+
+    rule: PruningRule
+    first: int
+    target: float
+
+    def is_hopeless(self, own: Sequence[float], others: Sequence[Sequence[float]]) -> bool:
+        """Whether to stop after the last of the accuracies `own`; `others` as far as they came."""
+        number = len(own)
+        if self.rule == "none" or number < self.first or max(own) >= self.target:
+            return False
+        if self.rule == "halving" and not self._is_rung(number):
+            return False
+        theirs = [best for each in others if (best := self._best_at(number, each)) is not None]
+        if len(theirs) < LEAST_CURVES:
+            return False
+        if self.rule == "median":
+            return max(own) < median(theirs)
+        better = sum(each > max(own) for each in theirs)
+        return better >= (len(theirs) + 1) / HALVING_FACTOR
+
+    def _best_at(self, number: int, accuracies: Sequence[float]) -> float | None:
+        """Best of the first `number`; None for a run that neither came so far nor to the target."""
+        until = accuracies[:number]
+        best = max(until, default=0.0)
+        if len(until) < number and best < self.target:
+            return None
+        return min(best, self.target)
+
+    def _is_rung(self, number: int) -> bool:
+        rung = self.first
+        while rung < number:
+            rung *= HALVING_FACTOR
+        return rung == number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

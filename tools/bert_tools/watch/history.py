@@ -1,19 +1,59 @@
-"""What the records of `metrics.jsonl` have said so far, in bounded memory."""
+"""What the records of `metrics.jsonl` have said so far, in bounded memory.
+
+A curve has a bounded size: where it has too many points, neighbours are averaged.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from bert_tools.report.run import Evaluation
-from bert_tools.watch.series import Series
 from mlperf_bert.common.health import Alarm, AlarmKind, Health
+
+MOST_POINTS = 1024  # more than a terminal has dots
 
 RECENT = 32  # records that count as now
 KEPT_EVALUATIONS = 16
 _LONGEST_MS = 1e12  # of a step: thirty years
-
 Record = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Series:
+    """Points (x, y) in the order they came, each the mean of so many as needed."""
+
+    _points: list[tuple[float, float]] = field(default_factory=list)
+    _stride: int = 1  # how many make a point
+    _count: int = 0  # of the point in the making
+    _mean: tuple[float, float] = (0.0, 0.0)
+
+    def add(self, x: float, y: float) -> None:
+        """Append a point of finite numbers."""
+        self._count += 1
+        self._mean = (
+            _towards(self._mean[0], x, self._count),
+            _towards(self._mean[1], y, self._count),
+        )
+        if self._count < self._stride:
+            return
+        self._points.append(self._mean)
+        self._count, self._mean = 0, (0.0, 0.0)
+        if len(self._points) == MOST_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(_towards(a[0], b[0], 2), _towards(a[1], b[1], 2)) for a, b in pairs]
+            self._stride *= 2
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """All, the one in the making too."""
+        return [*self._points, self._mean] if self._count else list(self._points)
+
+
+def _towards(mean: float, value: float, count: int) -> float:
+    """The mean of `count` values, of which `mean` is that of all but the last."""
+    return mean + (value - mean) / count
 
 
 class History:

@@ -1,5 +1,10 @@
-"""What is known of a watched run at one moment, and who finds it out."""
+"""What is known of a watched run at one moment, who finds it out, and which run that is.
 
+A run is named, or the newest of several in a directory is watched.
+"""
+
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -7,7 +12,6 @@ from typing import Literal
 
 from bert_tools.report.run import is_reference_config
 from bert_tools.watch.alerts import Alert, find_alerts
-from bert_tools.watch.find_run import find_run
 from bert_tools.watch.history import History
 from bert_tools.watch.remaining import Forecast, Remaining, by_curve, by_published
 from bert_tools.watch.remarks import Remarks
@@ -21,6 +25,9 @@ _SLOWEST_S = 1e9  # a sample, above which it is none
 
 # `no run`: no directory yet; `start-up`: no metrics yet.
 Phase = Literal["no run", "start-up", "running", "ended"]
+
+_RUN = re.compile(r"run_(\d{1,6})")
+_OF_A_RUN = ("metrics.jsonl", "config.toml", "outcome.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,3 +160,27 @@ def _forecast(config: RunConfig, history: History) -> Forecast | str:
         return forecast
     low, high = (max(0.0, each - since) for each in (forecast.low_samples, forecast.high_samples))
     return Forecast(low, high, forecast.basis)
+
+
+def find_run(path: Path) -> Path | None:
+    """The directory `run_<i>` that `path` is, or has, the highest i of several; None: not yet.
+
+    Raises DataError where `path` is no directory or cannot be read.
+    """
+    newest: tuple[int, str] | None = None
+    is_run = _RUN.fullmatch(path.name) is not None
+    try:
+        with os.scandir(path) as entries:  # one at a time: anything may lie beside the runs
+            for entry in entries:
+                is_run |= entry.name in _OF_A_RUN
+                if (match := _RUN.fullmatch(entry.name)) and entry.is_dir():
+                    newest = max(newest or (-1, ""), (int(match[1]), entry.name))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "is no name of a directory"
+        remedy = "give a run directory, which train makes below runs/"
+        raise DataError(str(path), problem, remedy) from None
+    if newest:
+        return path / newest[1]
+    return path if is_run else None

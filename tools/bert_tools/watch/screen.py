@@ -1,12 +1,17 @@
-"""Draws a run on the terminal, again and again, and leaves the terminal as it was."""
+"""Draws a run on the terminal, again and again, and leaves the terminal as it was.
+
+Signals that come meanwhile are kept, and looked at when nothing is half done.
+"""
 
 import locale
 import os
+import select
 import shutil
 import signal
 import sys
 from collections.abc import Callable
-from typing import Literal
+from types import FrameType, TracebackType
+from typing import Literal, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,13 +20,55 @@ from rich.text import Text
 from bert_tools.watch.frame import frame, status_line
 from bert_tools.watch.look import Look
 from bert_tools.watch.plot import Characters
-from bert_tools.watch.signals import ENDS, Signals
 from mlperf_bert.common.console import OutputConsole
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OTHERS = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 OnEnd = Literal["leave", "wait"]
 LookAgain = Callable[[], tuple[Look, bool]]
-
 _USUAL = (80, 24)
+
+
+class Signals:
+    """Collects signals while used as a context, in the main thread; whose they were comes back."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        for end in (self._read, self._write):
+            os.set_blocking(end, False)
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, _nothing) for number in (*ENDS, *OTHERS)}
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self, seconds: float) -> set[signal.Signals]:
+        """Those that came, as soon as one has; empty when the time is over."""
+        ready, _, _ = select.select([self._read], [], [], seconds)
+        return {signal.Signals(number) for number in os.read(self._read, 512)} if ready else set()
+
+    def suspend(self) -> None:
+        """Stop this process as Ctrl-Z does; returns when it goes on."""
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, _nothing)
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """What came is in the pipe."""
 
 
 def known_characters() -> Characters:

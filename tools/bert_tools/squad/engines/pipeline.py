@@ -1,31 +1,158 @@
 """A pipeline: each rank holds some layers, microbatches stream through; or several side by side.
 
 torch.distributed.pipelining runs the schedule. Of several pipelines each computes its share of the
-microbatches, and their gradients are averaged when all have been through.
+microbatches, and their gradients are averaged when all have been through. A stage takes and gives
+rows of one shape, as torch wants it: only hidden states travel between ranks, in rows of the run's
+token capacity. Which tokens a row holds every rank knows, so a stage cuts the padding off on
+arrival and computes real tokens only.
 
-Shape letters: M microbatches of a pipeline, C capacity of a row in tokens, D hidden.
+Shape letters: M microbatches of a pipeline, T tokens of a microbatch, C capacity of a row in
+tokens, D hidden.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 
 from bert_tools.squad.bubble import StageClock
 from bert_tools.squad.engines.contract import REPLICA, STAGE, MakeBatch, Team, share_of
-from bert_tools.squad.engines.schedules import make_schedule, stages_of_rank
-from bert_tools.squad.engines.stage_modules import StageModule, TimedStage
 from bert_tools.squad.model import EMBEDDINGS, LAYERS, SpanModel
-from bert_tools.squad.settings import EngineName
+from bert_tools.squad.settings import EngineName, Schedule
 from bert_tools.squad.spans import SpanBatch
 from mlperf_bert.data.permutation import Int64Array
 
+_OF_ONE_STAGE: dict[Schedule, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_SEVERAL: dict[Schedule, Any] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleZBVZeroBubble,
+}
+
 MOST_AHEAD = 8  # batches of an evaluation that a stage may have sent and the next not yet taken
+
+
+def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -> list[int]:
+    """Numbers of the stages that a rank of the pipeline holds, the first in the model first.
+
+    A zero-bubble pipeline goes down the ranks and up again, so that its last stage is the first
+    rank's (arXiv 2401.10241, section 6); the others begin anew with the first rank.
+    """
+    if schedule == "zero_bubble":
+        return [rank, num_stages - 1 - rank]
+    return list(range(rank, num_stages, ranks))
+
+
+def make_schedule(
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    microbatches: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    is_half: bool = False,
+) -> Any:
+    """torch's schedule of so many microbatches, with sums of gradients left as they are.
+
+    Half of an update's microbatches may be too few for a schedule: they take the plainest one, all
+    forwards and then all backwards.
+    """
+    options: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
+    if schedule in _OF_ONE_STAGE:
+        kind = ScheduleGPipe if is_half else _OF_ONE_STAGE[schedule]
+        return kind(stages[0], microbatches, **options)
+    if is_half and schedule == "interleaved":
+        return ScheduleLoopedBFS(list(stages), microbatches, **options)
+    return _OF_SEVERAL[schedule](list(stages), microbatches, **options)
+
+
+class StageModule(nn.Module):
+    """One part, for the microbatch that its stage says is next."""
+
+    def __init__(self, part: SpanModel, capacity: int) -> None:
+        super().__init__()
+        self.part = part
+        self._capacity = capacity
+        self.batches: Sequence[SpanBatch] = ()
+        self.loss_factor = 1.0
+        self.number = 0  # of the microbatch
+
+    def forward(self, row: Tensor) -> Tensor:
+        """[1, C] token ids or [1, C, D] hidden states -> [1, C, D], or of the last the loss [1]."""
+        batch = self.batches[self.number]
+        mine = row[0, : batch.num_tokens]
+        hidden: Tensor | None = mine
+        if self.part.part.has_embeddings:
+            batch = replace(batch, tokens=replace(batch.tokens, input_ids=mine))
+            hidden = None
+        found: Tensor = self.part(hidden, batch, "loss_sum")
+        # No views: schedules with a backward for the weights alone detach outputs in place.
+        if self.part.part.has_head:
+            return found[None] * self.loss_factor
+        return F.pad(found[None], (0, 0, 0, self._capacity - batch.num_tokens))
+
+    def example(self, *, of: str) -> Tensor:
+        """An empty tensor of the shape and dtype of its "input" or "output", on its device."""
+        config, part = self.part.config, self.part.part
+        device, hidden = self.part.device, (1, self._capacity, config.hidden_size)
+        if of == "input" and part.has_embeddings:
+            return torch.empty((1, self._capacity), dtype=torch.int64, device=device)
+        shape = (1,) if of == "output" and part.has_head else hidden
+        return torch.empty(shape, dtype=self.part.dtype, device=device, requires_grad=True)
+
+
+class TimedStage(PipelineStage):
+    """A stage that tells its module which microbatch it is, and a clock when it computes."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        device: torch.device,
+        examples: tuple[Tensor, Tensor],
+        group: dist.ProcessGroup | None,
+        clock: StageClock,
+    ) -> None:
+        """`examples` are of input and output, so that torch need not try the module out."""
+        super().__init__(
+            module,
+            index,
+            num_stages,
+            device,
+            input_args=examples[:1],
+            output_args=examples[1:],
+            group=group,
+        )
+        self._clock = clock
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        self.submod.number = fwd_chunk_id  # type: ignore[assignment]
+        with self._clock.span(self.stage_index, "F", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        with self._clock.span(self.stage_index, "B", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        with self._clock.span(self.stage_index, "W", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
