@@ -21,7 +21,7 @@ UNSAFE_METHODS = {"all_gather_object", "gather_object", "broadcast_object_list"}
 }
 
 # Whoever catches what numba's own cache, a directory of the user's, may raise: loads nothing.
-NAMES_AN_ERROR_OF_PICKLE = {"mlperf_bert/data/numba_cache.py"}
+NAMES_AN_ERROR_OF_PICKLE = {"mlperf_bert/common/compiled.py"}
 
 PIP_INSTALL = r"\bpip3? .*install\b"
 

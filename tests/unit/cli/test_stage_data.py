@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.cli import stage_data
 from mlperf_bert.cli.stage_data import planned_samples
 from mlperf_bert.common.exit_statuses import TARGET_MISSED
 from mlperf_bert.config.files import load_config
-from mlperf_bert.data import stage_copy
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.parts.loader import make_planner
 from support import metrics_losses
@@ -238,7 +238,7 @@ def test_an_unreadable_source_leaves_no_half_shard(
     class Broken(FileIO):
         read = unreadable
 
-    monkeypatch.setattr(stage_copy, "_opened", lambda path: Broken(path, "rb"))
+    monkeypatch.setattr(stage_data, "_opened", lambda path: Broken(path, "rb"))
     out = tmp_path / "stage"
     assert command("stage-data", "--out", out, *extra, sets="run.max_steps=4") == 2
     error = capsys.readouterr().err

@@ -8,9 +8,15 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.exit_statuses import TARGET_MISSED
 from mlperf_bert.config.sections import SamplerName
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.sampler import QuantileSampler, Sampler, UniformSampler
-from mlperf_bert.data.strata import PUBLISHED_COUNTS, PublishedStrataSampler, StrataSampler
+from mlperf_bert.data.sampler import (
+    PUBLISHED_COUNTS,
+    PublishedStrataSampler,
+    QuantileSampler,
+    Sampler,
+    StrataSampler,
+    UniformSampler,
+    make_sampler,
+)
 
 
 @pytest.mark.parametrize(

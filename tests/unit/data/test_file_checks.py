@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.file_checks import (
-    check_digest,
-    check_size,
-    file_digest,
-    file_size,
-    map_file,
-)
+from mlperf_bert.common.untrusted import check_digest, check_size, file_digest, file_size, map_file
 
 CONTENTS = b"12345"
 DIGEST = hashlib.sha256(CONTENTS).hexdigest()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chi_square import chi_square, critical_value
-from mlperf_bert.data.permutation import permute, permute_many
+from mlperf_bert.data.sampler import permute, permute_many
 
 SEEDS = st.integers(0, 2**63 - 1)
 WORD = 2**64

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from chi_square import chi_square, critical_value
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.permutation import Int64Array
 from mlperf_bert.data.sampler import (
     MOST_QUANTILES,
+    Int64Array,
     QuantileSampler,
     Sampler,
     UniformSampler,

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlperf_bert.cli.stage_data import PAGE_BYTES, copy_samples
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, sidecar_path
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import sidecar_path
-from mlperf_bert.data.stage_copy import PAGE_BYTES, copy_samples
 
 
 def test_a_partial_stage_holds_the_wanted_samples_and_refuses_the_others(

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.data.balance import Balance, CostModel, Float64Array
-from mlperf_bert.data.even_slots import RESOLUTION, even_slots
+from mlperf_bert.data.balance import (
+    RESOLUTION,
+    Balance,
+    CostModel,
+    Float64Array,
+    StepPlanner,
+    even_slots,
+)
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.sampler import UniformSampler
-from mlperf_bert.data.step_plan import StepPlanner
 
 
 def loads(cost: Float64Array, num_slots: int) -> Float64Array:
