@@ -20,6 +20,7 @@ from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
+from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clip_policies import (
     combine_norms,
@@ -32,7 +33,7 @@ from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.optim.registry import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.parts.loader import RunData, make_planner, open_data
+from mlperf_bert.parts.loader import make_planner
 from mlperf_bert.parts.start import make_model
 from mlperf_bert.step.eager import forward
 

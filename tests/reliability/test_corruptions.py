@@ -21,8 +21,9 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
+from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.evaluation.batches import HeldOutBatches
-from mlperf_bert.parts.loader import RunData, make_planner, open_data
+from mlperf_bert.parts.loader import make_planner
 from support import REPOSITORY, TINY_CONFIG, run_cli
 from verify_cases import check, copy_of, make_pair
 

@@ -22,6 +22,7 @@ from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.untrusted import file_digest, open_regular_file
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import DatasetPlace, LengthIndex, sidecar_path
+from mlperf_bert.data.open_data import check_batch_fits, open_index
 from mlperf_bert.data.set_checks import (
     NOT_STAGED,
     STAGE_FILE,
@@ -33,7 +34,7 @@ from mlperf_bert.data.set_checks import (
 )
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard
 from mlperf_bert.distributed.launch import read_rank_info
-from mlperf_bert.parts.loader import check_batch_fits, make_planner, open_index
+from mlperf_bert.parts.loader import make_planner
 
 # Loaders, their advice to the kernel and reader processes run ahead of the last step.
 STEPS_AHEAD = 8

@@ -1,4 +1,7 @@
-"""Reading what anybody may have written: bounded regular files, strict JSON, values in brief."""
+"""Reading what anybody may have written: bounded regular files, strict JSON, values in brief.
+
+Nothing waits on a pipe or reads a device in a file's place.
+"""
 
 import errno
 import hashlib

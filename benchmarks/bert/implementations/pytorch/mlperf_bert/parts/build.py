@@ -18,6 +18,7 @@ from mlperf_bert.common.seeds import choose_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.loader import Loader
+from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import on_every_rank
@@ -27,7 +28,7 @@ from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.evaluation import make_evaluator, make_schedule
-from mlperf_bert.parts.loader import RunData, build_loader, make_planner, open_data
+from mlperf_bert.parts.loader import build_loader, make_planner
 from mlperf_bert.parts.memory_plan import forward_of_run
 from mlperf_bert.parts.start import (
     Origin,

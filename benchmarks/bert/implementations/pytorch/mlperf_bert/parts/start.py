@@ -19,13 +19,13 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.open_data import RunData
 from mlperf_bert.data.sampler import PublishedStrataSampler
 from mlperf_bert.data.set_checks import manifest_sha256
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.loader import RunData
 from mlperf_bert.parts.memory_forward import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
 from mlperf_bert.parts.step import build_step
