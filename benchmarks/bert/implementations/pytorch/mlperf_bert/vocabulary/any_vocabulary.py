@@ -6,10 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.data.index import VocabularyFile
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, VocabularyFile, load_vocabulary
 from mlperf_bert.vocabulary.wordpiece import Tokenizer
 
 AnyVocabulary = Vocabulary | TokenizerFile
