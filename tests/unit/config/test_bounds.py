@@ -16,10 +16,9 @@ from bert_tools.squad.options import DataOptions
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.bounds import Bounds, bounds_of
 from mlperf_bert.config.files import checked_setting, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.parts import start as build_start
 from mlperf_bert.parts.start import check_memory

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlperf_bert.config.checks import CLIPPED_TOGETHER
-from mlperf_bert.config.sections import ClipSection
+from mlperf_bert.config.sections import CLIPPED_TOGETHER, ClipSection
 
 _ROW = 1024
 
