@@ -20,8 +20,8 @@ from mlperf_bert.config.files import checked_setting, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
-from mlperf_bert.parts import start as build_start
-from mlperf_bert.parts.start import check_memory
+from mlperf_bert.parts import build as build_start
+from mlperf_bert.parts.build import check_memory
 from support import TINY_CONFIG, run_process
 
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)

@@ -24,8 +24,7 @@ from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
 from mlperf_bert.optim.lamb import lamb_update
 from mlperf_bert.optim.registry import BY_APEX, make_optimizer_alone
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.warm_up import synthetic_batch, warm_up
 from support import TINY_CONFIG
 
