@@ -20,7 +20,7 @@ from mlperf_bert.config.files import checked_setting, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
-from mlperf_bert.parts import build as build_start
+from mlperf_bert.parts import build
 from mlperf_bert.parts.build import check_memory
 from support import TINY_CONFIG, run_process
 
@@ -147,9 +147,9 @@ def test_a_machine_is_asked_whether_it_can_hold_them(
         run_on_ranks([], 10**6)
     config = load_config(tiny)
     needed = 8 * config.model.num_parameters
-    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed)
+    monkeypatch.setattr(build, "memory_bytes", lambda: needed)
     check_memory(config, torch.device("cpu"), pytest.fail)
-    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(build, "memory_bytes", lambda: needed - 1)
     with pytest.raises(ConfigError, match=r"^model.hidden_size: makes a model whose weights"):
         check_memory(config, torch.device("cpu"), pytest.fail)
 
