@@ -19,7 +19,7 @@ from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
 from mlperf_bert.data.shards import IntArray
 
 AttentionKind = Literal["keyed", "fused", "padded"]
-CHUNK_ROWS = 1024  # of the chunked head (model/chunked_head.py)
+CHUNK_ROWS = 1024  # of the chunked head (model/heads.py)
 
 # Bytes of an element of hidden states (and weights), and of what a product reads and writes.
 _WIDTHS: dict[Precision, tuple[int, int]] = {

@@ -23,8 +23,8 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalanceModel
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.data.step_plan import StepPlan
-from mlperf_bert.distributed.clip_hook import ClipOutcome
-from mlperf_bert.run.noise_record import NoiseRecord
+from mlperf_bert.distributed.clipping import ClipOutcome
+from mlperf_bert.optim.noise_meter import NoiseRecord
 
 NO_STATE: Mapping[str, float] = MappingProxyType({})
 _STATUS = Path("/proc/self/status")

@@ -17,14 +17,14 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.noise_meter import NoiseMeter, NoMeter
 from mlperf_bert.run.metrics import StepResult
-from mlperf_bert.step.noise_meter import NoiseMeter, NoMeter
 
 MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 
 
 class Step(Protocol):
-    """What the loop calls: EagerStep, or CapturedStep (graphs.py)."""
+    """What the loop calls: EagerStep, or CapturedStep (captured.py)."""
 
     @property
     def shapes(self) -> tuple[StaticShape, ...]:
