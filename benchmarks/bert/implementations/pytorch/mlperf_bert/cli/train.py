@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlperf_bert.checkpoint.resume import Start
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
+    from mlperf_bert.parts.build import Run
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.run.lock import RunLock
 
@@ -173,7 +174,7 @@ def _train_in(
                 f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
                 f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
             )
-            parts.reporter.line(_what_next(args, directory, config, outcome.stopped_by))
+            parts.reporter.line(_what_next(args, run, outcome.stopped_by))
         return _leave(args, info, reached, outcome.stopped_by)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
@@ -234,10 +235,9 @@ def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
     return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
 
 
-def _what_next(
-    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, stopped_by: str | None
-) -> str:
-    if stopped_by is None or config.checkpoint.save == "never":
+def _what_next(args: argparse.Namespace, run: "Run", stopped_by: str | None) -> str:
+    directory = run.directory
+    if stopped_by is None or run.config.checkpoint.save == "never":
         return _hint("see it in a browser", "report", directory)
     command = args.go_on_by
     if command is None:
