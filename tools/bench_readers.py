@@ -30,7 +30,7 @@ from mlperf_bert.distributed.launch import RankInfo, read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
 from mlperf_bert.distributed.session import in_session
 from mlperf_bert.parts import loader as data_of_config
-from mlperf_bert.parts.build import build
+from mlperf_bert.parts.build import Run, build
 from mlperf_bert.parts.loader import run_reader
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.step.warm_up import warm_up
@@ -146,7 +146,16 @@ def wait(
     steps: int,
 ) -> list[float]:
     """Step time, waiting per step and waiting for the first batch of one trainer, all in ms."""
-    parts = build(config, data, RunDirectory(root, 0), process.role.info, device, None, process)
+    run = Run(
+        config=config,
+        seed=int(config.run.seed),
+        info=process.role.info,
+        device=device,
+        data_dir=data,
+        directory=RunDirectory(root, 0),
+        process=process,
+    )
+    parts = build(run)
     waits = []
     with parts.reporter, closing(parts.metrics_file), closing(parts.log), parts.loader as batches:
         warm_up(config, parts.step, parts.model, parts.optimizer, device)

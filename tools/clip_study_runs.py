@@ -33,8 +33,8 @@ from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
+from mlperf_bert.parts.build import make_model
 from mlperf_bert.parts.loader import make_planner
-from mlperf_bert.parts.start import make_model
 from mlperf_bert.step.eager import forward
 
 WARM_UP_SAMPLES = 4096

@@ -22,9 +22,8 @@ from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import correct_predictions
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.parts.loader import make_planner
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
 from mlperf_bert.prepare.corpus import prepare_embedded
 from mlperf_bert.step.eager import EagerStep, forward
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.checks import MOST_OF_UNEQUAL_COUNTS
+from mlperf_bert.config.run_config import MOST_OF_UNEQUAL_COUNTS
 from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,

@@ -7,8 +7,8 @@ from typing import Any
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.common.health import Health
-from mlperf_bert.config.checks import CLIPPED_TOGETHER
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import CLIPPED_TOGETHER
 
 # What decides which samples a step trains on, and the shapes of all that is saved.
 _FIXED = {
