@@ -133,7 +133,7 @@ drop_caches() {
 test_network() { # an all-reduce of all ranks, before the clock
     local status=0
     [ "${NETWORK_TEST:-1}" = 1 ] || return 0
-    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor --only network --timeout 300 \
+    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert network-test --timeout 300 \
         --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || status=$?
     [ "$status" != 1 ] || fail "ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
     [ "$status" = 0 ] || exit "$status"

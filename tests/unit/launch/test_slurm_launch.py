@@ -69,8 +69,8 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str]) -> None:
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
     assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
-    doctor = f"{sys.executable} -m mlperf_bert doctor --only network --timeout 300"
-    assert network.endswith(f"{doctor} --config {DGX} --set run.device=cpu")
+    words = f"{sys.executable} -m mlperf_bert network-test --timeout 300"
+    assert network.endswith(f"{words} --config {DGX} --set run.device=cpu")
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
     assert f"-m mlperf_bert train --config {DGX} --data {job['DATADIR']}" in train

@@ -41,6 +41,7 @@ COMMANDS = {
         "mlperf_bert.cli.stage_data",
         "copy a node's part of the data to local disk",
     ),
+    "network-test": ("mlperf_bert.cli.network_test", "whether the ranks of a job reach each other"),
     "config": ("mlperf_bert.cli.config", "check a config and print it complete"),
     "bench": ("bert_tools.bench.cli", "measure this software on this machine"),
     "plan": ("bert_tools.plan.cli", "answers before a run: how even ranks' work is"),
