@@ -1,14 +1,13 @@
 """The sub-command `config`: all of a config, one value, what it means, or options of sbatch."""
 
 import argparse
-from pathlib import Path
 
-from mlperf_bert.config.options import add_set
+from mlperf_bert.config.options import FILE_OR_NAME, add_set, find_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `config`."""
-    parser.add_argument("config", type=Path, metavar="FILE", help="TOML file")
+    parser.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
     add_set(parser)
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
