@@ -107,7 +107,7 @@ def test_a_wrong_option_is_one_line_and_status_2(
 def test_a_burn_in_without_torch_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "rank_info", lambda: None)
+    monkeypatch.setattr(cli, "_rank_info", lambda: None)
     monkeypatch.setitem(sys.modules, "bert_tools.doctor.burn_in", None)
     monkeypatch.delattr("bert_tools.doctor.burn_in", raising=False)
     assert main(["doctor", "--burn-in", "1s"]) == 1
@@ -117,7 +117,7 @@ def test_a_burn_in_without_torch_fails(
 def test_without_torch_the_local_checks_are_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "rank_info", lambda: None)
+    monkeypatch.setattr(cli, "_rank_info", lambda: None)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["doctor", "--only", "gpus,limits,network"]) == 1
     lines = capsys.readouterr().out.splitlines()

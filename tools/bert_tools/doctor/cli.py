@@ -1,20 +1,27 @@
 """The sub-command `doctor`: its arguments, and what prints; heavy imports wait until it runs."""
 
 import argparse
+import json
 import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_tools.doctor.checks import NAMES, make
-from mlperf_bert.cli import network_test
-from mlperf_bert.cli.network_test import Printer, network_alone, on_ranks, rank_info, read_options
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.exit_statuses import FAULT, STOPPED
+from mlperf_bert.config.options import add_config
 from mlperf_bert.distributed.network_test.findings import (
     NETWORK,
+    Finding,
     Options,
+    as_json,
     exit_status,
     fail,
+    from_json,
     in_short,
 )
 
@@ -23,42 +30,50 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST_S = 7 * 24 * 3600
+_CPU_RANKS = 2  # of the network check, where there are fewer than two GPUs
 _BURN_IN = "burn_in"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
-    network_test.add_arguments(parser)
+    add_config(parser, "of the run to come", required=False)
     parser.add_argument("--data", type=Path, metavar="DIR", help="of the run to come: verify it")
     parser.add_argument(
         "--only", metavar="NAME,...", help=f"make these checks only: {', '.join(NAMES)}"
     )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--burn-in", metavar="10m", help="train on every device for so long (90s, 10m, 1h) instead"
     )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="for one check, and for a rank to come (default 60)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    # Ranks that this command started leave their findings there and print nothing.
+    parser.add_argument("--hand-over", type=Path, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; 0, or 1 where something fails. Raises ConfigError for a wrong option."""
-    if args.burn_in is not None:
-        for option, value in (("--only", args.only), ("--data", args.data)):
-            if value is not None:
-                raise ConfigError(option, "is given beside --burn-in", "give one of them")
-    options = read_options(args, args.data)
+    options = _options(args)
     names = _chosen(args)
-    info = rank_info()
-    printer = Printer(as_json=args.json, hand_over=args.hand_over)
-    if args.burn_in is not None:
-        return _burn_in(info, args.burn_in, options, printer)
+    burn_in_s = None if args.burn_in is None else parse_duration("--burn-in", args.burn_in)
+    info = _rank_info()
+    printer = _Printer(args.json, args.hand_over)
+    if burn_in_s is not None:
+        return _burn_in(info, burn_in_s, options, printer)
     if info is not None and info.world_size > 1:
         from mlperf_bert.distributed.network_test.all_ranks import examine
 
         own = {name: partial(make, name, options) for name in names if name != NETWORK}
         return examine(info, own, options, printer.show_all, network=NETWORK in names)
     for name in names:
-        printer.show(network_alone(options) if name == NETWORK else make(name, options))
-    printer.show_all([])
+        printer.show(_network_alone(options) if name == NETWORK else make(name, options))
+    printer.finish({})
     return exit_status(printer.findings)
 
 
@@ -73,6 +88,57 @@ def parse_duration(option: str, text: str) -> float:
     return seconds
 
 
+class _Printer:
+    """Prints findings as they come, or all at the end as JSON; ranks hand theirs over."""
+
+    def __init__(self, as_json: bool, hand_over: Path | None) -> None:
+        self._json = as_json
+        self._hand_over = hand_over
+        self.findings: list[Finding] = []
+
+    def show(self, findings: Sequence[Finding]) -> None:
+        self.findings += findings
+        if not self._json and self._hand_over is None:
+            for finding in findings:
+                print(finding.line(), flush=True)
+
+    def show_all(self, findings: Sequence[Finding], more: dict[str, Any] | None = None) -> None:
+        self.show(findings)
+        self.finish(more or {})
+
+    def finish(self, more: dict[str, Any]) -> None:
+        result = {**as_json(self.findings), **more}
+        if self._hand_over is not None:
+            self._hand_over.write_text(json.dumps(result), encoding="utf-8")
+        elif self._json:
+            print(json.dumps(result), flush=True)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from mlperf_bert.config.files import load_config
+
+    if args.burn_in is not None:
+        for option, value in (("--only", args.only), ("--data", args.data)):
+            if value is not None:
+                raise ConfigError(option, "is given beside --burn-in", "give one of them")
+    if args.set and args.config is None:
+        raise ConfigError("--set", "is given without --config", "give a config")
+    command = ["doctor", "--timeout", str(args.timeout)]
+    if args.config is not None:
+        command += ["--config", str(args.config)]
+    for override in args.set:
+        command += ["--set", override]
+    if args.burn_in is not None:
+        command += ["--burn-in", args.burn_in]
+    return Options(
+        config=load_config(args.config, args.set) if args.config else None,
+        data=args.data,
+        device=args.device,
+        timeout_s=args.timeout,
+        command=tuple(command),
+    )
+
+
 def _chosen(args: argparse.Namespace) -> list[str]:
     if args.only is None:
         return list(NAMES)
@@ -83,8 +149,50 @@ def _chosen(args: argparse.Namespace) -> list[str]:
     return [name for name in NAMES if name in wanted]
 
 
-def _burn_in(info: "RankInfo | None", duration: str, options: Options, printer: Printer) -> int:
-    seconds = parse_duration("--burn-in", duration)
+def _rank_info() -> "RankInfo | None":
+    """Who this process is; None where torch cannot be imported, which the checks then tell."""
+    try:
+        import torch  # noqa: F401
+
+        from mlperf_bert.distributed.launch import read_rank_info
+    except Exception:
+        return None
+    return read_rank_info()
+
+
+def _network_alone(options: Options) -> list[Finding]:
+    """Start ranks on this machine, which try the network between them."""
+    try:
+        import torch
+
+        num_gpus = torch.cuda.device_count() if options.wanted_device != "cpu" else 0
+        use_gpus = num_gpus >= _CPU_RANKS
+        ranks = num_gpus if use_gpus else _CPU_RANKS
+        device = "cuda" if use_gpus else "cpu"
+        words = (*options.command, "--only", NETWORK, "--device", device)
+        findings, _ = _on_ranks(replace(options, command=words), ranks, NETWORK)
+    except Exception as error:  # torch that cannot be imported, ranks that cannot be started
+        return [fail(NETWORK, in_short(error), "mend torch (the check `packages`)")]
+    return findings
+
+
+def _on_ranks(options: Options, ranks: int, name: str) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings of this command on ranks of this machine, and the rest of their JSON object."""
+    from mlperf_bert.distributed.spawn import run_on_ranks
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "findings.json"
+        status = run_on_ranks(
+            [*options.command, "--hand-over", str(path)], ranks, agreed_statuses=(FAULT, STOPPED)
+        )
+        if not path.exists():
+            found = f"{ranks} ranks ended with status {status} before they found anything"
+            return [fail(name, found, "look above for what they said")], {}
+        result = json.loads(path.read_text(encoding="utf-8"))
+    return from_json(result.pop("checks")), result
+
+
+def _burn_in(info: "RankInfo | None", seconds: float, options: Options, printer: _Printer) -> int:
     try:
         from bert_tools.doctor import burn_in
     except ImportError as error:
@@ -96,6 +204,5 @@ def _burn_in(info: "RankInfo | None", duration: str, options: Options, printer: 
     ranks = burn_in.num_devices(options) if info.launcher == "single" else 1
     if ranks == 1:
         return burn_in.burn_in(info, seconds, options, printer.show_all)
-    words = ("doctor", *options.words, "--burn-in", duration)
-    printer.show_all(*on_ranks(words, ranks, _BURN_IN))
+    printer.show_all(*_on_ranks(options, ranks, _BURN_IN))
     return exit_status(printer.findings)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mlperf_bert.common.errors import UserError
+from mlperf_bert.common.errors import ConfigError, UserError
 from mlperf_bert.config.run_config import RunConfig
 
 SCHEMA_VERSION = 1
@@ -21,15 +21,19 @@ NETWORK = "network"  # the check that all ranks make together
 class Options:
     """`config` and `data` are those of the run to come, where they were given.
 
-    `timeout_s`: for one check, and for a rank to come. `words`: the options that say the same to
-    another process.
+    `timeout_s`: for one check, and for a rank to come. `command`: the words that say the same to
+    another process of this command. Raises ConfigError for a `timeout_s` that is no time.
     """
 
     config: RunConfig | None = None
     data: Path | None = None
     device: DeviceName = "auto"
     timeout_s: float = 60.0
-    words: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= 3600:  # nor nan
+            raise ConfigError("--timeout", f"is {self.timeout_s:g}", "give seconds, up to 3600")
 
     @property
     def wanted_device(self) -> DeviceName:
