@@ -21,8 +21,14 @@ import torch.distributed as dist
 
 import mlperf_bert
 from mlperf_bert.common.errors import ConfigError, LostRanksError, UserError
-from mlperf_bert.distributed.device import choose_device
-from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name, open_store
+from mlperf_bert.distributed.binding import choose_device
+from mlperf_bert.distributed.launch import (
+    RankInfo,
+    backend_for,
+    host_name,
+    open_store,
+    set_cpu_threads,
+)
 from mlperf_bert.distributed.network_test.findings import (
     NETWORK,
     Finding,
@@ -43,7 +49,6 @@ from mlperf_bert.distributed.network_test.measure import (
     judge_versions,
     measure,
 )
-from mlperf_bert.distributed.threads import set_cpu_threads
 
 _FAREWELL_S = 5.0  # for the others to read the last word of rank 0, whose process serves it
 _POLL_S = 0.05
