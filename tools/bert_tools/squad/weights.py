@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tools.squad.model import draw_weights, parameter_shapes
+from mlperf_bert import package_version
 from mlperf_bert.checkpoint.huggingface.export import config_json
 from mlperf_bert.checkpoint.huggingface.new_directory import new_directory
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
@@ -34,7 +35,6 @@ from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.run.environment import package_version
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 ARCHITECTURE = "BertForQuestionAnswering"

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from mlperf_bert import package_version
 from mlperf_bert.checkpoint.files import await_note, complete, leave_note, write_part
 from mlperf_bert.checkpoint.manifest import LATEST, FileEntry, Manifest, step_directory
 from mlperf_bert.checkpoint.retention import discard, prune, put_aside, sweep
@@ -23,7 +24,6 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.run.environment import package_version
 
 POLL_S = 0.1
 PATIENCE_S = 5.0  # with the thread of a run that failed

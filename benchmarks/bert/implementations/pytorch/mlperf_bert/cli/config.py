@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.options import add_set
+from mlperf_bert.config.options import FILE_OR_NAME, add_set, find_config
 from mlperf_bert.config.run_config import RunConfig
 
 # What neither the shell, which splits and expands the line, nor sbatch's --export takes apart.
@@ -14,7 +14,7 @@ _PLAIN = re.compile(r"[\w./@%+=:~-]*")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `config`."""
-    parser.add_argument("config", type=Path, metavar="FILE", help="TOML file")
+    parser.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
     add_set(parser)
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--get", metavar="SECTION.KEY", help="print this value only")

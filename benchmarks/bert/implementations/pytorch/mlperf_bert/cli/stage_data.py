@@ -5,6 +5,7 @@ copied, into sparse files of the same layout; training runs on them as on the so
 shard by shard, each beside its place and then renamed; the manifest comes last.
 """
 
+import argparse
 import hashlib
 import os
 import sys
@@ -20,6 +21,8 @@ from mlperf_bert.common.atomic import make_directory, remove_temporaries, replac
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.untrusted import file_digest, open_regular_file
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.options import add_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import DatasetPlace, LengthIndex, sidecar_path
 from mlperf_bert.data.open_data import check_batch_fits, open_index
@@ -34,7 +37,6 @@ from mlperf_bert.data.set_checks import (
 )
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard
 from mlperf_bert.distributed.launch import read_rank_info
-from mlperf_bert.parts.loader import make_planner
 
 # Loaders, their advice to the kernel and reader processes run ahead of the last step.
 STEPS_AHEAD = 8
@@ -50,6 +52,22 @@ FLAT_ARRAYS = {
     "masked_lm_positions": "masked_lm_offsets",
     "masked_lm_ids": "masked_lm_offsets",
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `stage-data`."""
+    add_config(parser)
+    parser.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the copy")
+    parser.add_argument("--node", type=int, help="whose part, from 0 (default: the launcher's)")
+    parser.add_argument("--whole", action="store_true", help="all samples, for any seed and node")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the copy. Raises ConfigError or DataError."""
+    config = load_config(args.config, args.set)
+    stage_data(config, args.data, args.out, node=args.node, whole=args.whole)
+    return 0
 
 
 def stage_data(
@@ -91,6 +109,8 @@ def stage_data(
 
 def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray[np.bool_]:
     """Which samples, bool [N], the ranks of a node read up to `run.max_steps` and a bit beyond."""
+    from mlperf_bert.parts.loader import make_planner  # and torch with it
+
     parallel = config.parallel
     assert config.run.seed != "random"
     planner = make_planner(config, index, config.run.seed)

@@ -1,9 +1,9 @@
 """`prepare --embedded`: the small corpus out of the user's own Python, to train/ and eval/."""
 
 import argparse
-from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.options import find_config
 from mlperf_bert.prepare.source_options import number
 
 
@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsCont
         action="store_true",
         help="make DIR/train and DIR/eval from the documentation of this Python",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="with --embedded: the run's")
+    parser.add_argument(
+        "--config", type=find_config, metavar="FILE", help="with --embedded: the run's"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
