@@ -17,11 +17,11 @@ import torch.distributed as dist
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, in_session, make_exchange_group

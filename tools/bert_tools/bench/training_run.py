@@ -11,10 +11,9 @@ from torch import Tensor
 from bert_tools.bench.batches import Update, on_device, padded, run_updates, shape_of
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.padding import pad
-from mlperf_bert.data.published_shapes import run_shapes
+from mlperf_bert.data.length_histogram import run_shapes
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer

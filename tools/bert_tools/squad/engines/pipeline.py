@@ -23,7 +23,7 @@ from bert_tools.squad.engines.stage_modules import StageModule, TimedStage
 from bert_tools.squad.model import EMBEDDINGS, LAYERS, SpanModel
 from bert_tools.squad.settings import EngineName
 from bert_tools.squad.spans import SpanBatch
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 
 MOST_AHEAD = 8  # batches of an evaluation that a stage may have sent and the next not yet taken
 

@@ -16,7 +16,7 @@ from mlperf_bert.common.records import Record, read_record, write_json
 from mlperf_bert.common.untrusted import file_sha256, in_brief, read_regular_file
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.index import VOCABULARY_FILES
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

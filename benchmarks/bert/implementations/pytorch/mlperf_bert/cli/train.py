@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
-    from mlperf_bert.cli.reader_process import run_reader
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.reader_roles import mpi_process
+    from mlperf_bert.parts.loader import run_reader
 
     with mpi_process(read_rank_info()) as process:
         if process.role.is_reader:
@@ -129,9 +129,9 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
-    from mlperf_bert.cli.reader_process import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.parts.build import build, in_words
+    from mlperf_bert.parts.loader import dismiss_reader
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.signals.whereabouts import Whereabouts

@@ -11,8 +11,12 @@ import numpy as np
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.published_shapes import masked_counts_of, real_lengths, run_shapes
+from mlperf_bert.data.length_histogram import (
+    masked_counts_of,
+    real_lengths,
+    run_shapes,
+    wikipedia_lengths,
+)
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.parts.memory_forward import Forward, PaddedAttention
 from mlperf_bert.parts.memory_saved import AttentionKind, Kernels, SavedBytes

@@ -17,11 +17,11 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.open_data import RunData
-from mlperf_bert.data.stage_record import manifest_sha256
-from mlperf_bert.data.step_plan import StepPlanner
-from mlperf_bert.data.strata import PublishedStrataSampler
+from mlperf_bert.data.sampler import PublishedStrataSampler
+from mlperf_bert.data.set_checks import manifest_sha256
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.model.bert import BertForPretraining

@@ -11,8 +11,7 @@ from pathlib import Path
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.run_config import EMBEDDED_RECIPE
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import Segments
+from mlperf_bert.data.index import Manifest, Segments
 
 HELD_OUT_FRACTION = 0.10
 TRAIN_PARTS = 4

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled
-from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.common.compiled import compiled, usable_cache
 from mlperf_bert.prepare.compiled_examples import (
     WORDS,
     Collected,

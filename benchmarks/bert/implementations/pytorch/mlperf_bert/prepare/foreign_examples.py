@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.mask_counts import special_ids
-from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.data.index import Manifest, ShardSettings, special_ids
 from mlperf_bert.data.shards import ShardArrays
-from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.prepare import tf_example
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.foreign_rows import (

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.file_checks import file_digest
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.common.untrusted import file_digest
+from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import check_settings, make_set, shard_jobs
 from mlperf_bert.prepare.examples import pick_evenly
 from mlperf_bert.prepare.foreign_examples import (

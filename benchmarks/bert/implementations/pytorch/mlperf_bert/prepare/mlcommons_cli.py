@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, source: argparse._ActionsCont
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, and verify what is complete. Raises ConfigError and DataError."""
-    from mlperf_bert.data.sidecar import examples_digest
+    from mlperf_bert.data.index import examples_digest
     from mlperf_bert.prepare import mlcommons
     from mlperf_bert.prepare.verify.check import verify
 

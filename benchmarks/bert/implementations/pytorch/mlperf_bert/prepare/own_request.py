@@ -8,8 +8,7 @@ from pathlib import Path
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import read_record, write_json
-from mlperf_bert.data.index import VOCABULARY_FILES
-from mlperf_bert.data.sidecar import Segments, ShardSettings
+from mlperf_bert.data.index import Segments, ShardSettings
 from mlperf_bert.prepare.build import check_settings
 from mlperf_bert.prepare.own_documents import DocumentRule
 from mlperf_bert.prepare.own_files import TextFile, digests, find_files
@@ -17,6 +16,7 @@ from mlperf_bert.prepare.own_parts import REMEDY, Rules, default_share
 from mlperf_bert.prepare.own_vocabulary import check_vocab_size
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECORD_VERSION = 1
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.sidecar import Segments, ShardSettings, read_sidecar, sidecar_path
+from mlperf_bert.data.index import Segments, ShardSettings, read_sidecar, sidecar_path
 from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
 from mlperf_bert.prepare.examples import (
     ExampleArrays,

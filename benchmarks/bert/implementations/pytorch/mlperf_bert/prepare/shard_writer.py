@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mlperf_bert.common.atomic import replaced_file, write_file
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import file_sha256
-from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
+from mlperf_bert.data.index import DatasetPlace, ShardSettings, Sidecar, sidecar_path
 from mlperf_bert.prepare.examples import ExampleArrays
 
 if TYPE_CHECKING:

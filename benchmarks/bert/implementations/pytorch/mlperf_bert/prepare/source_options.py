@@ -8,8 +8,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import usable_cpus
 
 if TYPE_CHECKING:
-    from mlperf_bert.data.index import Manifest
-    from mlperf_bert.data.sidecar import Segments
+    from mlperf_bert.data.index import Manifest, Segments
 
 # Those that decide the examples, and their values where they are not given.
 NUMBERS = {"max_seq_length": 512, "max_predictions": 76, "dupe_factor": 10, "seed": 12345}
@@ -75,7 +74,7 @@ def needed_vocabulary(args: argparse.Namespace) -> Path:
 
 def summary(out_dir: Path, manifest: "Manifest") -> str:
     """What a prepared set holds, and by which digest two of them can be compared."""
-    from mlperf_bert.data.sidecar import examples_digest, read_sidecar
+    from mlperf_bert.data.index import examples_digest, read_sidecar
 
     shards = [out_dir / "shards" / entry.file for entry in manifest.shards]
     digest = examples_digest(read_sidecar(shard) for shard in shards)

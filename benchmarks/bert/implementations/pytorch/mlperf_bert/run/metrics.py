@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalanceModel
+from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
-from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.optim.noise_meter import NoiseRecord
 from mlperf_bert.step.eager import StepResult
 

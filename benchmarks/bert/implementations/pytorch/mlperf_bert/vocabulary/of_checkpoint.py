@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.data.index import VOCABULARY_FILES
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 LEVELS_ABOVE = 3  # of a checkpoint: its run's checkpoints, the run, its directory
 _REMEDY = "give the vocabulary of its data with --vocab, or the data with --data"

@@ -8,9 +8,8 @@ from typing import Any
 
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import Record, read_record
-from mlperf_bert.data.index import VOCABULARY_FILES
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, Vocabulary, load_vocabulary
 
 WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"

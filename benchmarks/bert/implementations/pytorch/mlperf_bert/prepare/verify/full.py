@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.file_checks import file_size
-from mlperf_bert.data.index import Manifest, ShardEntry
-from mlperf_bert.data.mask_counts import special_ids
+from mlperf_bert.common.untrusted import file_size
+from mlperf_bert.data.index import Manifest, ShardEntry, Sidecar, special_ids
 from mlperf_bert.data.set_checks import SHARD_REMEDY
-from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.prepare.sandbox import Sandbox
 from mlperf_bert.prepare.verify.contents import Tally
 from mlperf_bert.prepare.verify.duplicates import HashStore, check_duplicates

@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.file_checks import check_digest
-from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry
+from mlperf_bert.common.untrusted import check_digest
+from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry, read_sidecar
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard
-from mlperf_bert.data.sidecar import read_sidecar
 from mlperf_bert.prepare.sandbox import Sandbox
 from mlperf_bert.prepare.verify.contents import ShardContents, check_arrays
 from mlperf_bert.prepare.verify.structure import check_structure

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.data.index import Sidecar
 from mlperf_bert.data.set_checks import SHARD_REMEDY
-from mlperf_bert.data.sidecar import Sidecar
 from mlperf_bert.prepare.sandbox import Sandbox
 
 LAYOUT_READER = "mlperf_bert.prepare.verify.hdf5_layout:read_layout"
