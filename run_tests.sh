@@ -7,6 +7,7 @@ tools/venv.sh dev
 export PATH=$PWD/.venv/bin:$PATH
 ruff format --check .
 ruff check .
+lint-imports --no-cache
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 hadolint Dockerfile
 mypy & # beside the first tests, as it takes one core; its verdict is asked for at the end

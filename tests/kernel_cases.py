@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlperf_bert.optim.adamw import adamw_update
-from mlperf_bert.optim.flat_layout import BLOCK
-from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
-from mlperf_bert.optim.lamb import lamb_update, trust_ratio
+from mlperf_bert.distributed.bucket_plan import BLOCK
+from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
+from mlperf_bert.optim.optimizers import adamw_update, lamb_update, trust_ratio
 
 RULES = ("adamw", "lamb")
 DTYPES = {  # name: of masters, gradients and weights

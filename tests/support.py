@@ -140,9 +140,9 @@ def copy_checkout(target: Path) -> Path:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
-        if (REPOSITORY / name).is_file():
+        if (REPOSITORY / name).is_file() or (REPOSITORY / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, target / name)
+            shutil.copy2(REPOSITORY / name, target / name, follow_symlinks=False)
     (target / ".venv").symlink_to(sys.prefix)
     return target
 

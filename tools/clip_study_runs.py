@@ -22,7 +22,7 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
-from mlperf_bert.distributed.clip_policies import (
+from mlperf_bert.distributed.clipping import (
     combine_norms,
     gradient_norm,
     limit_before_allreduce,
@@ -31,7 +31,7 @@ from mlperf_bert.distributed.clip_policies import (
 from mlperf_bert.evaluation.batches import tokens_per_forward
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
 from mlperf_bert.parts.loader import make_planner
 from mlperf_bert.parts.start import make_model

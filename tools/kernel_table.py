@@ -317,9 +317,9 @@ def cases() -> dict[str, Launch]:
 
 def optimizer() -> None:
     """An update of a shard that is as long as a test is patient: blocks are independent."""
+    from mlperf_bert.distributed.bucket_plan import BLOCK
     from mlperf_bert.optim import triton_kernels
-    from mlperf_bert.optim.flat_layout import BLOCK
-    from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
+    from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 
     masters, rounded = torch.zeros(8 * BLOCK), torch.zeros(8 * BLOCK, dtype=torch.bfloat16)
     of_block = torch.zeros(8, dtype=torch.int32)

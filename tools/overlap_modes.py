@@ -27,19 +27,13 @@ from mlperf_bert.config.sections import (
     OptimSection,
 )
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.distributed.bucket_plan import plan_in_reverse
-from mlperf_bert.distributed.clip_hook import ClipOutcome
-from mlperf_bert.distributed.clipping import Clipping, make_clipping
-from mlperf_bert.distributed.flat_reducer import FlatReducer
+from mlperf_bert.distributed.bucket_plan import plan_in_reverse, plan_layout
+from mlperf_bert.distributed.clipping import ClipOutcome, Clipping, make_clipping, plain_wire
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.shard_group import ShardGroup
-from mlperf_bert.distributed.wire import plain_wire
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
-from mlperf_bert.optim.flat_layout import plan_layout
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.loss_scale import no_loss_scale
-from mlperf_bert.optim.registry import make_optimizer, make_optimizer_alone
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, no_loss_scale
+from mlperf_bert.optim.optimizers import make_optimizer, make_optimizer_alone
 from mlperf_bert.step.eager import EagerStep
 
 BUCKET_CAP_MB = 2.5  # MiB

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from support import REPOSITORY
 
 TESTS = REPOSITORY / "tests"
@@ -29,9 +27,9 @@ def is_there(name: str) -> bool:
     return (TESTS / name).exists() if "/" in name else any(TESTS.rglob(name))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_test_that_a_document_names_exists(document: Path) -> None:
-    assert [name for name in named_tests(document) if not is_there(name)] == []
+def test_every_test_that_a_document_names_exists() -> None:
+    for document in DOCUMENTS:
+        assert [name for name in named_tests(document) if not is_there(name)] == [], document
 
 
 def test_documents_name_tests() -> None:

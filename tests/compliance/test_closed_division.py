@@ -23,7 +23,7 @@ from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.parts.start import make_model
 from mlperf_bert.run.mlperf_log import RESERVED_WORDS
 from support import mlperf_records, run_cli, run_process

@@ -19,11 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ClipSection
-from mlperf_bert.distributed.clip_hook import ClipState, clip_hook
-from mlperf_bert.distributed.clipping import make_clipping
+from mlperf_bert.distributed.clipping import ClipState, clip_hook, make_clipping, plain_wire
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.distributed.wire import plain_wire
 from mlperf_bert.parts.build import build
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train

@@ -24,8 +24,7 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
-from mlperf_bert.distributed.session import in_session
+from mlperf_bert.distributed.session import check_nodes, in_session, make_exchange_group
 from mlperf_bert.parts.build import build
 from mlperf_bert.parts.loader import make_planner
 from mlperf_bert.run.directory import RunDirectory

@@ -15,16 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.config.sections import ClipSection
-from mlperf_bert.distributed.bucket_plan import plan_in_reverse
-from mlperf_bert.distributed.clip_hook import ClipOutcome
-from mlperf_bert.distributed.clipping import Clipping, make_clipping
-from mlperf_bert.distributed.flat_reducer import FlatReducer
+from mlperf_bert.distributed.bucket_plan import FlatLayout, plan_in_reverse, plan_layout
+from mlperf_bert.distributed.clipping import DTYPES, ClipOutcome, Clipping, make_clipping, make_wire
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.distributed.shard_group import ShardGroup
-from mlperf_bert.distributed.wire import DTYPES, make_wire
-from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
-from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
 
 CPU = torch.device("cpu")
 LOSS_SCALES = {"fp32": 1.0, "bf16": 1.0, "fp16": 256.0}  # by the gradients' dtype

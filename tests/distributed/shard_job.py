@@ -20,9 +20,9 @@ from torch import Tensor
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.distributed.shard_group import ShardGroup
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.warm_up import warm_up
 

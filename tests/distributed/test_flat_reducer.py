@@ -11,7 +11,7 @@ from reducer_job import WIRES
 from test_clip_policies import TOLERANCE, Array, Formula
 
 from forked_ranks import run_ranks
-from mlperf_bert.distributed.wire import DTYPES
+from mlperf_bert.distributed.clipping import DTYPES
 
 Seen = list[dict[str, Any]]
 

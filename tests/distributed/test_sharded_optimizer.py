@@ -34,8 +34,8 @@ from mlperf_bert.checkpoint import load
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.checkpoint.state import read_state
 from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.optim.flat_layout import BLOCK
 
 # Absolute, of weights: sums of four ranks in another order, 50 steps with an epsilon of 1e-6.
 TOLERANCES = {"float64": 1e-10, "fp32": 2e-6}

@@ -14,8 +14,8 @@ from block_cases import (
 )
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks, ReferenceBlocks, choose_blocks
-from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
 from mlperf_bert.model.cross_entropy import cross_entropy_sum
+from mlperf_bert.model.heads import chunked_cross_entropy_sum
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: fused blocks are not run on one here"

@@ -12,7 +12,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from support import TINY_CONFIG
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

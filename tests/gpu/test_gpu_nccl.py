@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from graph_cases import LARGE, SMALL, Run, to_smallest
-from mlperf_bert.distributed.shard_group import ShardGroup
+from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.step.captured import use_capturable_stream
 from mlperf_bert.step.warm_up import warm_up
 

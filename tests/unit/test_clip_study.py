@@ -59,7 +59,7 @@ def limited(parts: list[torch.Tensor], limit: float) -> list[torch.Tensor]:
 def by_formula(
     policy: str, gradients: list[dict[str, torch.Tensor]], buckets: list[list[str]], limit: float
 ) -> dict[str, torch.Tensor]:
-    """The policy's gradient as the docstring of clip_policies.py has it."""
+    """The policy's gradient as the docstring of clipping.py has it."""
     names = list(gradients[0])
     total = sum(each.numel() for each in gradients[0].values())
     groups = {"whole_before_allreduce": [names], "bucket_before_allreduce": buckets}

@@ -18,7 +18,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from support import TINY_CONFIG
 
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from mlperf_bert.vocabulary.wordpiece import Tokenizer

@@ -12,8 +12,7 @@ from test_export import trained
 from mlperf_bert.checkpoint.huggingface.export import export_huggingface
 from mlperf_bert.checkpoint.huggingface.tokenizer import word_piece_tokenizer
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.evaluation.fill import tokens_of
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 
 PIECES = "Caf\u00e9 Cafe caf\u00e9 cafe \u4e2d \u4e2d\u6587 a - a-a ##a one"

@@ -25,7 +25,7 @@ from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from squad_cases import LONGEST, SMALL, small_settings
 from squad_sets import SPECIAL, qa, set_of

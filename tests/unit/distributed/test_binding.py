@@ -13,8 +13,7 @@ import machine_trees
 from mlperf_bert.common.machine import Machine, read_machine
 from mlperf_bert.distributed import binding, session
 from mlperf_bert.distributed.binding import Binding, Choice, bind, choose_cpus, near_nodes
-from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.threads import set_cpu_threads
+from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
 from mlperf_bert.run.directory import environment
 from support import run_process
 

@@ -1,15 +1,29 @@
-"""Buckets by the rule of DistributedDataParallel, on made-up gradients."""
+"""Buckets by the rule of DistributedDataParallel, layouts of any buckets, and views of buffers."""
 
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import (
+    BLOCK,
+    DEFAULT_CAP_MB,
     MIB,
     Bucket,
+    FlatLayout,
     ReadyGradient,
     ddp_bucket_cap_mb,
     plan_buckets,
+    plan_in_reverse,
+    plan_layout,
 )
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, flat_weights, views
+from mlperf_bert.model.bert import BertForPretraining
 
 
 def gradients(numels: list[int]) -> list[ReadyGradient]:
@@ -57,3 +71,175 @@ def test_every_gradient_is_in_one_bucket_and_only_the_last_may_be_short(
         assert bucket.num_bytes == element_bytes * bucket.numel
         assert element_bytes * bucket.offsets[-1] < cap_bytes
     assert all(bucket.num_bytes >= cap_bytes for bucket in buckets[:-1])
+
+
+SIZES = st.integers(1, 5) | st.integers(BLOCK - 2, BLOCK + 2) | st.integers(1, 5 * BLOCK)
+BUCKETS = st.lists(st.lists(SIZES, min_size=1, max_size=6), min_size=1, max_size=4)
+MOST_PADDING = {1: 0.01, 8: 0.01, 64: 0.03}  # of BERT-base, by shards
+
+
+def layout_of(buckets: list[list[int]], num_shards: int) -> FlatLayout:
+    names = [[f"{b}.{t}" for t in range(len(bucket))] for b, bucket in enumerate(buckets)]
+    shapes = {
+        name: (1, size)
+        for in_bucket, sizes in zip(names, buckets, strict=True)
+        for name, size in zip(in_bucket, sizes, strict=True)
+    }
+    return plan_layout(shapes, names, num_shards)
+
+
+def owners(layout: FlatLayout) -> np.ndarray:
+    """Of every element of the whole buffer, its tensor's place in `tensors`; -1 in padding."""
+    found = np.full(layout.numel, -1)
+    for place, tensor in enumerate(layout.tensors):
+        assert (found[tensor.start : tensor.stop] == -1).all()
+        found[tensor.start : tensor.stop] = place
+    return found
+
+
+@given(BUCKETS, st.integers(1, 5))
+def test_every_tensor_has_its_own_blocks_of_equally_cut_buckets(
+    buckets: list[list[int]], num_shards: int
+) -> None:
+    layout = layout_of(buckets, num_shards)
+    assert [[each.numel for each in bucket.tensors] for bucket in layout.buckets] == buckets
+    edges = [0, *(bucket.stop for bucket in layout.buckets)]
+    for bucket, both in zip(layout.buckets, pairwise(edges), strict=True):
+        assert (bucket.start, bucket.stop) == both
+        assert (bucket.stop - bucket.start) % (BLOCK * num_shards) == 0
+        used = sum(-(-tensor.numel // BLOCK) * BLOCK for tensor in bucket.tensors)
+        assert 0 <= bucket.stop - bucket.start - used < BLOCK * num_shards
+    assert layout.numel == edges[-1] == num_shards * layout.shard_numel
+    of_elements = owners(layout)
+    for block in of_elements.reshape(-1, BLOCK):
+        assert len(set(block[block >= 0])) <= 1
+    gaps = np.zeros(layout.numel, dtype=bool)
+    for gap in layout.gaps:
+        gaps[gap] = True
+    assert ((of_elements == -1) == gaps).all()
+
+
+@given(BUCKETS, st.integers(1, 5))
+def test_shards_have_every_element_of_every_tensor_once(
+    buckets: list[list[int]], num_shards: int
+) -> None:
+    layout = layout_of(buckets, num_shards)
+    whole = np.arange(layout.numel)
+    found = np.zeros(layout.numel, dtype=int)
+    for shard in range(num_shards):
+        # What a reduce-scatter of every bucket leaves with this shard, one after the other.
+        own = np.concatenate([whole[layout.piece(bucket, shard)] for bucket in layout.buckets])
+        assert len(own) == layout.shard_numel
+        for bucket in layout.buckets:
+            in_shard = own[layout.piece_in_shard(bucket)]
+            assert np.array_equal(in_shard, whole[layout.piece(bucket, shard)])
+        segments = list(layout.segments(shard))
+        assert len({each.tensor.name for each in segments}) == len(segments)
+        for segment in segments:
+            places = own[segment.in_shard]
+            expected = segment.tensor.start + np.arange(segment.first, segment.last)
+            assert np.array_equal(places, expected)
+            assert segment.is_whole == (len(places) == segment.tensor.numel)
+            found[places] += 1
+    assert np.array_equal(found, (owners(layout) >= 0).astype(int))
+
+
+@given(BUCKETS, st.integers(1, 5))
+def test_blocks_know_their_tensor(buckets: list[list[int]], num_shards: int) -> None:
+    layout = layout_of(buckets, num_shards)
+    of_elements = owners(layout)
+    for shard in range(num_shards):
+        found = layout.tensor_of_block(shard)
+        pieces = [of_elements[layout.piece(bucket, shard)] for bucket in layout.buckets]
+        blocks = np.concatenate(pieces).reshape(-1, BLOCK)
+        assert found.shape == (layout.shard_numel // BLOCK,)
+        for block, tensor in zip(blocks, found, strict=True):
+            assert set(block) <= {tensor, -1}
+
+
+@pytest.mark.parametrize("num_shards", MOST_PADDING)
+def test_padding_of_bert_is_small(num_shards: int) -> None:
+    base = ModelSection(hidden_size=768, num_layers=12, num_heads=12, intermediate_size=3072)
+    model = BertForPretraining(base, torch.device("meta"))
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    numel = {name: each.numel() for name, each in model.named_parameters()}
+    buckets = plan_in_reverse(numel, 4, DEFAULT_CAP_MB)
+    layout = plan_layout(shapes, [bucket.names for bucket in buckets], num_shards)
+    assert len(layout.buckets) > 10
+    assert layout.numel <= sum(numel.values()) * (1 + MOST_PADDING[num_shards])
+
+
+def make_buffers(num_shards: int = 2) -> tuple[nn.Module, FlatBuffers]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    layout = plan_layout(shapes, [["2.bias", "2.weight"], ["0.bias", "0.weight"]], num_shards)
+    return model, FlatBuffers(model, layout, flat_weights(model, layout))
+
+
+def backward(model: nn.Module, seed: int) -> list[torch.Tensor]:
+    """Add gradients to the model's; return them alone, in the model's order."""
+    inputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))
+    loss = model(inputs).square().sum()
+    alone = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    loss.backward()
+    return list(alone)
+
+
+def gradients_in(buffers: FlatBuffers, model: nn.Module) -> list[torch.Tensor]:
+    """Those in the flat buffer, in the model's order."""
+    names = [tensor.name for tensor in buffers.layout.tensors]
+    by_name = dict(zip(names, views(buffers.gradients, buffers.layout), strict=True))
+    return [by_name[name] for name, _ in model.named_parameters()]
+
+
+def test_parameters_become_views_and_keep_their_values() -> None:
+    torch.manual_seed(3)
+    before = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).state_dict()
+    model, buffers = make_buffers()
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    buffers.weights.add_(1.0)
+    assert all(torch.equal(each, before[name] + 1) for name, each in model.state_dict().items())
+    assert len(buffers.parameters) == len(before)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_gradients_of_forwards_add_up_in_the_buffer(taken: bool) -> None:
+    model, buffers = make_buffers()
+    buffers.gradients.fill_(99.0)  # of an update before
+    for seed in (1, 2):  # two updates of two forwards
+        buffers.begin_update()
+        alone = []
+        for forward in (0, 10):
+            alone.append(backward(model, seed + forward))
+            if taken:
+                for number in range(len(buffers.parameters)):
+                    buffers.take(number)
+        buffers.collect()
+        expected = [first + second for first, second in zip(*alone, strict=True)]
+        torch.testing.assert_close(gradients_in(buffers, model), expected)
+        assert all(not bool(buffers.gradients[gap].any()) for gap in buffers.layout.gaps)
+
+
+def test_a_parameter_without_a_gradient_has_zeros() -> None:
+    model, buffers = make_buffers()
+    for seed in (1, 2):
+        buffers.begin_update()
+        alone = backward(model, seed)
+        bias = model.get_parameter("2.bias")
+        if seed == 2:
+            bias.grad = None
+        buffers.collect()
+        found = gradients_in(buffers, model)
+    torch.testing.assert_close(found[:3], alone[:3])
+    assert not bool(found[3].any())
+
+
+def test_gradients_kept_elsewhere_are_fetched() -> None:
+    model, buffers = make_buffers()
+    buffers.begin_update()
+    buckets = [torch.full_like(each, 3.0) for each in model.parameters()]
+    for parameter, bucket in zip(model.parameters(), buckets, strict=True):
+        parameter.grad = bucket  # as DistributedDataParallel's views of its own
+    buffers.collect()
+    torch.testing.assert_close(gradients_in(buffers, model), buckets)

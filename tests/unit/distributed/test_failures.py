@@ -1,4 +1,4 @@
-"""A failure or a hang names its rank, its host and what the rank was doing."""
+"""A failure or a hang names its rank, its host and what the rank did; lost ranks are one line."""
 
 import queue
 import threading
@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from mlperf_bert.common.errors import DataError, LostRanksError
 from mlperf_bert.distributed import failures
-from mlperf_bert.distributed.failures import naming_failures, watching
+from mlperf_bert.distributed.failures import as_lost_ranks, naming_failures, watching
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.signals.whereabouts import Whereabouts
 
@@ -182,3 +183,35 @@ def test_steps_are_progress(said: list[str]) -> None:
             whereabouts.at("step", step)
             time.sleep(0.02)
     assert said == []
+
+
+# As torch 2.13 raises them, in one line each.
+CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
+SILENT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"
+AFTER = "Application timeout caused pair closure"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (CLOSED, "another rank closed the connection"),
+        (SILENT, "no answer from other ranks within 20 s (run.hang_timeout_s)"),
+        (AFTER, "no answer from other ranks within 20 s (run.hang_timeout_s)"),
+    ],
+)
+def test_communication_is_told_by_its_words(text: str, problem: str) -> None:
+    error = as_lost_ranks(RuntimeError(text), HERE, PATIENCE)
+    assert error is not None
+    assert error.exit_status == 70
+    assert str(error).startswith(f"{HERE}: {problem}; ")
+
+
+def test_other_errors_are_left() -> None:
+    assert as_lost_ranks(RuntimeError("shapes differ; timed out"), HERE, PATIENCE) is None
+    taken = dist.DistNetworkError("The server socket has failed to listen: address already in use")
+    assert as_lost_ranks(taken, HERE, PATIENCE) is None
+
+
+def test_a_slurm_node_has_its_own_name() -> None:
+    assert host_name({"SLURMD_NODENAME": "n2"}) == "n2"
+    assert host_name({}) != ""

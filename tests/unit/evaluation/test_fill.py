@@ -15,11 +15,11 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.evaluation.fill import fill, tokens_of
+from mlperf_bert.evaluation.fill import fill
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.parts.start import make_model
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 
 CPU = torch.device("cpu")

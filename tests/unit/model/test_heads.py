@@ -14,8 +14,12 @@ from torch.utils._pytree import tree_leaves
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.chunked_head import chunked_cross_entropy_sum
-from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums
+from mlperf_bert.model.heads import (
+    PretrainingLogits,
+    chunked_cross_entropy_sum,
+    correct_predictions,
+    loss_sums,
+)
 
 
 def case(dtype: torch.dtype, masked_share: float = 0.15) -> tuple[UnpaddedBatch, Tensor, Tensor]:

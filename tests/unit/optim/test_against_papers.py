@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mlperf_bert.config.sections import OptimSection
-from mlperf_bert.optim.param_groups import param_groups
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.optimizers import make_optimizer_alone, param_groups
 
 BETA_1, BETA_2, EPSILON, DECAY = 0.86, 0.975, 1e-6, 0.01
 RATES = [0.004, 0.01, 0.02, 0.013, 0.005, 0.001]

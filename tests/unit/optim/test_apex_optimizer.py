@@ -20,10 +20,8 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
-from mlperf_bert.optim.lamb import lamb_update
-from mlperf_bert.optim.registry import BY_APEX, make_optimizer_alone
+from mlperf_bert.optim.optimizers import BY_APEX, adamw_update, lamb_update, make_optimizer_alone
 from mlperf_bert.parts.start import make_model
 from mlperf_bert.parts.step import build_step
 from mlperf_bert.step.warm_up import synthetic_batch, warm_up

@@ -20,9 +20,9 @@ from kernel_cases import (
     ratios_of,
     set_gradients,
 )
+from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.cpu_kernels import BLOCKS_OF_A_THREAD
-from mlperf_bert.optim.flat_layout import BLOCK
 from support import run_process
 
 

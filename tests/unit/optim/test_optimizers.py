@@ -6,11 +6,15 @@ from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import OptimSection
-from mlperf_bert.optim.adamw import adamw_update
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.lamb import lamb_update, trust_ratio
-from mlperf_bert.optim.param_groups import param_groups
-from mlperf_bert.optim.registry import OPTIMIZERS, make_optimizer_alone
+from mlperf_bert.optim.optimizers import (
+    OPTIMIZERS,
+    adamw_update,
+    lamb_update,
+    make_optimizer_alone,
+    param_groups,
+    trust_ratio,
+)
 
 CONSTANTS = {"beta_1": 0.8, "beta_2": 0.817, "epsilon": 1e-9, "weight_decay": 0.1}
 RATES = [0.01, 0.03, 0.02, 0.005]
@@ -156,3 +160,27 @@ def test_registry_names_the_known_optimizers() -> None:
     object.__setattr__(config, "name", "sgd")
     with pytest.raises(ConfigError, match="adamw, lamb"):
         make_optimizer_alone(config, _toy())
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(2, 2)
+        self.key = nn.Linear(2, 2)
+        self.LayerNorm = nn.LayerNorm(2)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+
+def test_biases_and_layer_norm_are_exempt_and_frozen_parameters_left_out() -> None:
+    model = _Block()
+    decayed, exempt = param_groups(model, 0.25)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert [names[id(p)] for p in decayed["params"]] == ["query.weight", "key.weight"]
+    assert [names[id(p)] for p in exempt["params"]] == [
+        "query.bias",
+        "key.bias",
+        "LayerNorm.weight",
+        "LayerNorm.bias",
+    ]
+    assert (decayed["weight_decay"], decayed["layer_adaptation"]) == (0.25, True)
+    assert (exempt["weight_decay"], exempt["layer_adaptation"]) == (0.0, False)

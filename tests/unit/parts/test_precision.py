@@ -17,7 +17,7 @@ from mlperf_bert.common.exit_statuses import TARGET_MISSED
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim import cpu_kernels
-from mlperf_bert.optim.loss_scale import LossScale
+from mlperf_bert.optim.flat_optimizer import LossScale
 from mlperf_bert.parts.start import make_model
 from mlperf_bert.parts.step import build_step
 from mlperf_bert.step.eager import weights_dtype

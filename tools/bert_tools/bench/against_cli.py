@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _measure(args: argparse.Namespace) -> int:
     model = replace(model_of(args), precision=args.precision)  # mistakes show before torch is here
     from bert_tools.bench.against import Settings, compare
-    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.binding import choose_device
     from mlperf_bert.distributed.launch import read_rank_info
 
     device = choose_device(args.device, read_rank_info())

@@ -43,7 +43,7 @@ def measure(args: argparse.Namespace) -> int:
     import torch
 
     from bert_tools.bench.checkpoints import in_words, measure_checkpoints
-    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.binding import choose_device
     from mlperf_bert.distributed.launch import read_rank_info
 
     torch.set_num_threads(args.threads)

@@ -67,7 +67,7 @@ def measure(args: argparse.Namespace) -> int:
     check_numbers(args)
     shape = _from_config(args) if args.config else _from_options(args)  # before torch is imported
     from bert_tools.bench.cost import CostSettings, in_words, measure_cost
-    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.binding import choose_device
     from mlperf_bert.distributed.launch import read_rank_info
 
     settings = CostSettings(**shape, threads=args.threads, seconds=args.seconds, seed=args.seed)

@@ -16,10 +16,8 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection, OptimSection
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.adamw import adamw_update
-from mlperf_bert.optim.lamb import lamb_update
-from mlperf_bert.optim.param_groups import is_exempt
-from mlperf_bert.optim.registry import make_optimizer_alone
+from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
 
 RULES = (
     OptimSection(name="lamb", learning_rate=1e-3),

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _measure(args: argparse.Namespace) -> int:
     model = model_of(args)  # mistakes show before torch is imported
     from bert_tools.bench.optimizer import Settings, compare
-    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.binding import choose_device
     from mlperf_bert.distributed.launch import read_rank_info
 
     settings = Settings(

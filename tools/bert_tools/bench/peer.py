@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection, OptimSection, Precision
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
-from mlperf_bert.optim.param_groups import param_groups
+from mlperf_bert.optim.optimizers import param_groups
 
 
 def import_transformers() -> ModuleType:

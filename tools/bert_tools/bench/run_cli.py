@@ -158,7 +158,7 @@ def _device(args: argparse.Namespace) -> "torch.device":
     """The device of the options, and as many CPU threads as they say."""
     import torch
 
-    from mlperf_bert.distributed.device import choose_device
+    from mlperf_bert.distributed.binding import choose_device
     from mlperf_bert.distributed.launch import read_rank_info
 
     torch.set_num_threads(args.threads)

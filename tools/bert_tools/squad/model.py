@@ -22,8 +22,7 @@ from mlperf_bert.model.attention_choice import choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.blocks import Blocks, choose_blocks
 from mlperf_bert.model.dropout import DropoutKeys
-from mlperf_bert.model.embeddings import DROPOUT_STREAM, Embeddings
-from mlperf_bert.model.layers import STREAMS_PER_LAYER, EncoderLayer
+from mlperf_bert.model.layers import DROPOUT_STREAM, STREAMS_PER_LAYER, Embeddings, EncoderLayer
 
 EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
 META = torch.device("meta")

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from bert_tools.squad.engines.contract import REPLICA, Engine, Team, named_parameters
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
-from mlperf_bert.optim.param_groups import is_exempt
-from mlperf_bert.optim.preconditioner import preconditioner
+from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.noise_meter import preconditioner
 from mlperf_bert.optim.schedule import learning_rate
 
 BETAS = (0.9, 0.999)
@@ -117,7 +117,7 @@ class Updater:
         return norms.square().sum() / self._engine.copies
 
     def _preconditioners(self) -> list[Tensor]:
-        """Of each gradient (`optim/preconditioner.py`); zeros before the first update."""
+        """Of each gradient (`optim/noise_meter.py`); zeros before the first update."""
         with_gradient = [each for each in self._parameters if each.grad is not None]
         states = [self.optimizer.state[each] for each in with_gradient]
         if not all(states):

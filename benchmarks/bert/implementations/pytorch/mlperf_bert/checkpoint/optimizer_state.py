@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import ELSE
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.optim.flat_layout import Segment
+from mlperf_bert.distributed.bucket_plan import Segment
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 # What reading a file raises that is damaged, or is not of this format.

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mlperf_bert.distributed.flat_reducer import renamed
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.shard_group import renamed
 from mlperf_bert.optim.flat_optimizer import Copy
 
 _FP8 = "fp8."

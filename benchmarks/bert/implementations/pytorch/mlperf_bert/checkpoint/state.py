@@ -41,7 +41,7 @@ class CheckpointState:
     skipped_in_a_row: int = 0  # steps up to this one
     best_mlm_accuracy: float | None = None  # of all weights that were evaluated
     health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
-    noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_record.NoiseRecord`
+    noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_meter.NoiseRecord`
 
     def to_json(self) -> bytes:
         """The file's contents."""

@@ -238,7 +238,7 @@ class ScheduleSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSection(_Section):
-    """Which gradient norm is limited, and to what (`distributed/clip_policies.py`).
+    """Which gradient norm is limited, and to what (`distributed/clipping.py`).
 
     `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(bucket_count), 22 in the
     published runs; `accumulation` says what a policy before the all-reduce clips.

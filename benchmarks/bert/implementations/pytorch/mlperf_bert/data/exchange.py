@@ -1,7 +1,7 @@
 """Batches by a real exchange: ranks read what was drawn for them, swap tokens, sort and deal.
 
 The published runs do this on the GPU, on the way to every step (arXiv 2402.02447). Here the
-loader's thread does it steps ahead, over a process group of its own (distributed/node_group.py).
+loader's thread does it steps ahead, over a process group of its own (distributed/session.py).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which cores and which memory a rank uses: those near its GPU, shared out among the node's ranks.
+"""Which device, cores and memory a rank uses: near its GPU, shared out among the node's ranks.
 
 Why so, and why no variable of NCCL or UCX is set: docs/decisions/0013-binding.md.
 """
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import Machine, NumaNode, format_cpu_list, read_machine, usable_cpus
 from mlperf_bert.distributed.launch import RankInfo
 
@@ -39,6 +40,30 @@ class Binding:
 
 
 NOT_ASKED = Binding("not bound: parallel.binding is 'none'")
+
+
+def choose_device(
+    name: Literal["auto", "cpu", "cuda"],
+    info: RankInfo,
+    share_gpu: Literal["refuse", "allow"] = "refuse",
+) -> torch.device:
+    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA where there is one.
+
+    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs unless
+    they may share.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("run.device", "is 'cuda' but no CUDA device is usable", "use 'cpu'")
+    gpus = torch.cuda.device_count()
+    if info.local_world_size > gpus and share_gpu == "refuse":
+        raise ConfigError(
+            "run.device",
+            f"{info.local_world_size} ranks on this node see {gpus} GPUs",
+            "start one rank a GPU and let each see all (srun: --gpus-per-node, not per task)",
+        )
+    return torch.device("cuda", info.local_rank % gpus)
 
 
 def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -> Binding:

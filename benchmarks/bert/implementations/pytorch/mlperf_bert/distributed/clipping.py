@@ -1,20 +1,392 @@
-"""A config's clip policy around the forwards of an update, on one rank or many."""
+"""Clip policies: what a rank sends of every bucket of gradients, under DistributedDataParallel too.
+
+With N ranks, g_i the gradient of rank i, g_ib its part in bucket b, C = max_norm, and
+limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
+
+- `none`: mean_i g_i
+- `after_allreduce`: limit(mean_i g_i, C)
+- `whole_before_allreduce`: mean_i limit(g_i, C)
+- `bucket_before_allreduce`: mean_i limit(g_ib, C_b) in each bucket b, where
+  `by_size`: C_b = C * sqrt(numel_b / numel_total), so that sum_b C_b^2 = C^2 whatever the plan of
+  buckets; `equal_share`: C_b = C / sqrt(bucket_count), as published, with the count pinned because
+  DistributedDataParallel starts with one bucket and its later number depends on dtype and layout.
+
+With A forwards an update, g_i is their sum (`accumulated`), or each forward's gradient is limited
+to C / A (C_b / A) before it is added (`each_forward`). Forwards are weighed by the loss, each about
+1 / A, so this is the published mean of forwards limited to C each.
+
+Sources: arXiv 2402.02447 (`bucket_before_allreduce`); MLPerf Training rules, BERT reference
+(`after_allreduce`).
+
+Any DistributedDataParallel model can have them, by a communication hook (docs/clip_hook.md):
+
+    state = ClipState(ClipSection(policy="bucket_before_allreduce"), model.parameters(), world_size)
+    ddp.register_comm_hook(state, clip_hook)
+
+and `state.finish()` after each backward that reduced. The host never waits for the device. A rank
+whose gradient has no finite norm sends NaN in place of the bucket; every rank finds it in what it
+received, so all skip the same step without another collective. Under its limit a bucket that
+travels in its own dtype is multiplied by 1 / N alone, which is what DistributedDataParallel does by
+itself: the result is the same, bit for bit.
+
+fp16 holds 6e-5 to 65,504 at full precision: gradients are scaled into that range before they travel
+and back in the optimizer's update. By what:
+
+- where a policy clips before the all-reduce, the sum's norm is at most max_norm: the largest power
+  of two that keeps it at or below 2^15, so that no element can overflow;
+- else by the loss scale, or by 2^10 where the loss is not scaled. A sum that overflows then shows
+  in the norm, and the step is skipped.
+
+The sums over ranks themselves: docs/numerics.md, "Summing gradients in 16 bits".
+"""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, Work
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config.sections import ClipSection
+from mlperf_bert.config.checks import CLIPPED_TOGETHER
+from mlperf_bert.config.sections import AllreduceDtype, ClipSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
-from mlperf_bert.distributed.clip_hook import Bucket, ClipOutcome, ClipState, clip_hook
-from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm, limit_factor
-from mlperf_bert.distributed.wire import Wire
+
+UNSCALED_LOSS_EXPONENT = 10
+LARGEST_SUM_EXPONENT = 15
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ROW = 1024  # elements that a CPU takes a norm of at a time
+
+
+def clips_before(clip: ClipSection) -> bool:
+    """Whether the policy clips what a rank sends, not what it received."""
+    return clip.policy not in CLIPPED_TOGETHER
+
+
+def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
+    """The limit C or C_b of `numel` elements clipped together, of the model's `numel_total`."""
+    if clip.policy == "whole_before_allreduce":
+        return clip.max_norm
+    if clip.bucket_limit == "equal_share":
+        return clip.max_norm / math.sqrt(clip.bucket_count)
+    return clip.max_norm * math.sqrt(numel / numel_total)
+
+
+def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """min(1, max_norm / norm), exactly 1 where the norm is within the limit; 0-d as `norm`.
+
+    NaN where the norm is not finite, so that the whole bucket becomes NaN: finite elements whose
+    norm overflows would else turn to zeros, and the other ranks would not learn of it.
+    """
+    return torch.where(torch.isfinite(norm), max_norm / norm.clamp(min=max_norm), torch.nan)
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The L2 norm over all tensors together, 0-d, on their device; fp32 for 16-bit gradients."""
+    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+    if gradients[0].device.type == "cpu":
+        return combine_norms([_norm_on_cpu(each, dtype) for each in gradients])
+    return combine_norms(torch._foreach_norm(list(gradients), 2, dtype))
+
+
+def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    # In one sweep, fp32 loses digits on a CPU: 2e-4 of the norm at 8 million elements, 5e-3 at 67
+    # million. The norm of rows' norms is within 2e-7, in the same time.
+    flat = gradient.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([rows, rest.view(1)]))
+    return norm
+
+
+def combine_norms(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of a gradient from its parts' norms (0-d each): the root of their squares' sum."""
+    if len(norms) == 1:
+        return norms[0]
+    stacked = torch.stack(list(norms))
+    return torch.sqrt(torch.sum(stacked * stacked))
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How one rank's gradients become what it sends.
+
+    They come multiplied by `loss_scale`; the reduced ones are multiplied by `scale`. Both are 0-d
+    float32, on the device. `dtype` is None where they travel as they are.
+    """
+
+    dtype: torch.dtype | None
+    loss_scale: Tensor
+    scale: Tensor
+
+
+def make_wire(
+    clip: ClipSection,
+    gradient_dtype: torch.dtype,
+    allreduce_dtype: AllreduceDtype,
+    loss_scale: Tensor,
+) -> Wire:
+    """The wire of a config, for gradients of `gradient_dtype`."""
+    named = None if allreduce_dtype == "as_gradients" else DTYPES[allreduce_dtype]
+    dtype = None if named == gradient_dtype else named
+    if torch.float16 not in (gradient_dtype, dtype):
+        scale = torch.ones_like(loss_scale)
+    elif clips_before(clip):
+        exponent = LARGEST_SUM_EXPONENT - math.ceil(math.log2(clip.max_norm))
+        scale = torch.full_like(loss_scale, 2.0**exponent)
+    elif gradient_dtype == torch.float16:
+        scale = loss_scale
+    else:
+        scale = torch.full_like(loss_scale, 2.0**UNSCALED_LOSS_EXPONENT)
+    return Wire(dtype, loss_scale, scale)
+
+
+def plain_wire(device: torch.device) -> Wire:
+    """Gradients travel as they are, of a loss that is not scaled."""
+    one = torch.ones((), dtype=torch.float32, device=device)
+    return Wire(None, one, one)
+
+
+def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
+    """`out` = `gradient` * `factor`; `out` may be `gradient`, or have another dtype.
+
+    `factor` is 0-d, float32 or float64. 16-bit gradients are multiplied in float32 and rounded
+    once: a 0-d factor alone would be rounded to their dtype first, where 1 / 1,024 of a small limit
+    may be subnormal.
+    """
+    if gradient.dtype == factor.dtype == out.dtype:
+        torch.mul(gradient, factor, out=out)
+    else:
+        torch.mul(gradient.view(-1), factor.view(1), out=out.view(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class ClipOutcome:
+    """What clipping found in one update; all 0-d and on the device."""
+
+    grad_norm: Tensor
+    clipped_fraction: Tensor
+    skip: Tensor  # float32, 1.0 where the update must not be made: torch's `found_inf`
+    gradient_factor: Tensor  # float32: what the gradients are still to be multiplied by
+
+
+@dataclass(frozen=True, slots=True)
+class BucketGradients:
+    """Gradients that are clipped and sent together."""
+
+    contents: Sequence[Tensor]  # all elements: one flat buffer, or the gradients themselves
+    parameters: Sequence[Tensor]
+    gradients: Sequence[Tensor]  # of the parameters, views of `contents`
+    reduced: Tensor  # where the reduced gradients, or this rank's part of them, will be
+
+    @property
+    def numel(self) -> int:
+        """Elements of the gradients, without padding."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+
+class ClipState:
+    """The hook's state: limits, measures of the update under way, forwards already clipped.
+
+    Args:
+        clip: policy and its constants. A policy that does not clip before the all-reduce has its
+            gradients sent as `wire` says.
+        parameters: all that the model trains.
+        world_size: ranks of the group; each sends its share already divided by it.
+        forwards: forwards an update; matters to `accumulation = "each_forward"` alone.
+        group: the model's process group, if not that of all ranks.
+        wire: dtype and scale in which gradients travel, if not as they are.
+    """
+
+    def __init__(
+        self,
+        clip: ClipSection,
+        parameters: Iterable[Tensor],
+        world_size: int,
+        *,
+        forwards: int = 1,
+        group: dist.ProcessGroup | None = None,
+        wire: Wire | None = None,
+    ) -> None:
+        trained = [each for each in parameters if each.requires_grad]
+        self._clip = clip
+        self._wire = wire or plain_wire(trained[0].device)
+        # A sum of forwards is put together in the gradients' own dtype (config/checks.py).
+        assert clip.accumulation == "accumulated" or self._wire.dtype is None
+        self._numel_total = sum(each.numel() for each in trained)
+        self._world_size = world_size
+        self._limits_an_update = forwards if clip.accumulation == "each_forward" else 1
+        self._group = group
+        self._is_last_forward = True
+        self._held: list[BucketGradients] = []
+        self._put_aside: dict[Tensor, Tensor] = {}
+        self._start_update()
+
+    def _start_update(self) -> None:
+        self._norms: list[Tensor] = []  # of the forward under way
+        self._forward_norms: list[Tensor] = []
+        self._clipped: list[Tensor] = []
+        self._reduced: list[Tensor] = []
+        self._poison: Tensor | float = 0.0  # NaN once a forward put aside had no finite norm
+
+    def begin_forward(self, *, is_last: bool) -> None:
+        """Under "each_forward", say before each forward whether it is the update's last.
+
+        Every forward and backward is then done outside `no_sync`: the hook must run. It clips all,
+        keeps what is not the last, and sends the sum with the last.
+        """
+        self._is_last_forward = is_last
+
+    def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Take one bucket of a backward; the future holds its mean over the ranks.
+
+        `whole_before_allreduce` has to hold all buckets until the last one is here: only then is
+        the norm known. Nothing of the backward is left to overlap with, so the all-reduces are
+        waited for in the last call (on a GPU: by its stream), and no future is left open that an
+        error could leave so for ever.
+        """
+        buffer = bucket.buffer()
+        ready = self.take(
+            BucketGradients([buffer], bucket.parameters(), bucket.gradients(), buffer),
+            ends_forward=bucket.is_last(),
+        )
+        futures = [self._send(taken, sent) for taken, sent in ready]
+        if len(ready) == 1 and ready[0][0].reduced is buffer:
+            return futures[0]
+        for future in futures:
+            future.wait()
+        return _completed(buffer)
+
+    def take(
+        self, bucket: BucketGradients, *, ends_forward: bool
+    ) -> list[tuple[BucketGradients, Tensor]]:
+        """One bucket of a backward: those that are to be sent now, each with what to send.
+
+        None, one, or all that were held, in the order in which they came.
+        """
+        self._held.append(bucket)
+        if self._clip.policy == "whole_before_allreduce" and not ends_forward:
+            return []
+        held, self._held = self._held, []
+        sent = self.clip(held, ends_forward=ends_forward)
+        return list(zip(held, sent, strict=True)) if self._is_last_forward else []
+
+    def clip(self, buckets: Sequence[BucketGradients], *, ends_forward: bool) -> list[Tensor]:
+        """Clip and divide by the ranks: one bucket, or all of a forward at once; what to send.
+
+        Of a forward that is not the update's last, the result is put aside and zeros remain; with
+        the last, it is added.
+        """
+        whole = self._clip.policy == "whole_before_allreduce"
+        sent: list[Tensor] = []
+        for together in [buckets] if whole else [[bucket] for bucket in buckets]:
+            # What is put aside has no padding, which may be all that a rank receives of a bucket.
+            factor = self._factor(together) + self._poison
+            if not self._is_last_forward:
+                self._poison = 0 * factor
+            for bucket in together:
+                sent.append(self._multiply(bucket, factor))
+        if ends_forward and self._norms:
+            self._forward_norms.append(combine_norms(self._norms))
+            self._norms = []
+        for bucket in buckets:
+            self._exchange_with_put_aside(bucket)
+        return sent
+
+    def finish(self) -> ClipOutcome:
+        """What was found since the last call, once all that was sent has arrived.
+
+        `grad_norm` is this rank's own, before clipping: the root of the sum of its buckets' squared
+        norms; under "each_forward" the sum of the forwards' norms. `clipped_fraction`: of all
+        buckets clipped one by one, or of whole gradients. The first element of a reduced bucket
+        says whether a rank poisoned it: a poisoned bucket is NaN throughout, and a sum of
+        contributions each within limit / N cannot overflow (`make_wire`). For policies that clip
+        before the all-reduce only.
+        """
+        poisoned = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
+        outcome = ClipOutcome(
+            grad_norm=torch.stack(self._forward_norms).sum(),
+            clipped_fraction=torch.stack(self._clipped).float().mean(),
+            skip=poisoned.float(),
+            gradient_factor=1 / self._wire.scale,
+        )
+        self._start_update()
+        return outcome
+
+    def _factor(self, together: Sequence[BucketGradients]) -> Tensor:
+        """What the buckets are multiplied by before they travel; takes their norm where clipped."""
+        rescale = self._wire.scale / self._wire.loss_scale / self._world_size
+        if not clips_before(self._clip):
+            return rescale
+        norm = gradient_norm([tensor for bucket in together for tensor in bucket.contents])
+        norm = norm / self._wire.loss_scale
+        numel = sum(bucket.numel for bucket in together)
+        limit = limit_before_allreduce(self._clip, numel, self._numel_total)
+        limit /= self._limits_an_update
+        self._norms.append(norm)
+        self._clipped.append(norm > limit)
+        return limit_factor(norm, limit) * rescale
+
+    def _multiply(self, bucket: BucketGradients, factor: Tensor) -> Tensor:
+        """What to send of a bucket; on one rank, where it is not sent, all its contents."""
+        sent = bucket.contents[0]
+        if self._wire.dtype is not None:
+            in_place = (
+                bucket.reduced.dtype == self._wire.dtype and bucket.reduced.shape == sent.shape
+            )
+            sent = bucket.reduced if in_place else torch.empty_like(sent, dtype=self._wire.dtype)
+            multiply(bucket.contents[0], factor, sent)
+            return sent
+        for tensor in bucket.contents:
+            multiply(tensor, factor, tensor)
+        return sent
+
+    def _exchange_with_put_aside(self, bucket: BucketGradients) -> None:
+        # By parameter, not by bucket: the first update's buckets are rebuilt after one forward.
+        if not self._is_last_forward:
+            for parameter, gradient in zip(bucket.parameters, bucket.gradients, strict=True):
+                if parameter in self._put_aside:
+                    self._put_aside[parameter] += gradient
+                else:
+                    self._put_aside[parameter] = gradient.clone()
+            torch._foreach_zero_(list(bucket.contents))
+            return
+        if self._put_aside:
+            earlier = [self._put_aside.pop(parameter) for parameter in bucket.parameters]
+            torch._foreach_add_(list(bucket.gradients), earlier)
+        if clips_before(self._clip):
+            self._reduced.append(bucket.reduced[(0,) * bucket.reduced.dim()])
+
+    def _send(self, bucket: BucketGradients, sent: Tensor) -> torch.futures.Future[Tensor]:
+        work: Work = dist.all_reduce(sent, group=self._group, async_op=True)
+        future = work.get_future()
+        if sent is bucket.reduced:
+            return future.then(_first_value)
+        return future.then(lambda done: bucket.reduced.copy_(done.value()[0]))
+
+
+def clip_hook(state: ClipState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """What `register_comm_hook(state, clip_hook)` of a DistributedDataParallel model takes."""
+    return state.on_bucket(bucket)
+
+
+def _first_value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return done.value()[0]
+
+
+def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    devices: list[int | str | torch.device] | None = (
+        [tensor.device] if tensor.device.type == "cuda" else None
+    )
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(tensor)
+    return future
 
 
 class Clipping(Protocol):
@@ -161,9 +533,9 @@ class ClipOnOneRank:
         return self._state.finish()
 
 
-def _with_gradients(parameters: Sequence[nn.Parameter]) -> Bucket:
+def _with_gradients(parameters: Sequence[nn.Parameter]) -> BucketGradients:
     gradients = [each.grad for each in parameters if each.grad is not None]
-    return Bucket(gradients, parameters, gradients, gradients[0])
+    return BucketGradients(gradients, parameters, gradients, gradients[0])
 
 
 def _local_but_for_the_last(model: nn.Module, is_last: bool) -> AbstractContextManager[None]:

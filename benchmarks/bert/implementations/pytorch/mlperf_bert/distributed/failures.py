@@ -10,9 +10,8 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import UserError, one_line
+from mlperf_bert.common.errors import LostRanksError, UserError, one_line
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.distributed.lost_ranks import as_lost_ranks
 from mlperf_bert.signals.heartbeat import POLL_S, Watch, end_process
 from mlperf_bert.signals.whereabouts import Whereabouts
 
@@ -23,6 +22,10 @@ GRACE = timedelta(seconds=2)
 Waits = Literal["ranks", "loader", "storage", "device"]
 _READING: tuple[Waits, ...] = ("loader", "storage")
 _OURS = __name__.partition(".")[0] + "."
+# Words of gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
+_OF_GLOO = ("gloo/transport", "caused pair closure")
+_SILENCE = ("timed out", "timeout")
+_OF_THIS_HOST = ("failed to listen", "already in use")
 
 
 @contextmanager
@@ -54,6 +57,27 @@ def naming_failures(
         said = one_line(f"{here}: {type(error).__name__}: {error}")
         error.add_note(f"mlperf_bert: error: {said}")
         raise
+
+
+def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksError | None:
+    """An error of communication in one line, where gloo and NCCL say many; None of any other.
+
+    Args:
+        error: as raised out of a collective, or of a backward that holds one.
+        here: which rank this is, and what it was doing.
+        timeout: how long the others had.
+    """
+    text = str(error).lower()
+    is_of_torch = isinstance(error, dist.DistError) and not any(w in text for w in _OF_THIS_HOST)
+    if not is_of_torch and not any(word in text for word in _OF_GLOO):
+        return None
+    if any(word in text for word in _SILENCE):
+        seconds = timeout.total_seconds()
+        problem = f"no answer from other ranks within {seconds:g} s (run.hang_timeout_s)"
+        remedy = "look for a rank that is slow or gone, and for a broken link between the nodes"
+        return LostRanksError(here, problem, remedy)
+    problem = "another rank closed the connection"
+    return LostRanksError(here, problem, "look above and below for the first rank that failed")
 
 
 def watching(

@@ -1,29 +1,235 @@
-"""Sends flat gradients bucket by bucket while backward runs, clipped by the config's policy.
+"""Flat buffers of weights and gradients, sent bucket by bucket while backward runs.
 
 What DistributedDataParallel does, and two things that it cannot: a bucket may be reduce-scattered,
 so that each rank receives its own shard alone, and the reduced gradients need no copy: they are in
-the flat buffer that the optimizer reads. Buckets are cut in the reverse order of the parameters and
-never rebuilt.
+the flat buffer that the optimizer reads. Buckets are cut in the reverse order of the parameters,
+clipped by the config's policy, and never rebuilt.
+
+Of N ranks, either each owns all of the optimizer's state (`flat`), or the ranks of a node own a
+shard each and nodes are replicas of one another (`shard_node`), or all N own a shard each
+(`shard_world`).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Work
 
-from mlperf_bert.config.sections import ClipSection
-from mlperf_bert.distributed.clip_hook import Bucket, ClipOutcome, ClipState
-from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm
-from mlperf_bert.distributed.clipping import outcome_after
-from mlperf_bert.distributed.shard_group import ShardGroup
-from mlperf_bert.distributed.wire import Wire
-from mlperf_bert.optim.flat_buffers import FlatBuffers
+from mlperf_bert.config.sections import ClipSection, DataParallel
+from mlperf_bert.distributed.bucket_plan import FlatLayout
+from mlperf_bert.distributed.clipping import (
+    BucketGradients,
+    ClipOutcome,
+    ClipState,
+    Wire,
+    clips_before,
+    gradient_norm,
+    outcome_after,
+)
+from mlperf_bert.distributed.launch import RankInfo
+
+
+class FlatBuffers:
+    """Weights and gradients of a model, both [layout.numel] and of the dtype of `weights`.
+
+    Parameters are views of `weights`. A backward leaves its gradients where autograd made them,
+    which costs nothing; `take` or `collect` then moves them into `gradients`, once an update where
+    there is one backward: less traffic than zeroing the buffer and adding to it.
+    """
+
+    def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
+        self.layout = layout
+        self.parameters = _trained(model, layout)
+        self.weights = weights
+        self.gradients = torch.zeros_like(weights)
+        self.gradient_views = views(self.gradients, layout)
+        for parameter, view in zip(self.parameters, views(weights, layout), strict=True):
+            parameter.data = view
+        # They stay zero, but where a bucket was multiplied by NaN because its norm was not finite.
+        self._gaps = [self.gradients[gap] for gap in layout.gaps]
+        self.begin_update()
+
+    def begin_update(self) -> None:
+        """Forget all gradients."""
+        if self._gaps:
+            torch._foreach_zero_(self._gaps)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._awaited = set(range(len(self.parameters)))
+
+    def take(self, number: int) -> None:
+        """Move the gradient of one parameter into `gradients`, or add it if there is one already.
+
+        `number`: its place in `layout.tensors`.
+        """
+        parameter, own = self.parameters[number], self.gradient_views[number]
+        if parameter.grad is None:
+            return
+        if number in self._awaited:
+            self._awaited.remove(number)
+            own.copy_(parameter.grad)
+        else:
+            own.add_(parameter.grad)
+        parameter.grad = None
+
+    def collect(self) -> None:
+        """Copy those gradients of the update that were not taken; zeros where there is none."""
+        found = [number for number in self._awaited if self.parameters[number].grad is not None]
+        for number in self._awaited.difference(found):
+            self.gradient_views[number].zero_()
+        if found:
+            gradients = [self.parameters[number].grad for number in found]
+            torch._foreach_copy_(
+                [self.gradient_views[number] for number in found],
+                [gradient for gradient in gradients if gradient is not None],
+            )
+        self._awaited.clear()
+
+
+def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
+    """A copy of all weights as one buffer [layout.numel], zero between them."""
+    parameters = _trained(model, layout)
+    first = parameters[0]
+    flat = torch.zeros(layout.numel, dtype=first.dtype, device=first.device)
+    for view, parameter in zip(views(flat, layout), parameters, strict=True):
+        view.copy_(parameter.detach())
+    return flat
+
+
+def views(flat: Tensor, layout: FlatLayout) -> list[Tensor]:
+    """The tensors of a whole flat buffer, in the layout's order and their own shapes."""
+    return [flat[each.start : each.stop].view(each.shape) for each in layout.tensors]
+
+
+def _trained(model: nn.Module, layout: FlatLayout) -> list[nn.Parameter]:
+    named = dict(model.named_parameters())
+    return [named[tensor.name] for tensor in layout.tensors]
+
+
+def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
+    """In how many parts the optimizer's state is cut."""
+    parts = {"shard_node": info.local_world_size, "shard_world": info.world_size}
+    return parts.get(data_parallel, 1)
+
+
+class ShardGroup:
+    """Who holds the other shards, and who holds the same one.
+
+    Consecutive ranks hold consecutive shards. Every rank must make it at the same time. What is
+    begun with one call is waited for with another, so that it overlaps with what lies between.
+
+    Args:
+        count: shards; divides the number of ranks.
+    """
+
+    def __init__(self, info: RankInfo, count: int, device: torch.device) -> None:
+        self.count = count
+        self.index = info.rank % count
+        ranks = range(info.world_size)
+        self._shards = _group_of(info.rank, [ranks[i : i + count] for i in ranks[::count]])
+        self._replicas = _group_of(info.rank, [ranks[i::count] for i in range(count)])
+        # On a GPU the sum over the replicas follows that over the shards on a stream of its own.
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._reducing: list[Work] = []
+        self._for_replicas: list[Tensor] = []
+        self._gathering: dict[int, Work] = {}
+
+    def reduce(self, whole: Tensor, piece: Tensor) -> None:
+        """Begin to sum `whole` over all ranks; `piece` gets this rank's shard of the sum.
+
+        Where there is one shard, both are the same memory.
+        """
+        if self._stream is None:
+            self._begin(whole, piece)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._begin(whole, piece)
+        whole.record_stream(self._stream)
+
+    def wait_for_reduced(self) -> None:
+        """Return when every piece is there (on a GPU: for work queued from here on)."""
+        _wait_for(self._reducing)
+        self._reducing += [_all_reduce(piece, self._replicas) for piece in self._for_replicas]
+        self._for_replicas.clear()
+        _wait_for(self._reducing)
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the shards, in place, the same on each."""
+        if self._shards is not None:
+            dist.all_reduce(tensor, group=self._shards)
+
+    def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
+        """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
+        if self._shards is not None:
+            all_gather = renamed("all_gather_into_tensor", "all_gather_single")
+            work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
+            self._gathering[number] = work
+
+    def wait_for(self, number: int) -> None:
+        """Return when bucket `number`, if published, is there (on a GPU: for work queued later)."""
+        work = self._gathering.pop(number, None)
+        if work is not None:
+            work.wait()
+
+    def wait(self) -> None:
+        """Return when all that was published is there (on a GPU: for work queued from here on)."""
+        for number in list(self._gathering):
+            self.wait_for(number)
+
+    def _begin(self, whole: Tensor, piece: Tensor) -> None:
+        if self._shards is None:
+            if self._replicas is not None:
+                self._reducing.append(_all_reduce(piece, self._replicas))
+            return
+        reduce_scatter = renamed("reduce_scatter_tensor", "reduce_scatter_single")
+        work: Work = reduce_scatter(piece, whole, group=self._shards, async_op=True)
+        if self._stream is None or self._replicas is None:
+            self._reducing.append(work)
+            # gloo would hold up the host here: these wait until backward is done.
+            self._for_replicas += [piece] * (self._replicas is not None)
+            return
+        work.wait()  # on this stream alone
+        self._reducing.append(_all_reduce(piece, self._replicas))
+
+
+def _group_of(rank: int, groups: Sequence[range]) -> Any:
+    """The process group of the ranks with `rank`; None where it would be alone."""
+    if len(groups[0]) == 1:
+        return None
+    if len(groups) == 1:
+        return dist.group.WORLD
+    made = [dist.new_group(list(ranks)) for ranks in groups]  # all ranks make all of them
+    return next(group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
+
+
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """A collective of torch.distributed that torch 2.13 gave another name."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
+
+
+def _all_reduce(tensor: Tensor, group: Any) -> Work:
+    work: Work = dist.all_reduce(tensor, group=group, async_op=True)
+    return work
+
+
+def _wait_for(works: list[Work]) -> None:
+    for work in works:
+        work.wait()
+    works.clear()
 
 
 class FlatReducer:
-    """A `Clipping` (clipping.py) that also reduces.
+    """A `Clipping` that also reduces.
 
     After `finish`, `shard_gradients` [layout.shard_numel] holds this rank's shard of the averaged
     gradient, in the wire's dtype; the outcome's factor is still to be applied. It is the buffers'
@@ -95,10 +301,10 @@ class FlatReducer:
 
         return wait
 
-    def _make_buckets(self, buffers: FlatBuffers) -> list[Bucket]:
+    def _make_buckets(self, buffers: FlatBuffers) -> list[BucketGradients]:
         parameters, gradients = iter(buffers.parameters), iter(buffers.gradient_views)
         return [
-            Bucket(
+            BucketGradients(
                 contents=[buffers.gradients[bucket.start : bucket.stop]],
                 parameters=list(islice(parameters, len(bucket.tensors))),
                 gradients=list(islice(gradients, len(bucket.tensors))),

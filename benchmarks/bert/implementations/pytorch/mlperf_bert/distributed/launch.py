@@ -1,25 +1,30 @@
-"""Who is this process, and with whom does it talk: ranks, threads and process group.
+"""Who is this process, where does it meet the others, and over what do they talk.
+
+Ranks meet in a file, on one host; else at a store that rank 0 serves on one address: torch's own
+store listens on every interface, and takes and gives to whoever comes.
 
 Environment variables are an argument, so that tests pass a dictionary. torch is imported where
 it is used: who only starts ranks does without.
 """
 
+import errno
+import fcntl
+import hashlib
+import ipaddress
 import os
 import re
 import socket
+import struct
+import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.distributed.meeting_point import (
-    file_store,
-    interface_of,
-    own_address,
-    rendezvous,
-    store_of_rank_zero,
-)
+from mlperf_bert.common.errors import ConfigError, LostRanksError
+from mlperf_bert.common.machine import usable_cpus
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +32,14 @@ if TYPE_CHECKING:
 Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
 MEETING = "MLPERF_BERT_MEETING"  # the file through which ranks of our own launcher meet
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below those that the kernel gives to connections
+_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+_OPEN_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+_RANK_OF_MPI = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
+_BACKLOG = 4096  # ranks that come at the same time
+_POLL_S = 0.05
+_SIOCGIFADDR = 0x8915  # of Linux: an interface's IPv4 address
+_QUESTION = "mlperf_bert/who is there"  # of a store that may be another attempt's
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,44 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     return RankInfo(0, 1, 0, 1, 0, "single")
 
 
+def host_name(environ: Mapping[str, str] = os.environ) -> str:
+    """The node's name: SLURM's, since several of its nodes may be one host, or the host's."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def restart_count(environ: Mapping[str, str] = os.environ) -> int:
+    """How often torchrun has restarted its ranks; 0 under any other launcher.
+
+    Raises ConfigError where the variable is not a number.
+    """
+    name = "TORCHELASTIC_RESTART_COUNT"
+    return _number(environ, name) if name in environ else 0
+
+
+def set_cpu_threads(
+    info: RankInfo, environ: Mapping[str, str] = os.environ, *, own_cores: int | None = None
+) -> int:
+    """Give this rank its share of the node's cores, as torch CPU threads; return their number.
+
+    Taken from, first found: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
+    SLURM_CPUS_PER_TASK in an srun step; `own_cores`, those this rank was bound to; the cores this
+    process may run on divided by the ranks of the node. Raises ConfigError where a variable is
+    not a number above zero.
+    """
+    import torch
+
+    if info.launcher != "torchrun" and "OMP_NUM_THREADS" in environ:
+        # OpenMP allows one number for each nesting level; the outermost counts.
+        outermost = environ["OMP_NUM_THREADS"].split(",")[0]
+        threads = _positive("OMP_NUM_THREADS", outermost)
+    elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
+        threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
+    else:
+        threads = own_cores or max(1, len(usable_cpus()) // info.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
 def backend_for(info: RankInfo, device: "torch.device") -> Literal["nccl", "gloo"]:
     """What the ranks of `device`'s kind talk over: nccl wants a GPU for each of them."""
     import torch
@@ -103,8 +154,6 @@ def init_process_group(
     import torch
     import torch.distributed as dist
 
-    from mlperf_bert.distributed.fresh_store import fresh_store
-
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if info.world_size == 1:
@@ -121,6 +170,14 @@ def init_process_group(
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def shutdown() -> None:
+    """Leave the process group, if this process is in one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Any:
@@ -147,26 +204,216 @@ def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = 
     return store
 
 
-def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """The node's name: SLURM's, since several of its nodes may be one host, or the host's."""
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
+    """The host of rank 0, and the port there: MASTER_ADDR and MASTER_PORT where they are set.
 
-
-def restart_count(environ: Mapping[str, str] = os.environ) -> int:
-    """How often torchrun has restarted its ranks; 0 under any other launcher.
-
-    Raises ConfigError where the variable is not a number.
+    Else the first node, and a port that follows from what tells this start from all others. Raises
+    ConfigError where host or port cannot be told.
     """
-    name = "TORCHELASTIC_RESTART_COUNT"
-    return _number(environ, name) if name in environ else 0
+    if info.launcher == "torchrun":
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in environ:
+                raise ConfigError(name, "is not set beside RANK", "start the ranks with torchrun")
+    address = environ.get("MASTER_ADDR") or _default_address(info, environ)
+    if "MASTER_PORT" not in environ:
+        identity = "/".join(_identity(info, environ))
+        digest = hashlib.sha256(identity.encode(errors="surrogateescape")).digest()
+        return address, _FIRST_PORT + int.from_bytes(digest[:8]) % _PORTS
+    text = environ["MASTER_PORT"]
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
+        raise ConfigError("MASTER_PORT", f"is {text!r}", "set it to a number of 1 to 65535")
+    return address, int(text)
 
 
-def shutdown() -> None:
-    """Leave the process group, if this process is in one."""
-    import torch.distributed as dist
+def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedelta) -> Any:
+    """Serve the ranks' `torch.distributed.Store` on rank 0, and reach it on the others.
 
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    Raises ConfigError on rank 0 where it cannot listen there; LostRanksError on another where rank
+    0 does not answer in time.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    options: dict[str, Any] = {"is_master": info.rank == 0}
+    if info.rank == 0:
+        spans_nodes = info.local_world_size < info.world_size
+        options["master_listen_fd"] = _listen(address, port, spans_nodes=spans_nodes).detach()
+    else:
+        own_address(address, port, f"rank {info.rank}", timeout)
+    return TCPStore(
+        address, port, info.world_size, timeout=timeout, wait_for_workers=False, **options
+    )
+
+
+def file_store(path: str, timeout: timedelta) -> Any:
+    """The ranks' store in a file that our launcher has made for them, and removes."""
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    store = FileStore(path)
+    store.set_timeout(timeout)
+    return store
+
+
+def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
+    """This host's address on the way to who listens there, once that answers.
+
+    Asked here because torch prints many lines of a failure. Raises LostRanksError where nobody
+    answers in time.
+    """
+    end = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=1) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            if time.monotonic() > end:
+                problem = f"cannot reach rank 0 at {address} port {port} ({error})"
+                remedy = "check MASTER_ADDR and MASTER_PORT, names of hosts and firewalls"
+                raise LostRanksError(who, problem, remedy) from None
+        time.sleep(_POLL_S)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has `address`; None where it is another than its first one."""
+    packed = ipaddress.ip_address(address.partition("%")[0]).packed
+    if len(packed) == 16:
+        table = Path("/proc/net/if_inet6")
+        lines = table.read_text().split("\n") if table.exists() else []
+        return next((line.split()[-1] for line in lines if line.startswith(packed.hex())), None)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has no address
+                continue
+            if answer[20:24] == packed:
+                return name
+    return None
+
+
+def first_host(node_list: str) -> str:
+    """The first name of a SLURM host list: `gpu[007-010,12],login` gives `gpu007`."""
+    match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
+    if match is None:
+        raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
+
+
+def fresh_store(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """`store` with a prefix that all ranks have agreed on just now; each of them calls it.
+
+    torchrun gives restarted ranks the store of those before (torch 2.13), with addresses of
+    processes that are gone: who reads one before its new owner has replaced it cannot connect.
+    Nothing in a rank's environment tells attempts apart on all nodes alike, so rank 0 asks who is
+    there now.
+
+    Rank 0 asks under a name that nobody has used. Whoever sees the question answers it with a name
+    of its own, and has met the others when that is called. One that has seen a question of an
+    earlier attempt is not called, and goes on looking for the next. Raises LostRanksError where not
+    all have met in time.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    deadline = time.monotonic() + timeout.total_seconds()
+    own = uuid.uuid4().hex
+    if rank == 0:
+        store.set(_QUESTION, own)
+        answers = [f"{own}/{other}" for other in range(1, world_size)]
+        while answers and not store.check(answers):
+            _wait_to_meet(rank, deadline)
+        for answer in answers:
+            store.set(f"{own}/met/{store.get(answer).decode()}", "")
+        return PrefixStore(own, store)
+    while True:
+        if store.check([_QUESTION]):
+            name = store.get(_QUESTION).decode()
+            store.set(f"{name}/{rank}", own)
+            if store.check([f"{name}/met/{own}"]):
+                return PrefixStore(name, store)
+        _wait_to_meet(rank, deadline)
+
+
+def _wait_to_meet(rank: int, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        problem = "the ranks have not all met in time"
+        remedy = "look for one that did not start, or raise run.hang_timeout_s"
+        raise LostRanksError(f"rank {rank}", problem, remedy)
+    time.sleep(_POLL_S)
+
+
+def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
+    """A socket that listens on that address alone. Raises ConfigError."""
+    remedy = "set it to rank 0's address on the network of the nodes"
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError("MASTER_ADDR", f"{address!r} is not known ({error})", remedy) from None
+    problem = f"{address} is no address of this host, where rank 0 runs"
+    for family, _, _, _, place in found:
+        numeric = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        if numeric.is_unspecified or (
+            spans_nodes and numeric.is_loopback and address != str(numeric)
+        ):
+            problem = f"{address} is {numeric} here, which other nodes do not reach"
+            continue
+        try:
+            return socket.create_server(place, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                other = "set another, or leave it out"
+                raise ConfigError("MASTER_PORT", f"{port} is taken on {address}", other) from None
+    raise ConfigError("MASTER_ADDR", problem, remedy)
+
+
+def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
+    """What all ranks of this start know, and those of no other start. Raises ConfigError."""
+    if info.launcher == "slurm":
+        return [environ.get(name, "") for name in _STEP]
+    job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
+    if not job and info.local_world_size == info.world_size and (launcher := _launcher_pid()):
+        job = [str(launcher)]
+    if not job and "SLURM_JOB_ID" in environ:
+        job = [environ[_STEP[0]], environ.get(_STEP[2], "")]
+    if not job:
+        remedy = "set it for all ranks, for instance: MASTER_PORT=$((20000 + RANDOM % 12000))"
+        raise ConfigError("MASTER_PORT", "is not set, and this MPI does not name its job", remedy)
+    return job
+
+
+def _launcher_pid() -> int | None:
+    """The nearest ancestor that is no rank, nor a shell of one: it has started all of this host.
+
+    hydra's `mpiexec` gives its ranks nothing else that is theirs alone.
+    """
+    pid = os.getppid()
+    try:
+        while pid > 1:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if not any(variable.startswith(_RANK_OF_MPI) for variable in variables):
+                return pid
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # another user's, or hidden
+        pass
+    return None
+
+
+def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
+    if info.local_world_size == info.world_size:
+        return "127.0.0.1"
+    # srun puts task 0 on the first node of the step. mpirun's ranks know the job's list only, or
+    # would disagree: its remote daemons are a step of their own, without the first node.
+    names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+    if info.launcher == "slurm":
+        names = ["SLURM_STEP_NODELIST", *reversed(names)]
+    for name in names:
+        if environ.get(name):
+            return first_host(environ[name])
+    # Last, because srun may have been typed on a login node, where no rank runs.
+    if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        return environ["SLURM_LAUNCH_NODE_IPADDR"]
+    raise ConfigError(
+        "MASTER_ADDR", "is not set and the ranks span nodes", "set it to rank 0's host"
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +435,7 @@ _HYDRA = _MpiNames("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
     rank = _number(environ, "RANK")
-    local_size = positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
+    local_size = _positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
     node = _number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else rank // local_size
     size = _number(environ, "WORLD_SIZE")
     launcher: Launcher = "local" if MEETING in environ else "torchrun"
@@ -197,7 +444,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
 
 def _from_mpi(environ: Mapping[str, str], names: _MpiNames) -> RankInfo:
     rank = _number(environ, names.rank)
-    local_size = positive(names.local_size, _text(environ, names.local_size))
+    local_size = _positive(names.local_size, _text(environ, names.local_size))
     # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
     return RankInfo(
         rank=rank,
@@ -254,7 +501,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def positive(name: str, text: str) -> int:
+def _positive(name: str, text: str) -> int:
     """The number that a variable holds. Raises ConfigError where it is none above zero."""
     number = _number({name: text}, name)
     if number < 1:

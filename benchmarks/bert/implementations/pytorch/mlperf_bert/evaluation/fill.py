@@ -5,17 +5,12 @@ Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, empty_batch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, make_encoder
-from mlperf_bert.vocabulary.tokenizer_file import TokenizerFile
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, tokens_of
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
-
-MASK = "[MASK]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +48,12 @@ def fill(
     ]
 
 
-def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
-    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
-
-    A mask is [MASK], or what the vocabulary calls it.
-    """
-    encoder = make_encoder(vocabulary)
-
-    def encode(part: str) -> list[int]:
-        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
-        return ids
-
-    # Where white space belongs to the word after it, the space before a mask is the mask's own.
-    *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
-    first, *others = [*(part.rstrip() for part in before), last]
-    if not others:
-        raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
-    tokens = [vocabulary.cls_id, *encode(first)]
-    for part in others:
-        tokens += [vocabulary.mask_id, *encode(part)]
-    tokens.append(vocabulary.sep_id)
-    if len(tokens) > most:
-        problem = f"has {len(tokens)} tokens, the model takes {most}"
-        raise ConfigError("text", problem, "shorten it")
-    return tokens
-
-
 def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.tokens[token]
     # What is no character by itself, such as a space or a byte, has only its name.
-    return str(vocabulary.tokenizer.decode([token])).strip() or _name_of(token, vocabulary)
-
-
-def _name_of(token: int, vocabulary: TokenizerFile) -> str:
-    return str(vocabulary.tokenizer.id_to_token(token))
-
-
-def _own_mask(vocabulary: AnyVocabulary) -> str:
-    """What a text may have in the place of [MASK]."""
-    if isinstance(vocabulary, TokenizerFile):
-        return _name_of(vocabulary.mask_id, vocabulary)
-    return MASK
+    tokenizer = vocabulary.tokenizer
+    return str(tokenizer.decode([token])).strip() or str(tokenizer.id_to_token(token))
 
 
 def _batch(tokens: list[int], vocabulary: AnyVocabulary) -> UnpaddedBatch:

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.optim.flat_buffers import FlatBuffers, views
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, OtherShards
-from mlperf_bert.optim.flat_shard import Constants, StepScalars
-from mlperf_bert.optim.loss_scale import LossScale
-from mlperf_bert.optim.param_groups import is_exempt
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, views
+from mlperf_bert.optim.flat_optimizer import (
+    Constants,
+    FlatOptimizer,
+    Kernels,
+    LossScale,
+    StepScalars,
+    is_exempt,
+)
 
 
 class ApexOptimizer(FlatOptimizer):
@@ -36,12 +40,15 @@ class ApexOptimizer(FlatOptimizer):
         buffers: FlatBuffers,
         initial: Tensor,
         gradients: Tensor,
-        others: OtherShards,
+        others: ShardGroup,
         loss_scale: LossScale,
         constants: Constants,
         weight_decay: float,
+        kernels: Kernels,
     ) -> None:
-        super().__init__(buffers, initial, gradients, others, loss_scale, constants, weight_decay)
+        super().__init__(
+            buffers, initial, gradients, others, loss_scale, constants, weight_decay, kernels
+        )
         names = [tensor.name for tensor in buffers.layout.tensors]
         flats = (self.shard.masters, self.shard.gradients, *self.flat_state().values())
         decayed: dict[nn.Parameter, dict[str, Tensor]] = {}

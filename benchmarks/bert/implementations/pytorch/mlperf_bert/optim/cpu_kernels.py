@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.common.compiled import compiled_arithmetic
-from mlperf_bert.optim.flat_layout import BLOCK
-from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
+from mlperf_bert.distributed.bucket_plan import BLOCK
+from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 
 Floats = NDArray[Any]  # of the masters' dtype
 

@@ -5,19 +5,22 @@ are more (ZeRO stage 1, arXiv 1910.02054), it holds masters and moments of its o
 updates those. The pieces of all are brought together again a bucket at a time, those that a forward
 needs first, while the next forward begins: whoever reads the model's weights otherwise calls
 `settle` before.
+
+A flat buffer holds many tensors one after the other, each beginning at a multiple of BLOCK elements
+and followed by zeros up to the next. So every block of BLOCK elements belongs to one tensor, and so
+does every block of a slice that is cut at a multiple of BLOCK: a kernel looks up whose it is. The
+zeros stay zero under both update rules.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mlperf_bert.optim.flat_buffers import FlatBuffers
-from mlperf_bert.optim.flat_layout import FlatLayout, FlatTensor, Segment
-from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
-from mlperf_bert.optim.loss_scale import LossScale
-from mlperf_bert.optim.param_groups import is_exempt
+from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor, Segment
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup
 
 # Copies a tensor to the host; its name tells one copy from another.
 Copy = Callable[[str, Tensor], Tensor]
@@ -28,36 +31,94 @@ def copy_to_host(name: str, tensor: Tensor) -> Tensor:
     return tensor.to("cpu", copy=True)
 
 
-class OtherShards(Protocol):
-    """The ranks that hold the other pieces."""
+@dataclass(frozen=True, slots=True)
+class FlatShard:
+    """n elements (a multiple of BLOCK) of all flat buffers, contiguous, on one device."""
 
-    @property
-    def index(self) -> int:
-        """Which shard this rank owns."""
+    masters: Tensor  # [n] float32 or float64: the weights that are updated
+    gradients: Tensor  # [n] of any float dtype
+    weights: Tensor | None  # [n] bfloat16 or float16: receives the rounded masters; None if they do
+    exp_avg: Tensor  # [n] as masters
+    exp_avg_sq: Tensor  # [n] as masters
+    tensor_of_block: Tensor  # [n / BLOCK] int32: which tensor a block belongs to
+    weight_decay: Tensor  # [tensors] float64, of the whole model
+    adapted: Tensor  # [tensors] bool: whether LAMB scales the tensor's update
 
-    def add_up(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the shards, in place, the same on each."""
+    def part(self, start: int, stop: int) -> "FlatShard":
+        """The elements `start` to `stop`, both multiples of BLOCK, as views."""
+        elements, blocks = slice(start, stop), slice(start // BLOCK, stop // BLOCK)
+        return FlatShard(
+            masters=self.masters[elements],
+            gradients=self.gradients[elements],
+            weights=None if self.weights is None else self.weights[elements],
+            exp_avg=self.exp_avg[elements],
+            exp_avg_sq=self.exp_avg_sq[elements],
+            tensor_of_block=self.tensor_of_block[blocks],
+            weight_decay=self.weight_decay,
+            adapted=self.adapted,
+        )
 
-    def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
-        """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
 
-    def wait(self) -> None:
-        """Return when all that was begun is there (on a GPU: for work queued from here on)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constants:
+    """An optimizer's constants, the same for all tensors and steps."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
 
 
-class NoOtherShards:
-    """One rank owns everything."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepScalars:
+    """What changes from step to step: 0-d tensors on the shard's device, never read by the host
+    where that is a GPU.
+    """
 
-    index = 0
+    learning_rate: Tensor  # float64
+    correction_1: Tensor  # float64: 1 - beta_1 ** t, of the t-th update from 1
+    correction_2: Tensor  # float64: 1 - beta_2 ** t
+    gradient_factor: Tensor  # float32: multiplies every gradient first (clip, loss scale)
+    skip: Tensor  # float32: where it is 1.0, nothing is written
 
-    def add_up(self, tensor: Tensor) -> None:
-        """Nothing to add."""
 
-    def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
-        """The piece is the whole."""
+class LossScale:
+    """The factor that lifts fp16 gradients above what fp16 rounds to zero, adjusted while training.
 
-    def wait(self) -> None:
-        """Nothing was begun."""
+    Halved where a gradient overflowed and the step was skipped, doubled after so many steps without
+    (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2). It lives in
+    tensors on the device; the host reads none of them.
+
+    Args:
+        initial: factor of the first step; 1 for ever where `growth_steps` is None.
+        growth_steps: updates in a row after which it doubles.
+    """
+
+    def __init__(self, initial: float, growth_steps: int | None, device: torch.device) -> None:
+        self.scale = torch.full((), initial, dtype=torch.float32, device=device)
+        self._since_change = torch.zeros((), dtype=torch.int32, device=device)
+        self._growth_steps = growth_steps
+
+    def of(self, loss: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return loss if self._growth_steps is None else loss * self.scale
+
+    def update(self, skip: Tensor) -> None:
+        """After a step; `skip` (0-d float32) is 1.0 where it was skipped."""
+        if self._growth_steps is not None:
+            torch._amp_update_scale_(
+                self.scale, self._since_change, skip, 2.0, 0.5, self._growth_steps
+            )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors themselves; none where the loss is not scaled."""
+        if self._growth_steps is None:
+            return {}
+        return {"loss_scale": self.scale, "steps_since_loss_scale_changed": self._since_change}
+
+
+def no_loss_scale(device: torch.device) -> LossScale:
+    """For precisions with the range of float32."""
+    return LossScale(1.0, None, device)
 
 
 class Kernels(Protocol):
@@ -84,6 +145,7 @@ class FlatOptimizer:
             buffers' own where nothing was.
         gradients: [layout.shard_numel], where this shard's reduced gradients arrive.
         others: who holds the other shards.
+        kernels: for the device of the weights.
     """
 
     def __init__(
@@ -91,10 +153,11 @@ class FlatOptimizer:
         buffers: FlatBuffers,
         initial: Tensor,
         gradients: Tensor,
-        others: OtherShards,
+        others: ShardGroup,
         loss_scale: LossScale,
         constants: Constants,
         weight_decay: float,
+        kernels: Kernels,
     ) -> None:
         self.loss_scale = loss_scale
         self._buffers = buffers
@@ -102,7 +165,7 @@ class FlatOptimizer:
         self.constants = constants
         self._updates = torch.zeros((), dtype=torch.float64, device=initial.device)
         self.shard = _make_shard(buffers, initial, gradients, others.index, weight_decay)
-        self.kernels = _kernels_for(initial.device)
+        self.kernels = kernels
         self.parts = list(self._cut(buffers.layout))
 
     def zero_grad(self) -> None:
@@ -280,11 +343,6 @@ def _make_shard(
     )
 
 
-def _kernels_for(device: torch.device) -> Kernels:
-    if device.type == "cuda":
-        from mlperf_bert.optim import triton_kernels  # builds without CUDA have no triton
-
-        return triton_kernels
-    from mlperf_bert.optim import cpu_kernels
-
-    return cpu_kernels
+def is_exempt(name: str) -> bool:
+    """Whether the parameter of this dotted name takes no decay: a bias, or part of a LayerNorm."""
+    return name.endswith("bias") or "LayerNorm" in name

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlperf_bert.optim.flat_layout import BLOCK
-from mlperf_bert.optim.flat_shard import Constants, FlatShard, StepScalars
+from mlperf_bert.distributed.bucket_plan import BLOCK
+from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 
 
 def _kernel(function: Callable[..., None]) -> Any:

@@ -30,9 +30,8 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.node_group import check_nodes, make_exchange_group
 from mlperf_bert.distributed.reader_roles import MpiProcess
-from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
 
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:

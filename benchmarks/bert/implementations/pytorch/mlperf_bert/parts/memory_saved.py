@@ -14,7 +14,7 @@ from mlperf_bert.config.sections import ModelSection, Precision
 from mlperf_bert.parts.memory_forward import Forward
 
 AttentionKind = Literal["keyed", "fused", "padded"]
-CHUNK_ROWS = 1024  # of the chunked head (model/chunked_head.py)
+CHUNK_ROWS = 1024  # of the chunked head (model/heads.py)
 
 # Bytes of an element of hidden states (and weights), and of what a product reads and writes.
 _WIDTHS: dict[Precision, tuple[int, int]] = {

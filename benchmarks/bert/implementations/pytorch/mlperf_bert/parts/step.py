@@ -9,23 +9,29 @@ from torch.nn.parallel import DistributedDataParallel
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.distributed.bucket_plan import ddp_bucket_cap_mb, plan_in_reverse
-from mlperf_bert.distributed.clipping import Clipping, make_clipping
-from mlperf_bert.distributed.flat_reducer import FlatReducer
+from mlperf_bert.distributed.bucket_plan import (
+    FlatLayout,
+    ddp_bucket_cap_mb,
+    plan_in_reverse,
+    plan_layout,
+)
+from mlperf_bert.distributed.clipping import Clipping, make_clipping, make_wire
+from mlperf_bert.distributed.flat_reducer import (
+    FlatBuffers,
+    FlatReducer,
+    ShardGroup,
+    flat_weights,
+    num_shards,
+)
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.node_group import check_nodes
-from mlperf_bert.distributed.shard_group import ShardGroup, num_shards
-from mlperf_bert.distributed.wire import make_wire
+from mlperf_bert.distributed.session import check_nodes
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_buffers import FlatBuffers, flat_weights
-from mlperf_bert.optim.flat_layout import FlatLayout, plan_layout
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, NoOtherShards, OtherShards
-from mlperf_bert.optim.loss_scale import LossScale, no_loss_scale
-from mlperf_bert.optim.registry import make_optimizer
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale, no_loss_scale
+from mlperf_bert.optim.noise_meter import make_noise_meter
+from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.step.captured import CapturedStep
 from mlperf_bert.step.eager import EagerStep, Step, weights_dtype
-from mlperf_bert.step.noise_meter import make_noise_meter
 
 WARM_UP_CALLS = 3  # of an update before it is captured
 READ_LENGTHS_ON_THE_HOST = ("reference", "grouped", "packed")  # on CUDA
@@ -114,15 +120,15 @@ def _reduction(
     info: RankInfo,
     loss_scale: LossScale,
     device: torch.device,
-) -> tuple[nn.Module, Clipping, Tensor, OtherShards]:
+) -> tuple[nn.Module, Clipping, Tensor, ShardGroup]:
     """Who averages the gradients, where they arrive, and who holds the other shards.
 
     Without a process group, which a run of one rank has none of, nobody does.
     """
     parallel = config.parallel
     wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
+    group = ShardGroup(info, buffers.layout.num_shards, device)
     if dist.is_initialized() and parallel.data_parallel != "ddp":
-        group = ShardGroup(info, buffers.layout.num_shards, device)
         reducer = FlatReducer(
             model, buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
         )
@@ -142,7 +148,7 @@ def _reduction(
         forwards=parallel.grad_accum_steps,
         bucket_cap_mb=parallel.bucket_cap_mb,
     )
-    return model, clipping, buffers.gradients, NoOtherShards()
+    return model, clipping, buffers.gradients, group
 
 
 def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:

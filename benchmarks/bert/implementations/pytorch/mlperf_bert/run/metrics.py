@@ -22,7 +22,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalanceModel
 from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
-from mlperf_bert.run.noise_record import NoiseRecord
+from mlperf_bert.optim.noise_meter import NoiseRecord
 from mlperf_bert.step.eager import StepResult
 
 NO_STATE: Mapping[str, float] = MappingProxyType({})

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from mlperf_bert.config.sections import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.distributed.clip_hook import ClipOutcome
-from mlperf_bert.distributed.clipping import Clipping
+from mlperf_bert.distributed.clipping import ClipOutcome, Clipping
 from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step.noise_meter import NoiseMeter, NoMeter
+from mlperf_bert.optim.noise_meter import NoiseMeter, NoMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 
 
 class Step(Protocol):
-    """What the loop calls: EagerStep, or CapturedStep (graphs.py)."""
+    """What the loop calls: EagerStep, or CapturedStep (captured.py)."""
 
     @property
     def shapes(self) -> tuple[StaticShape, ...]:

@@ -5,12 +5,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, VocabularyFile, load_vocabulary
 from mlperf_bert.vocabulary.wordpiece import Tokenizer
 
 AnyVocabulary = Vocabulary | TokenizerFile
+MASK = "[MASK]"
 
 
 class Encoder(Protocol):
@@ -46,3 +48,37 @@ def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
 def file_name(vocabulary: AnyVocabulary) -> VocabularyFile:
     """Under which name a prepared set keeps it."""
     return "tokenizer.json" if isinstance(vocabulary, TokenizerFile) else "vocab.txt"
+
+
+def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
+    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
+
+    A mask is [MASK], or what the vocabulary calls it. Raises ConfigError where the text has none,
+    or is too long.
+    """
+    encoder = make_encoder(vocabulary)
+
+    def encode(part: str) -> list[int]:
+        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
+        return ids
+
+    # Where white space belongs to the word after it, the space before a mask is the mask's own.
+    *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
+    first, *others = [*(part.rstrip() for part in before), last]
+    if not others:
+        raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
+    tokens = [vocabulary.cls_id, *encode(first)]
+    for part in others:
+        tokens += [vocabulary.mask_id, *encode(part)]
+    tokens.append(vocabulary.sep_id)
+    if len(tokens) > most:
+        problem = f"has {len(tokens)} tokens, the model takes {most}"
+        raise ConfigError("text", problem, "shorten it")
+    return tokens
+
+
+def _own_mask(vocabulary: AnyVocabulary) -> str:
+    """What a text may have in the place of [MASK]."""
+    if isinstance(vocabulary, TokenizerFile):
+        return str(vocabulary.tokenizer.id_to_token(vocabulary.mask_id))
+    return MASK

@@ -14,8 +14,7 @@ from mlperf_bert.checkpoint.huggingface.vocabulary_files import (
     WORD_PIECES,
 )
 from mlperf_bert.common.untrusted import parse_json_object
-from mlperf_bert.evaluation.fill import MASK, tokens_of
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
+from mlperf_bert.vocabulary.any_vocabulary import MASK, AnyVocabulary, tokens_of
 from mlperf_bert.vocabulary.tokenizer_file import ROLES, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from mlperf_bert.vocabulary.wordpiece import MAX_WORD_CHARS

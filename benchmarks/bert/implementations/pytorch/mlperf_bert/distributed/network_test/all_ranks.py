@@ -15,8 +15,8 @@ import torch
 import mlperf_bert
 from bert_tools.doctor.checks import LOCAL, NETWORK, make
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.distributed.device import choose_device
-from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name
+from mlperf_bert.distributed.binding import choose_device
+from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name, set_cpu_threads
 from mlperf_bert.distributed.network_test.findings import (
     Finding,
     as_json,
@@ -37,7 +37,6 @@ from mlperf_bert.distributed.network_test.judge import (
 from mlperf_bert.distributed.network_test.measure import measure
 from mlperf_bert.distributed.network_test.meeting import Meeting, MeetingError, meet
 from mlperf_bert.distributed.network_test.options import Options
-from mlperf_bert.distributed.threads import set_cpu_threads
 
 _LAST_WORDS_S = 2.0  # for the reasons of other ranks, once rank 0's collectives failed
 _MORE_S = 30.0  # over a limit that other ranks keep

@@ -1,27 +1,45 @@
-"""Measures squared norms of small and of large batches' gradients in some updates. No host sync.
+"""Measures how noisy the gradients of some updates are, and smooths it for `metrics.jsonl`.
 
-They are what the noise scale comes from (optim/noise_scale.py). Where an update has several
-forwards, on one rank or many, the small batch is a forward's, seen as its gradient leaves the
-backward, and the large one is the update's, seen when it is averaged and before it is clipped.
-Where it has one, two consecutive updates are the small batches and both together the large one.
-Nothing is changed on the way, so weights keep every bit.
+Measured are squared norms of small and of large batches' gradients, which the noise scale comes
+from (noise_scale.py), without a host sync. Where an update has several forwards, on one rank or
+many, the small batch is a forward's, seen as its gradient leaves the backward, and the large one is
+the update's, seen when it is averaged and before it is clipped. Where it has one, two consecutive
+updates are the small batches and both together the large one. Nothing is changed on the way, so
+weights keep every bit.
+
+The preconditioned norms scale each element as Adam and LAMB do, by
+P = 1 / (sqrt(v / (1 - beta_2^t)) + epsilon), from second moments v of before the update: those of
+after it hold a part of the very noise that is measured. But rows of rare words have moments that
+were forgotten: the update itself is held back by what the new gradient adds to v, (1 - beta_2) g^2,
+while P of before it would let a few such elements outweigh all others. So v is not taken below
+(1 - beta_2) times its mean over the tensor, which stands for that g^2. LAMB's trust ratio, one
+number a tensor, is left out.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ClipSection
-from mlperf_bert.distributed.clip_hook import ClipOutcome
-from mlperf_bert.distributed.clip_policies import clips_before, gradient_norm, limit_factor
-from mlperf_bert.optim.flat_buffers import FlatBuffers
-from mlperf_bert.optim.flat_layout import BLOCK
+from mlperf_bert.distributed.bucket_plan import BLOCK
+from mlperf_bert.distributed.clipping import (
+    ClipOutcome,
+    clips_before,
+    gradient_norm,
+    limit_factor,
+)
+from mlperf_bert.distributed.flat_reducer import FlatBuffers
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.preconditioner import least_moment, preconditioner
+from mlperf_bert.optim.noise_scale import NoiseScale
+
+PLAIN, PRECONDITIONED = "noise_scale_plain", "noise_scale"
 
 
 class NoiseMeter(Protocol):
@@ -236,3 +254,85 @@ def _counts(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
     if clips_before(clip):
         spoilt = spoilt + outcome.clipped_fraction
     return (spoilt == 0).double()
+
+
+def least_moment(exp_avg_sq: Tensor, beta_2: float) -> Tensor:
+    """0-d: below which no element of a tensor's second moments is taken."""
+    return (1 - beta_2) * exp_avg_sq.mean()
+
+
+def preconditioner(
+    exp_avg_sq: Tensor, least: Tensor, correction_2: Tensor, epsilon: float
+) -> Tensor:
+    """P, element by element; 0 where there are no moments at all, as before the first update.
+
+    Args:
+        exp_avg_sq: any shape, float32 or float64, as is the result.
+        least: of `least_moment`, 0-d or of a shape that broadcasts.
+        correction_2: 0-d, 1 - beta_2^t after t updates.
+    """
+    moments = torch.maximum(exp_avg_sq, least)
+    is_unknown = moments == 0
+    scaling = moments.div_(correction_2).sqrt_().add_(epsilon).reciprocal_()
+    return scaling.masked_fill_(is_unknown, 0)
+
+
+class NoiseRecord:
+    """Collects an interval's measurements on the device, and reads them once, at its end."""
+
+    def __init__(self, config: RunConfig, world_size: int) -> None:
+        self._batches = measured_batches(config)
+        self._is_on = config.run.noise_interval_steps > 0
+        self._world_size = world_size
+        self._measured: list[Tensor] = []
+        self._scales = _new_scales()
+
+    def add(self, measured: Tensor | None) -> None:
+        """What a step's `NoiseMeter` gave; nothing is read back from the device."""
+        if measured is not None:
+            self._measured.append(measured)
+
+    def values(self) -> dict[str, float | None]:
+        """Both noise scales in sequences, at the end of an interval; None where not known.
+
+        Called by every rank at the same step: measurements are averaged over the ranks.
+        """
+        small, big = self._batches
+        for row in self._rows():
+            if row[4] == 1:  # on every rank
+                self._scales[PLAIN].add(row[0], small, row[1], big)
+                self._scales[PRECONDITIONED].add(row[2], small, row[3], big)
+        return {name: self._scales[name].value for name in (PRECONDITIONED, PLAIN)}
+
+    def _rows(self) -> list[list[float]]:
+        if not self._measured:
+            return []
+        rows, self._measured = torch.stack(self._measured), []
+        if self._world_size > 1:
+            dist.all_reduce(rows)
+            rows /= self._world_size
+        found: list[list[float]] = rows.tolist()  # host sync, once an interval
+        return found
+
+    def state(self) -> dict[str, float]:
+        """What a resumed run needs to go on smoothing, at the end of an interval."""
+        if not self._is_on:
+            return {}
+        return {
+            f"{name}.{key}": value
+            for name, scale in self._scales.items()
+            for key, value in scale.state().items()
+        }
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from a `state()`; anew from one of another version, or where it is empty."""
+        self._measured, self._scales = [], _new_scales()
+        is_state = set(state) == set(self.state()) and all(map(math.isfinite, state.values()))
+        if not (self._is_on and is_state):
+            return
+        for name, scale in self._scales.items():
+            scale.restore({key: state[f"{name}.{key}"] for key in scale.state()})
+
+
+def _new_scales() -> dict[str, NoiseScale]:
+    return {name: NoiseScale() for name in (PLAIN, PRECONDITIONED)}

@@ -1,0 +1,76 @@
+"""Walls that `lint-imports` and ruff keep by pyproject.toml, where they could stand for nothing."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from support import CONFIGS, PACKAGE, REPOSITORY, run_process
+
+RUFF = Path(sys.executable).with_name("ruff")
+IMPORTS = "import os, subprocess, numpy as np, torch, torch.distributed as dist"
+REFUSED = [
+    "import pickle",
+    "from pickle import loads",
+    "from torch import load",
+    "from os import environ",
+    "from .index import open_index",
+    'eval("1")',
+    'exec("1")',
+    "torch.load(path, weights_only=True)",
+    "np.load(path)",
+    "subprocess.run(line, shell=True)",
+    "os.system(line)",
+    'os.getenv("HOME")',
+    "dist.all_gather_object(values, value)",
+]
+HARMLESS = ["model.eval()", "json.load(f)", "subprocess.run(x, shell=False)", "dist.all_reduce(x)"]
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["numba"] = None
+from mlperf_bert.__main__ import main
+for words in sys.argv[1:]:
+    try:
+        status = main(words.split())
+    except SystemExit as end:  # of --help
+        status = end.code
+    assert not status, words
+"""
+
+
+def refused(code: list[str]) -> list[str]:
+    """Those lines that ruff refuses in the package for what they do with data."""
+    command = [RUFF, "check", "--output-format=json", f"--stdin-filename={PACKAGE}/x.py", "-"]
+    text = "\n".join([IMPORTS, *code])
+    done = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True)
+    found = [each for each in json.loads(done.stdout) if each["code"].startswith(("S", "TID"))]
+    rows = {each["location"]["row"] for each in found}
+    return [line for row, line in enumerate(code, start=2) if row in rows]
+
+
+def test_it_would_be_seen() -> None:
+    assert refused(REFUSED) == REFUSED
+
+
+def test_what_is_harmless_is_not_named() -> None:
+    assert refused(HARMLESS) == []
+
+
+def test_files_that_may_more_are_there() -> None:
+    lint = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
+    assert [name for name in lint["per-file-ignores"] if not any(REPOSITORY.glob(name))] == []
+
+
+def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
+    """As they run; what they could import, a contract says."""
+    lines = [
+        "--help",
+        *(f"{name} --help" for name in ("report", "tune", "watch", "package", "squad score")),
+        *(f"plan {name} --help" for name in ("law", "suggest", "cluster", "calibrate")),
+        f"config {CONFIGS}/cpu_tiny.toml",
+        "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16 --no-plot",
+        f"plan memory --config {CONFIGS}/dgxa100_1x8x56x1.toml",
+    ]
+    done = run_process(sys.executable, "-c", WITHOUT_TORCH, *lines)
+    assert done.returncode == 0, done.stderr
