@@ -17,7 +17,7 @@ import torch.distributed as dist
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
@@ -26,7 +26,6 @@ from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, in_session, make_exchange_group
 from mlperf_bert.parts.build import Run, build
-from mlperf_bert.parts.loader import make_planner
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 

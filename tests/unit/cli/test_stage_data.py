@@ -16,9 +16,9 @@ from mlperf_bert.cli.stage_data import PAGE_BYTES, copy_samples, planned_samples
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.exit_statuses import TARGET_MISSED
 from mlperf_bert.config.files import load_config
+from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex, Manifest, sidecar_path
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.parts.loader import make_planner
 from support import metrics_losses
 
 Command = Callable[..., int]

@@ -24,6 +24,7 @@ from mlperf_bert.common.untrusted import file_digest, open_regular_file
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import DatasetPlace, LengthIndex, sidecar_path
 from mlperf_bert.data.open_data import check_batch_fits, open_index
 from mlperf_bert.data.set_checks import (
@@ -109,8 +110,6 @@ def stage_data(
 
 def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray[np.bool_]:
     """Which samples, bool [N], the ranks of a node read up to `run.max_steps` and a bit beyond."""
-    from mlperf_bert.parts.loader import make_planner  # and torch with it
-
     parallel = config.parallel
     assert config.run.seed != "random"
     planner = make_planner(config, index, config.run.seed)

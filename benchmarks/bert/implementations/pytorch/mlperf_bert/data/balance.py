@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,
@@ -22,8 +24,8 @@ from mlperf_bert.config.sections import (
     Deal,
     LossNormalization,
 )
-from mlperf_bert.data.index import CountsByLength
-from mlperf_bert.data.sampler import Int64Array, Sampler
+from mlperf_bert.data.index import CountsByLength, LengthIndex, masked_count_table
+from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 Float64Array = NDArray[np.float64]
 RESOLUTION = 2048  # steps in which a cost is counted where it is not a small integer
@@ -349,3 +351,38 @@ def _sums(values: NDArray[Any], counts: Int64Array) -> Float64Array:
 def _imbalance(cost: NDArray[Any]) -> float:
     per_rank = cost.sum(axis=1)
     return float(per_rank.max() / per_rank.mean())
+
+
+def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
+    """The step planner of the whole job."""
+    data, parallel = config.data, config.parallel
+    linear, quadratic = config.cost_coefficients
+    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
+    if data.masking == "dynamic":
+        table = masked_count_table(
+            index.manifest.max_seq_length, data.max_predictions, data.masking_rate
+        )
+        masked_counts = CountsByLength(index.lengths, table)
+    return StepPlanner(
+        make_sampler(
+            data.sampler,
+            order_by_length=index.order_by_length,
+            length_histogram=index.manifest.length_histogram,
+            global_batch_size=parallel.global_batch_size,
+            seed=derive_seed(seed, "sampler"),
+            quantiles=data.quantiles,
+        ),
+        index.lengths,
+        masked_counts,
+        world_size=parallel.world_size,
+        grad_accum_steps=parallel.grad_accum_steps,
+        loss_normalization=config.optim.loss_normalization,
+        balance=Balance(
+            policy=data.balance,
+            ranks_per_node=parallel.ranks_per_node,
+            deal=data.deal,
+            counts=data.counts_per_rank,
+        ),
+        balance_model=data.balance_model,
+        cost=CostModel(linear=linear, quadratic=quadratic),
+    )

@@ -26,7 +26,7 @@ from mlperf_bert.common.health import Health
 from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import Loader
@@ -61,7 +61,7 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale, no_loss_s
 from mlperf_bert.optim.noise_meter import make_noise_meter
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
-from mlperf_bert.parts.loader import build_loader, make_planner
+from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.environment import git_commit

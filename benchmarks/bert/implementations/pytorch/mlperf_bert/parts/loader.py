@@ -1,18 +1,15 @@
-"""A config's data becomes step plans, and the loader that brings a rank its batches."""
+"""A config's data becomes the loader that brings a rank its batches."""
 
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import Balance, CostModel, StepPlanner
+from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.gather import Gatherer, ReadAhead
-from mlperf_bert.data.index import CountsByLength, LengthIndex, masked_count_table
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
 from mlperf_bert.data.masking import DynamicMasks
@@ -25,48 +22,12 @@ from mlperf_bert.data.mpi_readers import (
     serve_trainer,
 )
 from mlperf_bert.data.open_data import open_index
-from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
-
-
-def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
-    """The step planner of the whole job."""
-    data, parallel = config.data, config.parallel
-    linear, quadratic = config.cost_coefficients
-    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
-    if data.masking == "dynamic":
-        table = masked_count_table(
-            index.manifest.max_seq_length, data.max_predictions, data.masking_rate
-        )
-        masked_counts = CountsByLength(index.lengths, table)
-    return StepPlanner(
-        make_sampler(
-            data.sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.manifest.length_histogram,
-            global_batch_size=parallel.global_batch_size,
-            seed=derive_seed(seed, "sampler"),
-            quantiles=data.quantiles,
-        ),
-        index.lengths,
-        masked_counts,
-        world_size=parallel.world_size,
-        grad_accum_steps=parallel.grad_accum_steps,
-        loss_normalization=config.optim.loss_normalization,
-        balance=Balance(
-            policy=data.balance,
-            ranks_per_node=parallel.ranks_per_node,
-            deal=data.deal,
-            counts=data.counts_per_rank,
-        ),
-        balance_model=data.balance_model,
-        cost=CostModel(linear=linear, quadratic=quadratic),
-    )
 
 
 def build_loader(
