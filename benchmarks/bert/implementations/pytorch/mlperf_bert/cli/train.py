@@ -132,12 +132,11 @@ def _train_in(
 ) -> int:
     from mlperf_bert.common.seeds import choose_seed
     from mlperf_bert.distributed.session import from_rank_zero, in_session
-    from mlperf_bert.parts.build import Run, build
+    from mlperf_bert.parts.build import Run
     from mlperf_bert.parts.loader import dismiss_reader
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.signals.whereabouts import Whereabouts
-    from mlperf_bert.train import train
 
     whereabouts = Whereabouts()
 
@@ -164,18 +163,7 @@ def _train_in(
             cache_cleared=args.cache_cleared,
             whereabouts=whereabouts,
         )
-        parts = build(run)
-        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
-            parts.reporter.line(parts.in_words())
-            parts.reporter.line(_hint("watch it from another terminal", "watch", directory))
-            outcome = train(parts)
-            reached = outcome.status == "success"
-            parts.reporter.line(
-                f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
-                f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
-            )
-            parts.reporter.line(_what_next(args, run, outcome.stopped_by))
-        return _leave(args, info, reached, outcome.stopped_by)
+        return _train_and_tell(args, run)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
     with SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
@@ -188,6 +176,25 @@ def _train_in(
             config.parallel.binding,
             whereabouts=whereabouts,
         )
+
+
+def _train_and_tell(args: argparse.Namespace, run: "Run") -> int:
+    """Train, say how it went and how to go on; the exit status."""
+    from mlperf_bert.parts.build import build
+    from mlperf_bert.train import train
+
+    parts = build(run)
+    with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+        parts.reporter.line(parts.in_words())
+        parts.reporter.line(_hint("watch it from another terminal", "watch", run.directory))
+        outcome = train(parts)
+        reached = outcome.status == "success"
+        parts.reporter.line(
+            f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
+            f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
+        )
+        parts.reporter.line(_what_next(args, run, outcome.stopped_by))
+    return _leave(args, run.info, reached, outcome.stopped_by)
 
 
 def _agree_on_start(
