@@ -13,7 +13,7 @@
 #   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     once a rank
 #   benchmarks/bert/implementations/pytorch/launch/docker.sh [-- ...]               a container
 #
-#   CONFIG   TOML file                              [configs/cpu_tiny.toml; with CORPUS own_text_cpu.toml]
+#   CONFIG   TOML file, or name of a shipped one    [cpu_tiny; with CORPUS own_text_cpu]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
 #   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
 #            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own
@@ -39,8 +39,9 @@ if [ ! -d "$root/$launch" ]; then
     exit 2
 fi
 configs=$root/benchmarks/bert/implementations/pytorch/mlperf_bert/configs
-if [ -n "${CORPUS:-}" ]; then CONFIG=${CONFIG:-$configs/own_text_cpu.toml}; fi
-CONFIG=${CONFIG:-$configs/cpu_tiny.toml}
+if [ -n "${CORPUS:-}" ]; then CONFIG=${CONFIG:-own_text_cpu}; fi
+CONFIG=${CONFIG:-cpu_tiny}
+if [ ! -e "$CONFIG" ] && [ -f "$configs/$CONFIG.toml" ]; then CONFIG=$configs/$CONFIG.toml; fi
 NEXP=${NEXP:-1}
 MAX_RESTARTS=${MAX_RESTARTS:-0} # none: a run that is timed is one run
 requeued=0
@@ -133,7 +134,7 @@ drop_caches() {
 test_network() { # an all-reduce of all ranks, before the clock
     local status=0
     [ "${NETWORK_TEST:-1}" = 1 ] || return 0
-    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert doctor --only network --timeout 300 \
+    with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert network-test --timeout 300 \
         --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || status=$?
     [ "$status" != 1 ] || fail "ranks cannot reach each other; NETWORK_TEST=0 skips this test" 1
     [ "$status" = 0 ] || exit "$status"

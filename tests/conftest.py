@@ -1,6 +1,7 @@
 """Data sets and configs made once a test session."""
 
 import pickle
+import socket
 import subprocess
 from pathlib import Path
 
@@ -52,3 +53,17 @@ def cpu_tiny_run(checkout: Path, shared_directory: Path) -> subprocess.Completed
             kept.write_bytes(pickle.dumps(run))
         done: subprocess.CompletedProcess[str] = pickle.loads(kept.read_bytes())
     return done
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free port that MASTER_PORT names, and no launcher's variables."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(number))
+    return number

@@ -7,7 +7,7 @@ foretells both its neighbours, and only a sentence masked as a whole cannot be k
 import random
 from pathlib import Path
 
-from mlperf_bert.data.sidecar import Segments
+from mlperf_bert.data.index import Segments
 from support import prepare_small
 
 NUM_CYCLES = 8

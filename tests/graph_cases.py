@@ -11,14 +11,12 @@ from torch import Tensor
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.padding import pad
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.eager import Step
 
 CPU = torch.device("cpu")

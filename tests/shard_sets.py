@@ -9,10 +9,9 @@ import torch
 
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.index import Manifest, ShardEntry, write_index
-from mlperf_bert.data.published_shapes import SHORTEST
+from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index
+from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.data.shards import Samples
-from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.shard_job import write_shard
 

@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 from mlperf_bert.common.records import write_json
-from mlperf_bert.data.index import OWN_DIGEST, Manifest, ShardEntry, write_index
+from mlperf_bert.data.index import (
+    OWN_DIGEST,
+    Manifest,
+    ShardEntry,
+    read_sidecar,
+    sidecar_path,
+    write_index,
+)
 from mlperf_bert.data.shards import Shard
-from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.shard_job import write_shard

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleMaker, compile_examples

@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlperf_bert.cli import reader_process
-from mlperf_bert.cli.reader_process import run_reader
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import RankInfo, read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.parts.build import build
+from mlperf_bert.parts import loader as data_of_config
+from mlperf_bert.parts.build import Run, build
+from mlperf_bert.parts.loader import run_reader
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.step.warm_up import warm_up
 
@@ -100,7 +100,7 @@ def main() -> None:
 def be_a_process(folder: Path, steps: int, json_path: Path | None) -> None:
     """Train or read for every policy, first as fast as it goes, then slowed."""
     torch.set_num_threads(1)
-    reader_process.SampleReader = SlowReader  # type: ignore[attr-defined]
+    data_of_config.SampleReader = SlowReader  # type: ignore[attr-defined]
     rows: list[Waiting] = []
     with mpi_process(read_rank_info()) as process:
         info = process.role.info
@@ -146,7 +146,16 @@ def wait(
     steps: int,
 ) -> list[float]:
     """Step time, waiting per step and waiting for the first batch of one trainer, all in ms."""
-    parts = build(config, data, RunDirectory(root, 0), process.role.info, device, None, process)
+    run = Run(
+        config=config,
+        seed=int(config.run.seed),
+        info=process.role.info,
+        device=device,
+        data_dir=data,
+        directory=RunDirectory(root, 0),
+        process=process,
+    )
+    parts = build(run)
     waits = []
     with parts.reporter, closing(parts.metrics_file), closing(parts.log), parts.loader as batches:
         warm_up(config, parts.step, parts.model, parts.optimizer, device)

@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from bert_tools.plan.recipes import LambRecipe, lamb_recipe, published_sets
-from mlperf_bert.config.checks import CLOSED_MOST_BATCH
+from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
 from mlperf_bert.evaluation.convergence import convergence_points, expected_samples
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "hyperparameters.png"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mlperf_bert.config.files import config_to_tables, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ClipSection
+from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
@@ -33,8 +34,7 @@ from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.parts.loader import make_planner
-from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.build import make_model
 from mlperf_bert.step.eager import forward
 
 WARM_UP_SAMPLES = 4096

@@ -16,15 +16,14 @@ from mlperf_bert.common.atomic import make_directory, replaced_file, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import correct_predictions
-from mlperf_bert.parts.loader import make_planner
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.prepare.corpus import prepare_embedded
 from mlperf_bert.step.eager import EagerStep, forward
 

@@ -23,8 +23,8 @@ from bert_tools.bench.batches import run_updates
 from bert_tools.bench.run_options import make_config
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.config.files import load_config
+from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.capacity_staging import blank
 from mlperf_bert.model import bert, fp8_blocks
 from mlperf_bert.model.attention_choice import AttentionChoice
 from mlperf_bert.model.bert import BertForPretraining

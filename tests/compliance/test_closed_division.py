@@ -20,11 +20,11 @@ from checkpoint_cases import save_checkpoint
 from easy_text import MAX_PREDICTIONS, MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.build import make_model
 from mlperf_bert.run.mlperf_log import RESERVED_WORDS
 from support import mlperf_records, run_cli, run_process
 

@@ -22,7 +22,7 @@ from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.clipping import ClipState, clip_hook, make_clipping, plain_wire
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session
-from mlperf_bert.parts.build import build
+from mlperf_bert.parts.build import Run, build
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 
@@ -207,7 +207,10 @@ def run(
         "parallel.bucket_cap_mb=0.02",
     )
     case = load_config(config, (*sizes, *others, *RUNS[name]))
-    parts = build(case, data, RunDirectory(output / name, 0), info, device, None)
+    seed, directory = int(case.run.seed), RunDirectory(output / name, 0)
+    parts = build(
+        Run(config=case, seed=seed, info=info, device=device, data_dir=data, directory=directory)
+    )
     if info.rank == info.world_size - 1:
         spoil(parts.model, name, case.parallel.grad_accum_steps)
     with parts.reporter, closing(parts.metrics_file), closing(parts.log):

@@ -17,16 +17,15 @@ import torch.distributed as dist
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, in_session, make_exchange_group
-from mlperf_bert.parts.build import build
-from mlperf_bert.parts.loader import make_planner
+from mlperf_bert.parts.build import Run, build
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 
@@ -140,7 +139,7 @@ def error_of_other_nodes(info: RankInfo) -> str:
 def main(config_path: Path, data: Path, output: Path) -> int:
     """Do everything one after the other, in one process group."""
 
-    def run(info: RankInfo, device: torch.device) -> int:
+    def run_rank(info: RankInfo, device: torch.device) -> int:
         config = load_config(config_path, SIZES)
         seen = {
             "broken": error_of_a_broken_reader(config, data, info),
@@ -155,12 +154,20 @@ def main(config_path: Path, data: Path, output: Path) -> int:
         (output / f"rank_{info.rank}.json").write_text(json.dumps(seen))
         for name, settings in TRAIN_CASES.items():
             case = load_config(config_path, (*SIZES, *settings, *WITHOUT_EXTRAS))
-            parts = build(case, data, RunDirectory(output / name, 0), info, device, None)
+            run = Run(
+                config=case,
+                seed=int(case.run.seed),
+                info=info,
+                device=device,
+                data_dir=data,
+                directory=RunDirectory(output / name, 0),
+            )
+            parts = build(run)
             with parts.reporter, closing(parts.metrics_file), closing(parts.log):
                 train(parts)
         return 0
 
-    return in_session(run, "cpu", "refuse")
+    return in_session(run_rank, "cpu", "refuse")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 from exchange_job import digest, planned_batches
 
-from mlperf_bert.cli.reader_process import run_reader
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.mpi_pair import Pair
-from mlperf_bert.data.mpi_source import MpiSource
+from mlperf_bert.data.mpi_readers import MpiSource, Pair
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
-from mlperf_bert.parts.loader import make_planner
+from mlperf_bert.parts.loader import run_reader
 
 SIZES = (
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=4", "parallel.grad_accum_steps=2"),

@@ -58,7 +58,7 @@ def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tenso
 
 
 def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
-    """As build_step.py plans it."""
+    """As `parts/build.py` plans it."""
     named = dict(model.named_parameters())
     numel = {name: each.numel() for name, each in named.items()}
     item_bytes = next(iter(named.values())).element_size()

@@ -15,8 +15,7 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.eager import EagerStep
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from reader_job import POLICIES, STEPS
 from test_opened_files import SITE_CUSTOMIZE
 
 from forked_ranks import free_port
-from support import PACKAGE, metrics_losses, run_cli, run_process
+from support import PACKAGE, TOOLS, metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
 WITH_READERS = tuple(
@@ -87,7 +87,7 @@ def test_the_whole_command_trains_as_one_rank_does(
     done = run_process(
         *(*mpiexec, "-m", "mlperf_bert", *command, tmp_path / "run", *WITH_READERS),
         MASTER_PORT=free_port(),
-        PYTHONPATH=os.pathsep.join((str(tmp_path), str(PACKAGE.parent))),
+        PYTHONPATH=os.pathsep.join(map(str, (tmp_path, PACKAGE.parent, TOOLS.parent))),
         TRACED_DATA=str(synthetic_data),
         TRACED_LOG=str(tmp_path / "run" / "result_0.txt"),
         TRACE=str(tmp_path / "trace.jsonl"),

@@ -5,18 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.capacity_staging import CapacityStaging
-from mlperf_bert.data.choose_capacity import plan_shapes, shape_of
+from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.batch import UnpaddedBatch, pad
+from mlperf_bert.data.capacity import plan_shapes, shape_of
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
 from mlperf_bert.data.masking import DynamicMasks
-from mlperf_bert.data.padding import pad
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.staging import CapacityStaging
 from shard_sets import MAX_PREDICTIONS, assert_same_batch, write_set
 
 pytestmark = pytest.mark.skipif(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from listening import listeners, tree
-from support import PACKAGE, REPOSITORY, make_tiny_inputs, metrics_losses, run_process
+from support import PACKAGE, REPOSITORY, TOOLS, make_tiny_inputs, metrics_losses, run_process
 
 sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-21-overlap"))
 from overlap_link import ADDRESSES, INTERFACE, linked_namespaces
@@ -167,7 +167,7 @@ def start_task(rank: int, host: str, words: Sequence[object], audit: Path) -> su
         "SLURM_STEP_NODELIST": ADDRESSES[0],
         "OMP_NUM_THREADS": "1",
         "PICKLE_AUDIT": str(audit),
-        "PYTHONPATH": os.pathsep.join((str(HOOK), str(PACKAGE.parent))),
+        "PYTHONPATH": os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent))),
     }
     return subprocess.Popen(
         ["ip", "netns", "exec", host, sys.executable, "-m", "mlperf_bert", *map(str, words)],

@@ -16,8 +16,7 @@ import numpy as np
 
 import verify_cases as cases
 from mlperf_bert.common.records import write_json
-from mlperf_bert.data.index import INDEX_ARRAYS
-from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
+from mlperf_bert.data.index import INDEX_ARRAYS, read_sidecar, sidecar_path
 
 SHARD = "train/shards/b.hdf5"
 SIDECAR = "train/shards/b.hdf5.json"

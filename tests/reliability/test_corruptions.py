@@ -18,12 +18,12 @@ from corruption_table import (
 from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.evaluation.batches import HeldOutBatches
-from mlperf_bert.parts.loader import make_planner
 from support import REPOSITORY, TINY_CONFIG, run_cli
 from verify_cases import check, copy_of, make_pair
 

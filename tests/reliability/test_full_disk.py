@@ -10,8 +10,8 @@ from full_disk import MISTAKE, PAGE, disk, files_of, sweep
 
 from bert_tools.tune.journal import check_journal, open_journal
 from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import Shard
-from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.run.mlperf_log import MlperfLog

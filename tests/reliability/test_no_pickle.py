@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support import PACKAGE, make_tiny_inputs, run_cli, run_process
+from support import PACKAGE, TOOLS, make_tiny_inputs, run_cli, run_process
 
 HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_RANKS = ("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8")
@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def watched(directory: Path, *arguments: object, status: int, processes: int = 3) -> None:
     """Run a command; fail where one of its processes, so many at least, unpickles."""
     log = directory / "audit.jsonl"
-    path = os.pathsep.join((str(HOOK), str(PACKAGE.parent)))
+    path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
     done = run_cli(*arguments, PICKLE_AUDIT=str(log), PYTHONPATH=path)
     assert done.returncode == status, done.stderr
     entries = [json.loads(line) for line in log.read_text().splitlines()]

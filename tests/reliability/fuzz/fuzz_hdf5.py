@@ -8,7 +8,7 @@ from random import Random
 
 from fuzz_mutations import mutate_bytes
 
-from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.data.index import read_sidecar
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.full import LAYOUT_READER, check_structure
 

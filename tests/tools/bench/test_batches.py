@@ -6,8 +6,7 @@ import pytest
 from bert_tools.bench.batches import make_updates, padded, run_updates, shape_of, with_total
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.published_shapes import SHORTEST, real_lengths, run_shapes
+from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
 from support import CONFIGS
 
 LONGEST = 64

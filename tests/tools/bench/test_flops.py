@@ -8,10 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bert_tools.bench.batches import MAX_PREDICTIONS, make_updates
 from bert_tools.bench.flops import done_flops, model_flops
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.padding import pad
-from mlperf_bert.data.published_shapes import MASKED_SHARE
+from mlperf_bert.data.length_histogram import MASKED_SHARE, wikipedia_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 

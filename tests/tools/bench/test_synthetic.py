@@ -3,7 +3,7 @@
 import numpy as np
 
 from bert_tools.bench.synthetic import synthetic_samples
-from mlperf_bert.data.published_shapes import SHORTEST
+from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.data.shards import Samples
 
 LENGTHS = np.array([SHORTEST, 6, 10, 13, 30, 31, 200, 506, 512])

@@ -17,8 +17,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.network_test.findings import Finding
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.findings import Finding, Options
 
 
 def device(number: int, **changes: Any) -> dict[str, Any]:

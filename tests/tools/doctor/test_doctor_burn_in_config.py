@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bert_tools.doctor import burn_in_config
-from mlperf_bert.config.checks import has_bert_large_sizes
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import has_bert_large_sizes
 from support import CONFIGS
 
 GIB = 2**30

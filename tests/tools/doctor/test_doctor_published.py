@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bert_tools.doctor.burn_in_findings import judge_published, published_rate
-from mlperf_bert.config.checks import has_bert_large_sizes, is_bert_large
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import has_bert_large_sizes, is_bert_large
 from mlperf_bert.config.sections import ModelSection
 
 

@@ -8,8 +8,7 @@ import pytest
 from bert_tools.doctor import packages, storage
 from bert_tools.doctor.storage import ReadRate
 from mlperf_bert.config.files import load_config
-from mlperf_bert.distributed.network_test.findings import examined
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.findings import Options, examined
 
 RATE = ReadRate(
     where=Path("/data"), source="shards", file_system="ext4", bytes_read=2**28, seconds=0.5

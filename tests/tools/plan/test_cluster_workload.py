@@ -10,10 +10,9 @@ from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, SamplerName
-from mlperf_bert.data.balance import Balance
+from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.length_histogram import read_histogram
 from mlperf_bert.data.sampler import UniformSampler
-from mlperf_bert.data.step_plan import StepPlanner
 
 PUBLISHED = software("nvidia_v2_0")
 

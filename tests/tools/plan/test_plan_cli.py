@@ -12,12 +12,10 @@ import pytest
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.balance import Balance, CostModel
-from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.balance import Balance, CostModel, StepPlanner
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.length_histogram import LengthHistogram
-from mlperf_bert.data.sampler import UniformSampler
-from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.sampler import UniformSampler, make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
 from support import run_process
 

@@ -1,6 +1,7 @@
 """How the program leaves: ranks without the interpreter's end; where nobody reads its output."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert import package_version
+from mlperf_bert.__main__ import COMMANDS
 from support import CONFIGS, REPOSITORY, run_process
 
 LOG = REPOSITORY / "results" / "cpu_2core_pytorch" / "bert" / "result_0.txt"
@@ -121,6 +124,7 @@ def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> No
 ASKED_TO_END = """
 import os, signal, sys, time
 from mlperf_bert import __main__ as program
+from mlperf_bert.cli import fill
 number, before = int(sys.argv[1]), sys.argv[2]
 signal.signal(number, getattr(signal, before))
 def run(args):
@@ -131,16 +135,44 @@ def run(args):
         for other in (signal.SIGTERM, signal.SIGHUP):  # no second end of what cleans up
             os.kill(os.getpid(), other)
     return 0
-program.fill_cli.run = run
+fill.run = run
 sys.argv[1:] = ["fill", "--checkpoint", "x", "a [MASK]"]
 program.entry()
 """
 
 
 def test_a_signal_while_options_are_read_is_one_line() -> None:
-    code = "import os\nprogram._parser = lambda: os.kill(os.getpid(), 1)"
+    code = "import os\nprogram._parser = lambda words: os.kill(os.getpid(), 1)"
     done = run_process(sys.executable, "-c", ENTRY.format(code))
     assert (done.returncode, done.stderr) == (75, "mlperf_bert: interrupted by SIGHUP\n")
+
+
+def test_the_version_is_said() -> None:
+    done = run_process(sys.executable, "-m", "mlperf_bert", "--version")
+    assert (done.returncode, done.stdout) == (0, f"mlperf_bert {package_version()}\n")
+
+
+def test_help_names_all_commands_and_loads_none() -> None:
+    code = (
+        "import atexit\natexit.register(lambda: print(sorted(sys.modules)))\nsys.argv[1:] = ['-h']"
+    )
+    done = run_process(sys.executable, "-c", ENTRY.format(code))
+    shown, loaded = done.stdout.rsplit("\n[", 1)
+    for name, (module, text) in COMMANDS.items():
+        assert re.search(rf"^    {name}\s+{re.escape(text)}$", shown, re.MULTILINE)
+        assert f"'{module}'" not in loaded
+
+
+def test_without_the_tools_their_commands_are_not_offered() -> None:
+    blocked = "sys.modules['bert_tools'] = None\nsys.argv[1:] = [{!r}]"
+    shown = run_process(sys.executable, "-c", ENTRY.format(blocked.format("--help")))
+    named = set(re.findall(r"^    ([a-z-]+)\s", shown.stdout, re.MULTILINE))
+    own = {name for name, (module, _) in COMMANDS.items() if module.startswith("mlperf_bert.")}
+    assert (shown.returncode, named) == (0, own)
+    typed = run_process(sys.executable, "-c", ENTRY.format(blocked.format("report")))
+    assert typed.returncode == 2
+    assert typed.stderr.startswith("mlperf_bert: error: report: is one of the tools, which are not")
+    assert typed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])

@@ -16,13 +16,12 @@ from bert_tools.squad.options import DataOptions
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.bounds import Bounds, bounds_of
 from mlperf_bert.config.files import checked_setting, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
-from mlperf_bert.parts import start as build_start
-from mlperf_bert.parts.start import check_memory
+from mlperf_bert.parts import build
+from mlperf_bert.parts.build import check_memory
 from support import TINY_CONFIG, run_process
 
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)
@@ -148,9 +147,9 @@ def test_a_machine_is_asked_whether_it_can_hold_them(
         run_on_ranks([], 10**6)
     config = load_config(tiny)
     needed = 8 * config.model.num_parameters
-    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed)
+    monkeypatch.setattr(build, "memory_bytes", lambda: needed)
     check_memory(config, torch.device("cpu"), pytest.fail)
-    monkeypatch.setattr(build_start, "memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(build, "memory_bytes", lambda: needed - 1)
     with pytest.raises(ConfigError, match=r"^model.hidden_size: makes a model whose weights"):
         check_memory(config, torch.device("cpu"), pytest.fail)
 

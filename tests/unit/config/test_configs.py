@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bert_tools.plan.recipes import lamb_recipe
-from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 from mlperf_bert.evaluation.convergence import expected_samples
 from mlperf_bert.optim.schedule import learning_rate
 from support import CONFIGS, REPOSITORY

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlperf_bert.config.sections import SamplerName
-from mlperf_bert.data.balance import Balance
+from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,
     LADDER_STEP,
@@ -16,9 +16,8 @@ from mlperf_bert.data.capacity import (
     ForwardSizes,
     waste,
 )
-from mlperf_bert.data.choose_sampler import make_sampler
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+from mlperf_bert.data.sampler import make_sampler
 
 DRAWS = 500
 LENGTHS = np.sort(wikipedia_lengths().draw_evenly(100_000, seed=1)).astype(np.uint16)

@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 
 from mlperf_bert.config.sections import SamplerName
-from mlperf_bert.data.balance import Balance
-from mlperf_bert.data.capacity import LADDER_CAPACITIES, ForwardSizes
-from mlperf_bert.data.choose_capacity import PLANNED_STEPS, WASTE, plan_shapes, shape_of
-from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.data.capacity import (
+    LADDER_CAPACITIES,
+    PLANNED_STEPS,
+    WASTE,
+    ForwardSizes,
+    plan_shapes,
+    shape_of,
+)
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.sampler import make_sampler
 
 LENGTHS = wikipedia_lengths().draw_evenly(20_000, 1).astype(np.uint16)
 MASKED = np.clip(np.rint(LENGTHS * 0.15), 1, 76).astype(np.uint8)

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from test_token_packets import SMALL, make_samples
 
 from mlperf_bert.config.sections import BalancePolicy, Deal
-from mlperf_bert.data.balance import Balance
+from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
 from mlperf_bert.data.exchange import dealt
-from mlperf_bert.data.exchange_routes import wanted_places
+from mlperf_bert.data.mpi_readers import wanted_places
 from mlperf_bert.data.sampler import UniformSampler
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 from mlperf_bert.data.token_packets import join, to_packet
 
 DEALS: tuple[Deal, ...] = ("snake", "one_direction")

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data import gather
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.compiled_gather import fill, measure
-from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.gather import Gatherer, fill, measure
+from mlperf_bert.data.index import DATASET_DTYPES, Manifest, read_sidecar
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.sidecar import DATASET_DTYPES, read_sidecar
 from shard_sets import assert_same_batch, write_set
 
 DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}

@@ -10,17 +10,15 @@ import pytest
 import torch
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data import read_ahead as read_ahead_module
+from mlperf_bert.data import gather as gather_module
+from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.gather import STEPS_AFTER_A_FAULT, Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DirectSource, Loader
-from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.data.read_ahead import STEPS_AFTER_A_FAULT, ReadAhead
-from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.sampler import Int64Array, UniformSampler
 from mlperf_bert.data.shards import SampleReader, Samples, Shard
 from mlperf_bert.data.staging import Staging
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
 
 CPU = torch.device("cpu")
 
@@ -152,7 +150,7 @@ def test_advice_ends_when_nothing_waits_for_the_disk(
     advised: list[str] = []
     faults = 0
     monkeypatch.setattr(Shard, "will_need", lambda self, name, *_: advised.append(name))
-    monkeypatch.setattr(read_ahead_module, "_major_faults", lambda: faults)
+    monkeypatch.setattr(gather_module, "_major_faults", lambda: faults)
     read_ahead, plans = ReadAhead(gatherer, 0), [planner.plan(1), planner.plan(2)]
 
     def advised_steps(steps: int) -> int:

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlanner
 from shard_sets import assert_same_batch, write_set
 
 CPU = torch.device("cpu")

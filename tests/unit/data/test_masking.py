@@ -12,16 +12,21 @@ from hypothesis import strategies as st
 from chi_square import chi_square, critical_value
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.sections import MASKING_RATES
+from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import LengthIndex, Manifest
+from mlperf_bert.data.index import (
+    CountsByLength,
+    LengthIndex,
+    Manifest,
+    masked_count_table,
+    special_ids,
+)
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.data.mask_counts import CountsByLength, masked_count_table, special_ids
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlanner
 from plain_masking import plain_masks
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set
 

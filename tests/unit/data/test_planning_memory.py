@@ -18,10 +18,9 @@ ALLOWED_BYTES = 64 * 2**20
 PLAN = """
 import itertools, json, resource, sys
 from pathlib import Path
-from mlperf_bert.data.balance import Balance, CostModel
-from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.balance import Balance, CostModel, StepPlanner
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.sampler import make_sampler
 
 def private_bytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.untrusted import map_file
 from mlperf_bert.data import shards
-from mlperf_bert.data.file_checks import map_file
 from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, ShardSettings, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import ShardSettings, read_sidecar
 from mlperf_bert.prepare.examples import ExampleMaker
 from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary

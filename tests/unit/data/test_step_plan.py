@@ -15,10 +15,8 @@ from mlperf_bert.config.sections import (
     LossNormalization,
     SamplerName,
 )
-from mlperf_bert.data.balance import Balance, CostModel
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
+from mlperf_bert.data.sampler import Int64Array, make_sampler
 
 LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
 MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from chi_square import chi_square, critical_value
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.data.sampler import Sampler
-from mlperf_bert.data.strata import (
+from mlperf_bert.data.sampler import (
     PUBLISHED_COUNTS,
+    Int64Array,
     PublishedStrataSampler,
+    Sampler,
     Strata,
     StrataSampler,
 )

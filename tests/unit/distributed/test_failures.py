@@ -141,7 +141,7 @@ def test_over_nccl_other_ranks_are_waited_for_wherever_the_host_wants_a_number(
     ("module", "lines"),
     [
         ("mlperf_bert.data.shards", 1),
-        ("mlperf_bert.data.mpi_pair", 1),
+        ("mlperf_bert.data.mpi_readers", 1),
         ("mlperf_bert.data.exchange", 0),
     ],
 )

@@ -18,7 +18,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.evaluation.fill import fill
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.build import make_model
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 

@@ -64,13 +64,15 @@ def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess
     return done, asked.read_text().splitlines() if asked.exists() else []
 
 
-def test_one_task_a_gpu_on_every_node(job: dict[str, str]) -> None:
-    _, asked = run({**job, "SRUN_OPTIONS": "--mpi=pmi2 --label"}, "--", "--set", "run.device=cpu")
+@pytest.mark.parametrize("config", [DGX, DGX.stem])
+def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> None:
+    environ = {**job, "CONFIG": str(config), "SRUN_OPTIONS": "--mpi=pmi2 --label"}
+    _, asked = run(environ, "--", "--set", "run.device=cpu")
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
     assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
-    doctor = f"{sys.executable} -m mlperf_bert doctor --only network --timeout 300"
-    assert network.endswith(f"{doctor} --config {DGX} --set run.device=cpu")
+    words = f"{sys.executable} -m mlperf_bert network-test --timeout 300"
+    assert network.endswith(f"{words} --config {DGX} --set run.device=cpu")
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
     assert f"-m mlperf_bert train --config {DGX} --data {job['DATADIR']}" in train
@@ -152,7 +154,7 @@ def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job: dict[str, str], stat
 
 def test_a_failed_network_stops_before_training(job: dict[str, str]) -> None:
     srun = Path(job["PATH"].split(":")[0]) / "srun"
-    srun.write_text(SRUN + "case $asked in *doctor*) exit 1 ;; esac\n")
+    srun.write_text(SRUN + "case $asked in *network-test*) exit 1 ;; esac\n")
     done, asked = run(job)
     assert done.returncode == 1
     assert "ranks cannot reach each other" in done.stderr

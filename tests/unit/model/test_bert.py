@@ -17,8 +17,8 @@ from model_cases import (
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.padding import pad
 from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows
 from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums
 

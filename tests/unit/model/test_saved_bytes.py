@@ -14,19 +14,18 @@ from torch import Tensor
 from bert_tools.bench.batches import run_updates
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import UnpaddedBatch, blank
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.capacity_staging import blank
 from mlperf_bert.model import bert, fp8_blocks
 from mlperf_bert.model.attention_choice import AttentionChoice
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.saved_bytes import Kernels, SavedBytes
 from mlperf_bert.parts.memory_plan import (
     expected_forward,
     forward_of_lengths,
     forward_of_shape,
     kernels_of,
 )
-from mlperf_bert.parts.memory_saved import Kernels, SavedBytes
 from mlperf_bert.step.eager import weights_dtype
 from support import CONFIGS
 

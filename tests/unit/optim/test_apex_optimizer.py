@@ -22,8 +22,7 @@ from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
 from mlperf_bert.optim.optimizers import BY_APEX, adamw_update, lamb_update, make_optimizer_alone
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.warm_up import synthetic_batch, warm_up
 from support import TINY_CONFIG
 

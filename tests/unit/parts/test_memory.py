@@ -18,6 +18,7 @@ from mlperf_bert.common.errors import MISTAKE, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.parts.build import check_memory
 from mlperf_bert.parts.memory_plan import (
     GIB,
     USABLE_OF_NAMED,
@@ -27,7 +28,6 @@ from mlperf_bert.parts.memory_plan import (
     plan_memory,
     refuse_what_cannot_fit,
 )
-from mlperf_bert.parts.start import check_memory
 from support import CONFIGS, run_process
 
 CPU = torch.device("cpu")

@@ -18,8 +18,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.flat_optimizer import LossScale
-from mlperf_bert.parts.start import make_model
-from mlperf_bert.parts.step import build_step
+from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.eager import weights_dtype
 from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW

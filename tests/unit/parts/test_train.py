@@ -12,7 +12,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.parts.memory_forward import Forward
+from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
 from report_pages import checked
 from support import NUM_WORDS, REPOSITORY, prepare_small, run_process

@@ -11,9 +11,8 @@ import pytest
 from foreign_files import WRITERS, examples_of
 from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import LengthIndex, Manifest
+from mlperf_bert.data.index import LengthIndex, Manifest, examples_digest, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import examples_digest, read_sidecar
 from mlperf_bert.prepare.cli import add_arguments, run
 from mlperf_bert.prepare.verify.check import verify
 from support import prepare_small, run_cli

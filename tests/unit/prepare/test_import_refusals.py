@@ -16,7 +16,7 @@ import pytest
 from foreign_files import Writer, examples_of, write_fixed, write_packed, write_ragged
 from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.sidecar import ShardSettings
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.import_examples import (
     READING,
     ROWS_READER,

@@ -10,8 +10,7 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.data.index import Manifest, read_sidecar
 from mlperf_bert.prepare import mlcommons
 from mlperf_bert.prepare.mlcommons import OFFICIAL, Official, parse_parts
 from support import REPOSITORY, write_synthetic_text

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import Segments
+from mlperf_bert.data.index import Manifest, Segments
 from mlperf_bert.prepare import own_files, own_parts
 from mlperf_bert.prepare.own_parts import digest_of, documents_of
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import LengthIndex, Manifest
-from mlperf_bert.data.mask_counts import masked_count_table
+from mlperf_bert.data.index import LengthIndex, Manifest, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.prepare.whole_sequences import cut
 from support import prepare_small, write_synthetic_text

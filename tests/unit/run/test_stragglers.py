@@ -7,7 +7,7 @@ import torch
 
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.parts.start import make_model
+from mlperf_bert.parts.build import make_model
 from mlperf_bert.run.stragglers import (
     MOST_NAMED,
     OwnWork,

@@ -27,9 +27,8 @@ from graph_cases import (
 )
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.padding import pad
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step import captured as graphs
 from mlperf_bert.step.captured import CapturedStep, StaticInputs

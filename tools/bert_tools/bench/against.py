@@ -23,7 +23,7 @@ from bert_tools.bench.training_run import own_stream, run_of_model
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection, StepMode
-from mlperf_bert.data.published_shapes import run_shapes
+from mlperf_bert.data.length_histogram import run_shapes
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.step.eager import training_loss_sums

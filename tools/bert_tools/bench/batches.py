@@ -6,10 +6,9 @@ import torch
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.padding import pad
-from mlperf_bert.data.published_shapes import SHORTEST, real_lengths
+from mlperf_bert.data.length_histogram import SHORTEST, real_lengths
 from mlperf_bert.data.shards import IntArray
 
 MAX_PREDICTIONS = 76  # of a sample, as in MLPerf's data

@@ -33,7 +33,7 @@ from mlperf_bert.config.sections import (
     StepMode,
 )
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.published_shapes import real_lengths
+from mlperf_bert.data.length_histogram import real_lengths
 from mlperf_bert.model.bert import BertForPretraining
 
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)

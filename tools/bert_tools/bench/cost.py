@@ -21,7 +21,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.published_shapes import SHORTEST
+from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.step.eager import training_loss_sums, weights_dtype

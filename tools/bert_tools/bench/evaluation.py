@@ -15,11 +15,10 @@ from bert_tools.bench.train import HowLong, heading, rates, surroundings, timed
 from bert_tools.bench.training_run import ALONE, TrainingRun, training_run
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.published_shapes import real_lengths
+from mlperf_bert.data.index import LengthIndex, ShardSettings
+from mlperf_bert.data.length_histogram import real_lengths
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.sidecar import ShardSettings
-from mlperf_bert.parts.evaluation import make_evaluator
+from mlperf_bert.parts.build import make_evaluator
 
 NUM_UPDATES = 4
 FORWARD_SHARE = 1 / 3  # of the operations of a training step

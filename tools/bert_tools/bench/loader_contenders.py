@@ -11,15 +11,14 @@ import torch
 
 from bert_tools.bench.worker_loader import make_worker_loader
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.gather import Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource, make_pipeline
-from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.data.read_ahead import ReadAhead
+from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlanner
 
 OURS = "thread"
 DATALOADERS = {"dataloader_1": 1, "dataloader_2": 2}  # name: workers

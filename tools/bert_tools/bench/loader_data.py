@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.common.atomic import make_directory, replaced_file, write_file
 from mlperf_bert.common.untrusted import file_sha256
-from mlperf_bert.data.index import LengthIndex, Manifest, ShardEntry, write_index
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.published_shapes import SHORTEST
+from mlperf_bert.data.index import (
+    DatasetPlace,
+    LengthIndex,
+    Manifest,
+    ShardEntry,
+    ShardSettings,
+    Sidecar,
+    sidecar_path,
+    write_index,
+)
+from mlperf_bert.data.length_histogram import SHORTEST, wikipedia_lengths
 from mlperf_bert.data.shards import Samples
-from mlperf_bert.data.sidecar import DatasetPlace, ShardSettings, Sidecar, sidecar_path
 
 DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
 VOCAB_SIZE = 30522

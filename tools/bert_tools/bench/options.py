@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable
 from typing import get_args
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.bounds import Bounds, option_name
-from mlperf_bert.config.sections import AttentionName, ModelSection
+from mlperf_bert.config.sections import AttentionName, Bounds, ModelSection, option_name
 
 HEAD_SIZE = 64  # of every published BERT
 

@@ -12,7 +12,7 @@ from bert_tools.bench.train import HowLong, model_in_words, rates, surroundings,
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.published_shapes import SHORTEST
+from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.run.metrics import memory_bytes
 
 NUM_UPDATES = 2

@@ -11,17 +11,15 @@ from torch import Tensor
 from bert_tools.bench.batches import Update, on_device, padded, run_updates, shape_of
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.padding import pad
-from mlperf_bert.data.published_shapes import run_shapes
+from mlperf_bert.data.length_histogram import run_shapes
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.memory_forward import Forward
+from mlperf_bert.parts.build import build_step, check_memory, make_model
 from mlperf_bert.parts.memory_plan import forward_of_lengths, forward_of_shape
-from mlperf_bert.parts.start import check_memory, make_model
-from mlperf_bert.parts.step import build_step
 from mlperf_bert.step.eager import Step
 from mlperf_bert.step.warm_up import synthetic_batch
 

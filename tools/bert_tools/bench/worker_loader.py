@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import IntArray, SampleReader, Samples
-from mlperf_bert.data.step_plan import StepPlanner
 
 PREFETCH_FACTOR = 2  # batches a worker keeps ready; torch's default, and PREFETCHED_STEPS of ours
 

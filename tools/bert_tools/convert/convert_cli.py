@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import one_line
+from mlperf_bert.config.options import find_config
 
 if TYPE_CHECKING:
     from mlperf_bert.checkpoint.huggingface.weights import Source
@@ -25,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vocab.txt or tokenizer.json of these weights (default: the one beside them)",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a config whose [model] these weights are for"
+        "--config",
+        type=find_config,
+        metavar="FILE",
+        help="a config whose [model] these weights are for",
     )
     parser.add_argument(
         "--missing",

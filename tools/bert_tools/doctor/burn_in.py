@@ -19,13 +19,17 @@ from bert_tools.doctor.burn_in_config import candidates
 from bert_tools.doctor.burn_in_findings import judge, progress_line
 from bert_tools.doctor.gpus import heat
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.checks import has_bert_large_sizes
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.run_config import RunConfig, has_bert_large_sizes
 from mlperf_bert.distributed.binding import bind, choose_device
 from mlperf_bert.distributed.launch import RankInfo, host_name, set_cpu_threads
-from mlperf_bert.distributed.network_test.findings import Finding, exit_status, fail, in_short
-from mlperf_bert.distributed.network_test.meeting import Meeting, MeetingError, meet
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.all_ranks import Meeting, MeetingError, meet
+from mlperf_bert.distributed.network_test.findings import (
+    Finding,
+    Options,
+    exit_status,
+    fail,
+    in_short,
+)
 from mlperf_bert.run.metrics import memory_bytes
 
 _NUM_UPDATES = {"cuda": 4, "cpu": 2}  # distinct ones

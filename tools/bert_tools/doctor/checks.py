@@ -2,10 +2,7 @@
 
 from collections.abc import Callable
 
-from mlperf_bert.distributed.network_test.findings import Finding, examined
-from mlperf_bert.distributed.network_test.options import Options
-
-NETWORK = "network"  # the one that all ranks make together
+from mlperf_bert.distributed.network_test.findings import NETWORK, Finding, Options, examined
 
 
 def make(name: str, options: Options) -> list[Finding]:

@@ -2,26 +2,27 @@
 
 import argparse
 import json
-import math
 import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.doctor.checks import NAMES, NETWORK, make
+from bert_tools.doctor.checks import NAMES, make
 from mlperf_bert.common.errors import FAULT, STOPPED, ConfigError
 from mlperf_bert.config.options import add_config
 from mlperf_bert.distributed.network_test.findings import (
+    NETWORK,
     Finding,
+    Options,
     as_json,
     exit_status,
     fail,
     from_json,
     in_short,
 )
-from mlperf_bert.distributed.network_test.options import Options
 
 if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if info is not None and info.world_size > 1:
         from mlperf_bert.distributed.network_test.all_ranks import examine
 
-        return examine(info, names, options, printer.show_all)
+        own = {name: partial(make, name, options) for name in names if name != NETWORK}
+        return examine(info, own, options, printer.show_all, network=NETWORK in names)
     for name in names:
         printer.show(_network_alone(options) if name == NETWORK else make(name, options))
     printer.finish({})
@@ -114,8 +116,6 @@ class _Printer:
 def _options(args: argparse.Namespace) -> Options:
     from mlperf_bert.config.files import load_config
 
-    if not (0 < args.timeout <= 3600 and math.isfinite(args.timeout)):
-        raise ConfigError("--timeout", f"is {args.timeout:g}", "give seconds, up to 3600")
     if args.burn_in is not None:
         for option, value in (("--only", args.only), ("--data", args.data)):
             if value is not None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from bert_tools.common.nvml import nvml_handle
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.network_test.findings import Finding, fail, ok, warn
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
 
 LOWEST_CAPABILITY = (7, 0)  # what Triton compiles for
 _NAME = "gpus"

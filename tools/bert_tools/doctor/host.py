@@ -10,8 +10,7 @@ from pathlib import Path
 
 from mlperf_bert.common.machine import Machine, format_cpu_list, read_machine, usable_cpus
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.network_test.findings import Finding, fail, ok, warn
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
 
 SHARED_MEMORY = Path("/dev/shm")
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")

@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_bert.distributed.network_test.findings import Finding, fail, ok, warn
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
 
 RULESET = "5.0.0"  # of MLPerf training, the last that knows BERT
 _INSTALL = "run in the checkout: tools/venv.sh"

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_bert.distributed.network_test.findings import Finding, fail, ok, warn
-from mlperf_bert.distributed.network_test.options import Options
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
 
 _MIB, _GIB = 2**20, 2**30
 # A node of the fastest accelerators reads 8 x 1,600 sequences a second, each at a place of its own:

@@ -23,7 +23,7 @@ from bert_tools.package.run_facts import RunFacts, read_facts
 from bert_tools.package.system_description import check_description
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
-from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
 
 RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))

@@ -14,8 +14,8 @@ from bert_tools.common.log_reader import AS_WRITTEN
 from bert_tools.package.course import Course
 from bert_tools.package.run_facts import RunFacts
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
 from mlperf_bert.run.mlperf_log import hyperparameters
 
 CONFIGS = "benchmarks/bert/implementations/pytorch/mlperf_bert/configs"

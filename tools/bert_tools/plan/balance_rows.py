@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.checks import MOST_OF_UNEQUAL_COUNTS
+from mlperf_bert.config.run_config import MOST_OF_UNEQUAL_COUNTS
 from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,
@@ -20,7 +20,7 @@ from mlperf_bert.config.sections import (
     Deal,
     SamplerName,
 )
-from mlperf_bert.data.balance import Balance, CostModel
+from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import (
     CapacityBasis,
     CapacityLadder,
@@ -28,9 +28,7 @@ from mlperf_bert.data.capacity import (
     ForwardSizes,
     waste,
 )
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.sampler import Sampler, default_quantiles
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+from mlperf_bert.data.sampler import Sampler, default_quantiles, make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes, token_dtype
 
 EXCHANGE = ("exchange_global", "exchange_local")

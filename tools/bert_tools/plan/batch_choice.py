@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from bert_tools.plan.recipes import published_sets
 from bert_tools.plan.samples_to_target import Recipe, samples_points
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.checks import CLOSED_MOST_BATCH
+from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
 
 Accelerator = Literal["a100", "h100", "h200"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)

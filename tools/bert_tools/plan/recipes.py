@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.checks import CLOSED_MOST_BATCH
+from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
 
 _DIGITS = 4  # of an interpolated value: more would claim a precision that nobody measured
 _BETA_PLACES = 5  # after the point, as published betas have

@@ -25,9 +25,8 @@ from bert_tools.plan.recipes import lamb_recipe, published_sets
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from bert_tools.plan.scaling_law import ScalingLaw, fit_law
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.checks import CLOSED_TARGET_ACCURACY
 from mlperf_bert.config.files import config_from_tables
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 
 SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
 # Whose throughput the expected time is reckoned with: closed entries of the rounds named.

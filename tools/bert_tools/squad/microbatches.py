@@ -13,7 +13,7 @@ import numpy as np
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.permutation import Int64Array, permute
+from mlperf_bert.data.sampler import Int64Array, permute
 
 _BY_TOKENS = Balance(policy="presort_global")
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, get_args
 
 from bert_tools.squad.settings import SCHEDULES, EngineName, SquadPrecision, SquadSettings
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.bounds import Bounds, check_bounds, option_name
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import Bounds, ModelSection, check_bounds, option_name
 
 QUICK = Path(__file__).with_name("quick")
 QUICK_TRAIN, QUICK_DEV = QUICK / "train.json", QUICK / "dev.json"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.bounds import Bounds, check_bounds
+from mlperf_bert.config.sections import Bounds, check_bounds
 
 EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]

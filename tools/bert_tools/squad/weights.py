@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tools.squad.model import draw_weights, parameter_shapes
+from mlperf_bert import package_version
 from mlperf_bert.checkpoint.huggingface.export import config_json
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
 from mlperf_bert.checkpoint.huggingface.tokenizer import (
@@ -33,7 +34,6 @@ from mlperf_bert.checkpoint.tensor_file import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.run.directory import package_version
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 ARCHITECTURE = "BertForQuestionAnswering"

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.mask_counts import masked_count_table
-from mlperf_bert.data.sidecar import read_sidecar
+from mlperf_bert.data.index import Manifest, masked_count_table, read_sidecar
 from mlperf_bert.prepare.verify.contents import COPY_BITS
 from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
 from verify_cases import (

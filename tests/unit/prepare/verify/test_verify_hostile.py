@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 from mlperf_bert.common.records import write_json
-from mlperf_bert.data.index import INDEX_ARRAYS
-from mlperf_bert.data.sidecar import sidecar_path
+from mlperf_bert.data.index import INDEX_ARRAYS, sidecar_path
 from verify_cases import check, failed, shard, write_signed
 
 MANIFEST = "train/index/dataset.json"

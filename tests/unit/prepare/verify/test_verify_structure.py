@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mlperf_bert.data.sidecar import read_sidecar, sidecar_path
+from mlperf_bert.data.index import read_sidecar, sidecar_path
 from verify_cases import check, failed, flip, shard, sign
 
 CHECK = "HDF5 structure"

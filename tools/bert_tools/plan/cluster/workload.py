@@ -13,9 +13,8 @@ from bert_tools.plan.cluster.software import AttentionLayout, Layout, Software
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, Deal, SamplerName
-from mlperf_bert.data.balance import Balance
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes, token_dtype
 
 Float64Array = NDArray[np.float64]

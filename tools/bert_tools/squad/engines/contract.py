@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bert_tools.squad.model import SpanModel
 from bert_tools.squad.settings import EngineName
 from bert_tools.squad.spans import SpanBatch
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 
 MakeBatch = Callable[[Int64Array], SpanBatch]  # of windows' numbers, on the engine's device
 REPLICA, STAGE = "replica", "stage"

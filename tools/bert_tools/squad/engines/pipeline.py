@@ -34,7 +34,7 @@ from bert_tools.squad.engines.contract import REPLICA, STAGE, MakeBatch, Team, s
 from bert_tools.squad.model import EMBEDDINGS, LAYERS, SpanModel
 from bert_tools.squad.settings import EngineName, Schedule
 from bert_tools.squad.spans import SpanBatch
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 
 _OF_ONE_STAGE: dict[Schedule, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _OF_SEVERAL: dict[Schedule, Any] = {

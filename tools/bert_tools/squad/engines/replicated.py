@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bert_tools.squad.engines.contract import REPLICA, MakeBatch, Team, share_of
 from bert_tools.squad.model import SpanModel
 from bert_tools.squad.settings import EngineKind
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 
 
 class Replicated:

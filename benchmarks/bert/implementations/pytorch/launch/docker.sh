@@ -4,7 +4,7 @@
 #   IMAGE=mlperf-bert CONFIG=FILE DATADIR=DIR launch/docker.sh [-- --set section.key=value ...]
 #
 #   IMAGE    image made from the Dockerfile              [mlperf-bert]
-#   CONFIG   TOML file on this machine                   [cpu_tiny.toml of the image]
+#   CONFIG   TOML file here, or name of a shipped one    [cpu_tiny of the image]
 #   DATADIR  prepared data: train/ and eval/             [the embedded corpus, made in the container]
 #   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
 #   DOCKER   the container engine                        [docker, else podman]
@@ -57,7 +57,9 @@ mount() { # path on this machine, place inside, [,readonly]
 }
 name=cpu_tiny
 if [ -n "${CONFIG:-}" ]; then
-    [ -f "$CONFIG" ] || fail "CONFIG: there is no file '$CONFIG'; give a TOML file of this machine"
+    shipped=$(dirname "${BASH_SOURCE[0]}")/../mlperf_bert/configs/$CONFIG.toml
+    if [ ! -e "$CONFIG" ] && [ -f "$shipped" ]; then CONFIG=$shipped; fi
+    [ -f "$CONFIG" ] || fail "CONFIG: there is no file '$CONFIG'; give a TOML file of this machine, or a shipped one's name"
     name=$(basename "$CONFIG" .toml)
     mount "$CONFIG" "/config/$name.toml" ,readonly
     options+=(--env "CONFIG=/config/$name.toml")

@@ -15,8 +15,8 @@ MAX_SKIPPED_IN_A_ROW = 10
 
 def train(parts: Parts) -> RunOutcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome."""
-    config, log, at = parts.config, parts.log, parts.whereabouts.at
-    warm_up(config, parts.step, parts.model, parts.optimizer, parts.device)
+    run, log, at = parts.run, parts.log, parts.run.whereabouts.at
+    warm_up(run.config, parts.step, parts.model, parts.optimizer, run.device)
     parts.evaluation.prepare()
     parts.saving.prepare()
     _settle(parts)
@@ -24,7 +24,7 @@ def train(parts: Parts) -> RunOutcome:
     log.run_start()
     _settle(parts)  # until rank 0 has written that line, no other rank may open a shard
     parts.saving.start()
-    step, samples = parts.start.step, parts.start.samples
+    step, samples = run.start.step, run.start.samples
     latest = stopped_by = None
     updating = True
     with parts.stop, parts.step, parts.evaluator, parts.saving, parts.loader as batches:
@@ -34,9 +34,9 @@ def train(parts: Parts) -> RunOutcome:
             at("step", step)
             parts.stragglers.step_begins(batch)
             result = parts.step(step, batch.micro_batches)
-            samples += config.parallel.global_batch_size
+            samples += run.config.parallel.global_batch_size
             parts.metrics.add(batch, result)
-            is_last = step == config.max_steps
+            is_last = step == run.config.max_steps
             stopped_by = None if is_last else parts.stop.agreed(step)
             saves = parts.saving.is_due(step, parts.stop.step_s)
             evaluated = _evaluate(samples, is_last, is_last or bool(stopped_by) or saves, parts)
@@ -55,7 +55,7 @@ def train(parts: Parts) -> RunOutcome:
 def _stop_clock(
     step: int, samples: int, latest: Evaluated | None, stopped_by: str | None, parts: Parts
 ) -> Literal["success", "aborted"]:
-    _finish_queued_work(parts.device)
+    _finish_queued_work(parts.run.device)
     if latest is not None and _reached(latest, parts):
         parts.log.run_stop(latest.samples, parts.evaluator.num_samples, "success")
         return "success"
@@ -70,10 +70,10 @@ def _evaluate(samples: int, is_last: bool, wait: bool, parts: Parts) -> Evaluate
 
     `wait` for one that is on its way: nobody will ask for it later, or a checkpoint would lack it.
     """
-    is_due = is_last or parts.config.evaluation_is_due(samples)
+    is_due = is_last or parts.run.config.evaluation_is_due(samples)
     evaluated = _poll(samples, is_due or wait, parts)
     if is_due and not _reached(evaluated, parts):
-        parts.whereabouts.at("evaluation", samples)
+        parts.run.whereabouts.at("evaluation", samples)
         parts.metrics.exclude(parts.evaluation.begin(samples))
         evaluated = _poll(samples, wait, parts) or evaluated
     return evaluated
@@ -114,14 +114,14 @@ def _report(
 
 
 def _reached(evaluated: Evaluated | None, parts: Parts) -> bool:
-    target = parts.config.eval.target_accuracy
+    target = parts.run.config.eval.target_accuracy
     return evaluated is not None and evaluated.accuracy.mlm_accuracy >= target
 
 
 def _settle(parts: Parts) -> None:
     """Wait until every rank is here and has done all that it queued."""
-    _finish_queued_work(parts.device)
-    if parts.info.world_size > 1:
+    _finish_queued_work(parts.run.device)
+    if parts.run.info.world_size > 1:
         dist.barrier()
 
 

@@ -22,7 +22,7 @@ from mlperf_bert.common.untrusted import (
 )
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.index import VOCABULARY_FILES
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

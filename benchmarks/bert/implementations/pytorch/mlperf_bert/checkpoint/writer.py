@@ -22,6 +22,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from mlperf_bert import package_version
 from mlperf_bert.checkpoint.manifest import (
     FP8,
     LATEST,
@@ -45,7 +46,6 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.run.directory import package_version
 
 POLL_S = 0.1
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself

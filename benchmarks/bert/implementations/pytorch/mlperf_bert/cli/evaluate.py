@@ -63,8 +63,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session, on_every_rank
-    from mlperf_bert.parts.evaluation import make_evaluator
-    from mlperf_bert.parts.start import make_model
+    from mlperf_bert.parts.build import make_evaluator, make_model
     from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.step.eager import weights_dtype
 

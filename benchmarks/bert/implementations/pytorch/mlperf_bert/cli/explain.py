@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from math import ceil
 
-from mlperf_bert.config.checks import is_bert_large
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.run_config import RunConfig, is_bert_large
 from mlperf_bert.data.sampler import default_quantiles
 from mlperf_bert.evaluation.convergence import ExpectedSamples, expected_samples
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlperf_bert.checkpoint.resume import Start
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
+    from mlperf_bert.parts.build import Run
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.run.lock import RunLock
 
@@ -78,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
-    from mlperf_bert.cli.reader_process import run_reader
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.reader_roles import mpi_process
+    from mlperf_bert.parts.loader import run_reader
 
     with mpi_process(read_rank_info()) as process:
         if process.role.is_reader:
@@ -128,51 +129,45 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
-    from mlperf_bert.cli.reader_process import dismiss_reader
+    from mlperf_bert.common.seeds import choose_seed
     from mlperf_bert.distributed.session import from_rank_zero, in_session
-    from mlperf_bert.parts.build import build, in_words
+    from mlperf_bert.parts.build import Run
+    from mlperf_bert.parts.loader import dismiss_reader
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.signals.whereabouts import Whereabouts
-    from mlperf_bert.train import train
 
     whereabouts = Whereabouts()
 
-    def run(info: "RankInfo", device: "torch.device") -> int:
+    def run_rank(info: "RankInfo", device: "torch.device") -> int:
         directory = RunDirectory(Path(from_rank_zero(info, str(root))), args.run_index)
         start = _agree_on_start(args, directory, config, info, lock)
         if start.ended is not None:
             if process is not None:
                 dismiss_reader(process)
             return _leave(args, info, start.ended.status == "success", stopped_by=None)
-        parts = build(
-            config,
-            args.data,
-            directory,
-            info,
-            device,
-            args.init_checkpoint,
-            process,
-            cache_cleared=args.cache_cleared,
+        seed = start.seed
+        if seed is None:
+            seed = from_rank_zero(info, choose_seed(config.run.seed))
+        run = Run(
+            config=config,
+            seed=seed,
+            info=info,
+            device=device,
+            data_dir=args.data,
+            directory=directory,
             start=start,
+            init_checkpoint=args.init_checkpoint,
+            process=process,
+            cache_cleared=args.cache_cleared,
             whereabouts=whereabouts,
         )
-        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
-            parts.reporter.line(in_words(parts))
-            parts.reporter.line(_hint("watch it from another terminal", "watch", directory))
-            outcome = train(parts)
-            reached = outcome.status == "success"
-            parts.reporter.line(
-                f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
-                f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
-            )
-            parts.reporter.line(_what_next(args, directory, config, outcome.stopped_by))
-        return _leave(args, info, reached, outcome.stopped_by)
+        return _train_and_tell(args, run)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
     with SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
         return in_session(
-            run,
+            run_rank,
             config.run.device,
             config.parallel.share_gpu,
             own_info,
@@ -180,6 +175,25 @@ def _train_in(
             config.parallel.binding,
             whereabouts=whereabouts,
         )
+
+
+def _train_and_tell(args: argparse.Namespace, run: "Run") -> int:
+    """Train, say how it went and how to go on; the exit status."""
+    from mlperf_bert.parts.build import build
+    from mlperf_bert.train import train
+
+    parts = build(run)
+    with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+        parts.reporter.line(parts.in_words())
+        parts.reporter.line(_hint("watch it from another terminal", "watch", run.directory))
+        outcome = train(parts)
+        reached = outcome.status == "success"
+        parts.reporter.line(
+            f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
+            f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
+        )
+        parts.reporter.line(_what_next(args, run, outcome.stopped_by))
+    return _leave(args, run.info, reached, outcome.stopped_by)
 
 
 def _agree_on_start(
@@ -227,10 +241,9 @@ def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
     return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
 
 
-def _what_next(
-    args: argparse.Namespace, directory: "RunDirectory", config: RunConfig, stopped_by: str | None
-) -> str:
-    if stopped_by is None or config.checkpoint.save == "never":
+def _what_next(args: argparse.Namespace, run: "Run", stopped_by: str | None) -> str:
+    directory = run.directory
+    if stopped_by is None or run.config.checkpoint.save == "never":
         return _hint("see it in a browser", "report", directory)
     command = args.go_on_by
     if command is None:

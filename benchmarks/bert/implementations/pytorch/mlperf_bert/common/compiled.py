@@ -1,7 +1,8 @@
 """Compilation of Python functions to machine code, kept on disk wherever that is possible."""
 
-from collections.abc import Callable
-from contextlib import suppress
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -9,6 +10,7 @@ import numba
 from numba import njit
 
 from mlperf_bert.common.code_caches import set_code_caches
+from mlperf_bert.common.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,3 +54,14 @@ def cache_directory(function: Any) -> str | None:
     """Where the machine code of a compiled function is kept; None where it is not."""
     path: str | None = function.stats.cache_path
     return path
+
+
+@contextmanager
+def usable_cache(function: Callable[..., Any]) -> Iterator[None]:
+    """Where `function` is compiled or loaded: ConfigError if its cache is damaged or full."""
+    try:
+        yield
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        where = cache_directory(function) or "numba's cache"
+        remedy = "delete its .nbi and .nbc files, or make room"
+        raise ConfigError(where, f"cannot be used ({error})", remedy) from None

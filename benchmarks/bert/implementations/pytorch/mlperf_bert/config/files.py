@@ -18,8 +18,8 @@ from typing import Any
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
-from mlperf_bert.config.bounds import bounds_of
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import bounds_of
 
 Tables = dict[str, dict[str, Any]]
 

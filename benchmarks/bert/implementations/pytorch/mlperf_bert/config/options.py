@@ -1,6 +1,7 @@
 """The options --config and --set, for every command that reads a config; what a path may be."""
 
 import argparse
+import difflib
 import os
 from pathlib import Path
 
@@ -8,13 +9,14 @@ from mlperf_bert.common.errors import ConfigError
 
 # Linux takes 255 and 4,095 bytes: files of ours lie below a path, or beside it under longer names.
 _LONGEST_NAME, _LONGEST_PATH = 223, 3800
+FILE_OR_NAME = "TOML file, or the name of one that is shipped"
 
 
 def add_config(
-    parser: argparse.ArgumentParser, text: str = "TOML file", *, required: bool = True
+    parser: argparse.ArgumentParser, text: str = FILE_OR_NAME, *, required: bool = True
 ) -> None:
     """Add `--config FILE` (a Path, or None where it is not given) and `--set`."""
-    parser.add_argument("--config", type=Path, required=required, metavar="FILE", help=text)
+    parser.add_argument("--config", type=find_config, required=required, metavar="FILE", help=text)
     add_set(parser)
 
 
@@ -23,6 +25,23 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
     )
+
+
+def find_config(text: str) -> Path:
+    """The file that is meant: a path, or the name of a shipped config, such as `cpu_tiny`.
+
+    Raises ConfigError for a name of neither; whether another path has a file is not looked at.
+    """
+    path = Path(text)
+    if path.suffix or path.name != text or len(text) > _LONGEST_NAME or os.path.exists(text):
+        return path
+    shipped = Path(__file__).parents[1] / "configs"
+    names = sorted(each.stem for each in shipped.glob("*.toml"))
+    if text in names:
+        return shipped / f"{text}.toml"
+    near = difflib.get_close_matches(text, names)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"those are in {shipped}"
+    raise ConfigError(text, "is neither a file nor the name of a shipped config", remedy)
 
 
 def check_paths(args: argparse.Namespace) -> None:

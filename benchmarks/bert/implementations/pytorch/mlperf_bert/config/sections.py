@@ -1,14 +1,18 @@
 """The sections of a run's config: frozen and typed; derived values are properties.
 
-Every field is one setting of a TOML file (section.field), every number with its range;
-`config` puts the sections together.
+Every field is one setting of a TOML file (section.field), every number with its range on it:
+`Annotated[int, Bounds]`, wide, what this software can hold, not what is wise. A value is checked as
+soon as its dataclass is built. `run_config` puts the sections together.
 """
 
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.bounds import Bounds, check_bounds
+from mlperf_bert.common.untrusted import in_brief
 
 AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
@@ -30,13 +34,65 @@ AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
+# Of the clip policies, those whose result does not depend on which rank has which samples.
+CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """From `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+    def check(self, where: str, value: float) -> None:
+        """Raise ConfigError naming `where` and the range for a number outside it, or for NaN."""
+        if not self.low <= value <= self.high:
+            raise ConfigError(where, f"is {in_brief(value)}", f"set it within {self}")
+
+    def __str__(self) -> str:
+        return f"{_in_words(self.low)} .. {_in_words(self.high)}"
+
+
+@cache
+def bounds_of(kind: type) -> dict[str, Bounds]:
+    """The bounds of a dataclass's fields by name, of a part of a union too."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        name: extra
+        for name, hint in hints.items()
+        for part in (hint, *typing.get_args(hint))
+        for extra in getattr(part, "__metadata__", ())
+        if isinstance(extra, Bounds)
+    }
+
+
+def option_name(field: str) -> str:
+    """The option of the command line that sets a field."""
+    return f"--{field.replace('_', '-')}"
+
+
+def check_bounds(values: Any, name_of: Callable[[str], str] = option_name) -> None:
+    """Check the numbers of a dataclass; `name_of` a field is what messages call it.
+
+    Raises ConfigError. A word or None in the place of a number is left alone.
+    """
+    for field, bounds in bounds_of(values.__class__).items():
+        value = getattr(values, field)
+        if isinstance(value, int | float):
+            bounds.check(name_of(field), value)
+
+
+def _in_words(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.10g}"
+
 
 STORED_MASKING_RATE = 0.15  # of every prepared set: BERT's
 # 0.15 to 0.3 are usual; above 0.4 the shortest sequences have fewer tokens than are to be masked.
 MASKING_RATES = Bounds(0.05, 0.4)
 
 MOST_BATCH = 2**20  # sequences of an update; the samplers hold some numbers of each
-MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
+_MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
 _MOST_STEPS = 10**7  # the learning rates of all are on the device: 80 MB
 _STEPS = Bounds(1, _MOST_STEPS)
 _STEPS_OR_NONE = Bounds(0, _MOST_STEPS)
@@ -109,8 +165,8 @@ class ModelSection(_Section):
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         count = self.num_parameters
-        if count > MOST_PARAMETERS:
-            remedy = f"{MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
+        if count > _MOST_PARAMETERS:
+            remedy = f"{_MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
             raise ConfigError("model.hidden_size", f"makes {count:,} parameters", remedy)
 
     @property

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal, SamplerName
 from mlperf_bert.data.balance import TOKENS, Balance, CostModel
-from mlperf_bert.data.choose_sampler import make_sampler
-from mlperf_bert.data.permutation import Int64Array
-from mlperf_bert.data.sampler import Sampler
+from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 
 class BalancedBatchSampler:
@@ -24,7 +22,7 @@ class BalancedBatchSampler:
     yields what is left of an epoch, so the first yields a whole one, and the next one the epoch
     after. What an epoch has left modulo the global batch opens the first batch of the next one:
     no sample is dropped, and epochs may differ by a step. (The two published strata alone draw
-    some samples more often than others: data/strata.py.)
+    some samples more often than others: `PublishedStrataSampler`.)
     """
 
     def __init__(

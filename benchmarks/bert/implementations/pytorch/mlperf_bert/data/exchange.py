@@ -14,11 +14,10 @@ import torch.distributed as dist
 
 from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.sections import Deal
-from mlperf_bert.data.balance import deal
+from mlperf_bert.data.balance import StepPlan, deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.masking import STATIC, Masks
+from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlan
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, Packet, join, pack, unpack
 
 WAITS_FOR = "ranks"  # for distributed/failures.py
@@ -41,7 +40,7 @@ class ExchangeSource:
         group: dist.ProcessGroup,
         direction: Deal,
         token: str,
-        masks: Masks = STATIC,
+        masks: DynamicMasks | None = None,
     ) -> None:
         """Exchange over `group`, of CPU tensors; `token` is `token_packets.token_dtype`'s."""
         self._reader = reader
@@ -73,7 +72,7 @@ class ExchangeSource:
                 mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
                 nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
             )
-            batches.append(self._masks.of(batch, plan.step))
+            batches.append(batch if self._masks is None else self._masks.of(batch, plan.step))
         return tuple(batches)
 
     def close(self) -> None:

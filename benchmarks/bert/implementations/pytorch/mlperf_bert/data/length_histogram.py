@@ -1,4 +1,4 @@
-"""How long real pre-training sequences are: published counts, and lengths drawn from them.
+"""How long real pre-training sequences are: published counts, lengths drawn from them, shapes.
 
 For benchmarks, simulations and plans that must not depend on a prepared set. No torch.
 """
@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.common.untrusted import read_regular_file
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.data.capacity import StaticShape, plan_shapes
+from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import IntArray
 
 LONGEST = 65_535  # tokens: lengths are held in 16 bits
@@ -19,6 +24,10 @@ _HEADER = "length,count"
 _MOST_DIGITS = 12
 _MAX_BYTES = 4 * 2**20  # 65,535 lines have a quarter of that
 _REMEDY = f"give a CSV file: a line {_HEADER!r}, then one length and its count a line"
+
+SHORTEST = 5  # [CLS] word [SEP] word [SEP]
+MASKED_SHARE = 0.15  # of a sequence's tokens
+PLANNED_SAMPLES = 2**16  # of which a run's shapes are planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +122,47 @@ def _parse_row(row: str, where: str) -> tuple[int, int]:
     if not 1 <= length <= LONGEST:
         raise DataError(where, f"length {length}", f"the index holds lengths 1 to {LONGEST}")
     return length, count
+
+
+def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
+    """Published lengths, int64 [count]; for another maximum than theirs, in proportion."""
+    published = wikipedia_lengths()
+    scaled = published.draw_evenly(count, seed) * max_length
+    return np.maximum(-(-scaled // published.max_length), SHORTEST)
+
+
+def masked_counts_of(lengths: IntArray, most: int) -> IntArray:
+    """Masked positions of sequences of these lengths, `most` at most."""
+    counts: IntArray = np.clip(np.rint(MASKED_SHARE * lengths), 1, most).astype(np.int64)
+    return counts
+
+
+def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
+    """What a captured run of `config` pads its forwards to, planned as a run does."""
+    longest, most_masked = config.data.max_seq_length, config.data.max_predictions
+    parallel = config.parallel
+    seed = 1 if config.run.seed == "random" else config.run.seed
+    count = max(PLANNED_SAMPLES, parallel.global_batch_size)
+    lengths = real_lengths(count, longest, derive_seed(seed, "planned lengths"))
+    sampler = make_sampler(
+        config.data.sampler,
+        order_by_length=np.argsort(lengths, kind="stable"),
+        length_histogram=np.bincount(lengths, minlength=longest + 1).tolist(),
+        global_batch_size=parallel.global_batch_size,
+        seed=derive_seed(seed, "sampler"),
+        quantiles=config.data.quantiles,
+    )
+    planner = StepPlanner(
+        sampler,
+        lengths.astype(np.uint16),
+        masked_counts_of(lengths, most_masked).astype(np.uint8),
+        world_size=parallel.world_size,
+        grad_accum_steps=parallel.grad_accum_steps,
+        balance=Balance(
+            policy=config.data.balance,
+            ranks_per_node=parallel.ranks_per_node,
+            deal=config.data.deal,
+            counts=config.data.counts_per_rank,
+        ),
+    )
+    return plan_shapes(planner, config.max_steps, max_seqlen=longest, max_masked=most_masked)

@@ -15,14 +15,12 @@ from typing import Protocol, Self
 
 import torch
 
+from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.capacity_staging import CapacityStaging
-from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.masking import STATIC, Masks
-from mlperf_bert.data.read_ahead import ADVISED_STEPS, ReadAhead
+from mlperf_bert.data.gather import ADVISED_STEPS, Gatherer, ReadAhead
+from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import size_error
-from mlperf_bert.data.staging import StagedBatches, Staging
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+from mlperf_bert.data.staging import CapacityStaging, StagedBatches, Staging
 
 WAITS_FOR = "loader"  # for distributed/failures.py
 PREFETCHED_STEPS = 2
@@ -55,9 +53,9 @@ class BatchSource(Protocol):
 
 
 class DirectSource:
-    """Reads the samples that the plan gives to this rank."""
+    """Reads the samples that the plan gives to this rank; without `masks` as they are stored."""
 
-    def __init__(self, gatherer: Gatherer, rank: int, masks: Masks = STATIC) -> None:
+    def __init__(self, gatherer: Gatherer, rank: int, masks: DynamicMasks | None = None) -> None:
         self._gatherer = gatherer
         self._rank = rank
         self._masks = masks
@@ -74,16 +72,15 @@ class DirectSource:
         balance and capacities would be wrong.
         """
         batches = tuple(
-            self._masks.of(
-                self._gatherer.batch(
-                    plan.ids_of(self._rank, forward),
-                    mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
-                    nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
-                ),
-                plan.step,
+            self._gatherer.batch(
+                plan.ids_of(self._rank, forward),
+                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
             )
             for forward in range(plan.counts.shape[1])
         )
+        if self._masks is not None:
+            batches = tuple(self._masks.of(batch, plan.step) for batch in batches)
         planned = zip(plan.num_tokens[self._rank], plan.num_masked[self._rank], strict=True)
         for batch, sizes in zip(batches, planned, strict=True):
             if (sum(batch.lengths), sum(batch.masked_counts)) != sizes:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.loader import BatchSource
-from mlperf_bert.data.step_plan import StepPlan
 
 INPUT = "block"
 

@@ -1,4 +1,4 @@
-"""Masks of the batches that are trained on: those that `prepare` stored, or drawn anew each time.
+"""Masks drawn anew for each batch that is trained on, in place of those that `prepare` stored.
 
 RoBERTa calls these dynamic masks (arXiv 1907.11692, section 4.1). They are drawn when a batch has
 reached its rank, so how samples travel there does not matter. Keys: (seed, step, sample id).
@@ -6,38 +6,18 @@ reached its rank, so how samples travel there does not matter. Keys: (seed, step
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
+from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.mask_counts import masked_count_table, special_ids
-from mlperf_bert.data.numba_cache import usable_cache
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.index import Manifest, masked_count_table, special_ids
+from mlperf_bert.data.sampler import Int64Array
 
 _DRAWN = ("masked_token_index", "labels")  # everything else of a batch is as it was
-
-
-class Masks(Protocol):
-    """What a batch is masked with."""
-
-    def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
-        """A batch as it was read, on the host, as it is to be trained on at a step from 1."""
-
-
-class StaticMasks:
-    """The masks that are stored with the samples: the same in every epoch."""
-
-    def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
-        """The batch itself."""
-        return batch
-
-
-STATIC = StaticMasks()
 
 
 class DynamicMasks:

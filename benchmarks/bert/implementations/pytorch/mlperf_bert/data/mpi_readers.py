@@ -1,25 +1,187 @@
 """Reader processes: read, exchange and send the batches of one trainer, windows of steps ahead.
 
-CPU-assisted padding exchange (arXiv 2208.08124), with tokens instead of padded rows. Protocol,
-memory and threads: docs/decisions/0007-reader-processes.md.
+CPU-assisted padding exchange (arXiv 2208.08124), with tokens instead of padded rows. Protocol (the
+tags are all of it), memory and threads: docs/decisions/0007-reader-processes.md. Messages are
+waited for by sleeping polls: MPI's own blocking calls spin, and would take a core from the trainer.
+
+Shapes: G ranks of a group, K steps of a window, A forwards, b sequences drawn for each.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlperf_bert.common.errors import UserError
-from mlperf_bert.data.exchange_routes import wanted_places
-from mlperf_bert.data.mpi_pair import Pair, Tag, from_json, wait_until
+from mlperf_bert.common.errors import DataError, UserError
+from mlperf_bert.data.balance import StepPlan, StepPlanner
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.masking import DynamicMasks
+from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlanner
 from mlperf_bert.data.token_packets import Bytes, Packet, join, to_packet, unpack
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+POLL_S = 1e-3
+CLOSE_TIMEOUT_S = 10
 WINDOWS_IN_FLIGHT = 2
+
+
+class Tag(IntEnum):
+    """What a message is; its contents are bytes of JSON but for those of a packet."""
+
+    # From the trainer.
+    SETUP = 1  # the run's seed; no sample may be read yet
+    START = 2  # the first step: its first batch is asked for
+    CREDIT = 3  # a window has been taken
+    STOP = 4  # the last message
+    # From the reader.
+    READY = 11
+    PACKET = 12  # of one forward
+    LAST_PACKET = 13  # of a window
+    FAILED = 14  # where, problem and remedy of its error; nothing follows
+    END = 15  # nothing follows
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    """Return when `is_done` says so, asking again and again with sleeps between."""
+    while not is_done():
+        time.sleep(POLL_S)
+
+
+class Pair:
+    """One end of the connection; used by one thread at a time."""
+
+    def __init__(self, world: "MPI.Comm", partner: int) -> None:
+        """Talk to rank `partner` of all processes."""
+        self._world = world
+        self._partner = partner
+        self._sending: list[tuple[MPI.Request, Any]] = []  # with what must not be freed yet
+
+    def send(self, tag: Tag, contents: Bytes | None = None) -> None:
+        """Send without waiting; the array must not change any more."""
+        array = np.empty(0, dtype=np.uint8) if contents is None else contents
+        self._sending.append((self._world.Isend(array, self._partner, tag), array))
+        self.progress()
+
+    def send_json(self, tag: Tag, value: Any) -> None:
+        """Send a value that JSON can hold."""
+        self.send(tag, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
+
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once."""
+        self.progress()
+        return bool(self._world.Iprobe(self._partner))
+
+    def receive(self) -> tuple[Tag, Bytes]:
+        """The next message, in the order sent, waited for."""
+        from mpi4py import MPI
+
+        wait_until(self.has_message)
+        status = MPI.Status()
+        self._world.Probe(self._partner, status=status)  # returns at once
+        contents = np.empty(status.Get_count(MPI.BYTE), dtype=np.uint8)
+        request = self._world.Irecv(contents, self._partner, status.Get_tag())
+        wait_until(request.Test)
+        return Tag(status.Get_tag()), contents
+
+    def progress(self) -> None:
+        """Let MPI move what is being sent, and free what has arrived."""
+        self._sending = [sending for sending in self._sending if not sending[0].Test()]
+
+    def flush(self) -> None:
+        """Wait until all that was sent has left."""
+        while self._sending:
+            self.progress()
+            time.sleep(POLL_S)
+
+
+def from_json(contents: Bytes) -> Any:
+    """What `send_json` sent."""
+    return json.loads(contents.tobytes())
+
+
+class MpiSource:
+    """Batches that a reader process has read, and exchanged with other readers, ahead of time.
+
+    `set_up` and `close` run in the main thread before and after the loader's thread lives, so
+    that one thread at a time calls MPI.
+    """
+
+    def __init__(self, pair: Pair, rank: int, masks: DynamicMasks | None = None) -> None:
+        self._pair = pair
+        self._rank = rank
+        self._masks = masks
+        self._has_started = False
+        self._is_over = False
+        self._received_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """What the reader has sent so far."""
+        return self._received_bytes
+
+    def set_up(self, seed: int) -> None:
+        """Have the reader open index and sidecars. Raises DataError where it cannot."""
+        self._pair.send_json(Tag.SETUP, seed)
+        self._receive()
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """This rank's batches of a step on the host, one per forward; steps follow each other.
+
+        The first call lets the reader begin. Raises DataError where the reader failed.
+        """
+        if not self._has_started:
+            self._pair.send_json(Tag.START, plan.step)
+            self._has_started = True
+        batches = tuple(
+            make_batch(
+                self._packet().samples(),
+                plan.ids_of(self._rank, forward),
+                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
+                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+            )
+            for forward in range(plan.counts.shape[1])
+        )
+        if self._masks is not None:
+            batches = tuple(self._masks.of(batch, plan.step) for batch in batches)
+        return batches
+
+    def close(self) -> None:
+        """Tell the reader to end, and drop what it sent ahead.
+
+        Waits some seconds at most: after an error of this rank other readers may hold up its own.
+        """
+        self._pair.send(Tag.STOP)
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while not self._is_over and time.monotonic() < deadline:
+            if self._pair.has_message():
+                tag, _ = self._pair.receive()
+                self._is_over = tag in (Tag.END, Tag.FAILED)
+            else:
+                time.sleep(POLL_S)
+
+    def _packet(self) -> Packet:
+        tag, contents = self._receive()
+        self._received_bytes += len(contents)
+        if tag is Tag.LAST_PACKET:
+            self._pair.send(Tag.CREDIT)
+        return unpack(contents)[0]
+
+    def _receive(self) -> tuple[Tag, Bytes]:
+        tag, contents = self._pair.receive()
+        self._is_over = tag in (Tag.END, Tag.FAILED)
+        if tag is Tag.FAILED:
+            where, problem, remedy = from_json(contents)
+            raise DataError(f"reader of rank {self._rank}: {where}", problem, remedy)
+        if tag is Tag.END:
+            problem = "ended because another rank's did"
+            raise DataError(f"reader of rank {self._rank}", problem, "see what that rank says")
+        return tag, contents
 
 
 class PeersEndedError(Exception):
@@ -182,3 +344,33 @@ def _send(pair: Pair, packets: Iterator[Packet]) -> None:
         pair.send(Tag.PACKET, late.to_bytes())  # the trainer may use what was read before
         raise
     pair.send(Tag.LAST_PACKET, late.to_bytes())
+
+
+def wanted_places(plans: Sequence[StepPlan], ranks: range) -> list[Int64Array]:
+    """What each rank of a group gets, as places in the group's draws [G, K, A, b], flattened.
+
+    In the order of the plan: by step, by forward, and within it as `ids_of`. Rank number g of the
+    group drew the places g * K * A * b and following. A sample drawn twice, where an epoch ends
+    within a step, is matched twice.
+    """
+    drawn = np.stack([plan.drawn_ids[ranks.start : ranks.stop] for plan in plans], axis=1)
+    places = np.arange(drawn.size).reshape(drawn.shape)
+    wanted: list[list[Int64Array]] = [[] for _ in ranks]
+    for step, plan in enumerate(plans):
+        for forward in range(drawn.shape[2]):
+            given = [plan.ids_of(rank, forward) for rank in ranks]
+            matched = _matched(drawn[:, step, forward].ravel(), np.concatenate(given))
+            found = places[:, step, forward].ravel()[matched]
+            stops = np.cumsum([len(ids) for ids in given])
+            for parts, part in zip(wanted, np.split(found, stops[:-1]), strict=True):
+                parts.append(part)
+    return [np.concatenate(parts) for parts in wanted]
+
+
+def _matched(drawn: Int64Array, given: Int64Array) -> Int64Array:
+    """Where each of `given` is in `drawn`, int64 [n]; both hold the same ids."""
+    by_drawn, by_given = np.argsort(drawn, kind="stable"), np.argsort(given, kind="stable")
+    assert np.array_equal(drawn[by_drawn], given[by_given]), "the plan deals beyond this group"
+    matched = np.empty_like(given)
+    matched[by_given] = by_drawn
+    return matched

@@ -14,13 +14,13 @@ from mlperf_bert.data.set_checks import (
     check_index_file,
     check_index_ranges,
     check_sidecar_digest,
+    check_stage,
     check_vocabulary_digest,
     repeated_texts,
     shared_texts,
     wrong_settings,
 )
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.stage_record import check_stage
 
 LOWEST_TARGET_OVER_GUESS = 1.5
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 
 # A group holds sequences no shorter than this share of its longest one: fewer calls against less
 # padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two

@@ -2,17 +2,37 @@
 
 Nothing here knows ranks. Epochs follow each other without a gap: what an epoch has left modulo the
 global batch opens the first batch of the next one.
+
+Two kinds draw from strata, ranges of length with a share of their own (arXiv 2402.02447): exact
+shares, so that all strata end together, and the published fixed counts, which draw long sequences
+more often than the data holds them.
+
+The order of an epoch is a keyed permutation, which costs no memory for millions of samples. Any
+element's image is computed on its own, so any step of any epoch can be drawn directly.
 """
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.data.permutation import Int64Array, permute, permute_many
+from mlperf_bert.config.sections import SamplerName
 
 MOST_QUANTILES = 64
+NUM_STRATA = 4  # of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens
+
+# Samples of each stratum in so many of the global batch (16 and 12), as published.
+PUBLISHED_COUNTS = {"strata_6_3_2_5": (6, 3, 2, 5), "strata_4_2_2_4": (4, 2, 2, 4)}
+
+Int64Array = NDArray[np.int64]
+UInt64Array = NDArray[np.uint64]
+
+# Four rounds give a pseudo-random permutation of a random function; two more are cheap.
+_FEISTEL_ROUNDS = 6
 
 
 class Sampler(Protocol):
@@ -113,3 +133,295 @@ def _spread(count: int) -> Int64Array:
     reversed_bits = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(count)]
     spread: Int64Array = np.argsort(np.argsort(reversed_bits)).astype(np.int64)
     return spread
+
+
+def make_sampler(
+    name: SamplerName,
+    *,
+    order_by_length: NDArray[Any],
+    length_histogram: Sequence[int],
+    global_batch_size: int,
+    seed: int,
+    quantiles: int | Literal["auto"] = "auto",
+) -> Sampler:
+    """The sampler of a set, given its ids by length [N] and how many have k tokens, k = 0 ...
+
+    Raises ConfigError where the sampler cannot serve the batch or the set.
+    """
+    if name == "uniform":
+        return UniformSampler(len(order_by_length), global_batch_size, seed)
+    if name == "quantile":
+        if quantiles == "auto":
+            quantiles = default_quantiles(global_batch_size)
+        return QuantileSampler(order_by_length, global_batch_size, quantiles, seed)
+    strata = Strata.of(order_by_length, length_histogram)
+    if name == "strata":
+        return StrataSampler(strata, global_batch_size, seed)
+    return PublishedStrataSampler(strata, PUBLISHED_COUNTS[name], global_batch_size, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Strata:
+    """Non-empty strata of a set: where each begins in the order by length, and its mean length."""
+
+    order_by_length: NDArray[Any]  # integer [N]: sample ids by length
+    starts: Int64Array  # [K]
+    sizes: Int64Array  # [K]
+    mean_lengths: NDArray[np.float64]  # [K]
+    names: tuple[str, ...]  # [K]: "1-128"
+
+    @classmethod
+    def of(cls, order_by_length: NDArray[Any], length_histogram: Sequence[int]) -> "Strata":
+        """Cut a set into strata of equal width; `length_histogram[k]` samples have k tokens."""
+        counts = np.asarray(length_histogram, dtype=np.int64)
+        max_length = len(counts) - 1
+        edges = [-(-max_length * number // NUM_STRATA) for number in range(NUM_STRATA + 1)]
+        starts, sizes, means, names = [], [], [], []
+        begin = int(counts[0])
+        for low, high in pairwise(edges):
+            inside = counts[low + 1 : high + 1]
+            size = int(inside.sum())
+            if size:
+                starts.append(begin)
+                sizes.append(size)
+                means.append(float(inside @ np.arange(low + 1, high + 1) / size))
+                names.append(f"{low + 1}-{high}")
+            begin += size
+        return cls(
+            order_by_length, np.array(starts), np.array(sizes), np.array(means), tuple(names)
+        )
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sample on average."""
+        return float(self.sizes @ self.mean_lengths / self.sizes.sum())
+
+    def draw(
+        self, stratum: Int64Array, index: Int64Array, round_number: Int64Array, seed: int
+    ) -> Int64Array:
+        """Sample ids at places `index` of strata, each in its order of a round; all int64 [n]."""
+        number = round_number * len(self.sizes) + stratum
+        image = permute_many(index, self.sizes[stratum], number, (seed,))
+        ids: Int64Array = self.order_by_length[self.starts[stratum] + image].astype(np.int64)
+        return ids
+
+
+class StrataSampler:
+    """Draws from every stratum by its exact share; every sample exactly once an epoch.
+
+    Draw k of n of a stratum falls at time (k + 1/2) / n of the epoch, and a step takes the next
+    draws of all strata in the order of time: rounding errors of one step are made good by the next.
+    """
+
+    def __init__(self, strata: Strata, global_batch_size: int, seed: int) -> None:
+        """Raise ConfigError where a batch is too small to hold one sample of each stratum."""
+        self._strata = strata
+        self._global_batch_size = global_batch_size
+        self._seed = seed
+        smallest = int(strata.sizes.argmin())
+        share = strata.sizes[smallest] / strata.sizes.sum()
+        if share * global_batch_size < 1:
+            raise ConfigError(
+                "data.sampler",
+                f"strata need a global batch of {int(np.ceil(1 / share))}, as {share:.1%} of the "
+                f"samples have {strata.names[smallest]} tokens; it is {global_batch_size}",
+                "use 'quantile', which any batch can represent, or a larger batch",
+            )
+
+    def global_batch(self, step: int) -> Int64Array:
+        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        strata, ids = self._strata, []
+        num_samples = int(strata.sizes.sum())
+        for epoch, offset in epochs_of(step, self._global_batch_size, num_samples):
+            before = self._counts(int(offset[0]))
+            after = self._counts(int(offset[-1]) + 1)
+            index = np.concatenate([np.arange(*span) for span in zip(before, after, strict=True)])
+            stratum = np.repeat(np.arange(len(before)), np.subtract(after, before))
+            in_time = np.argsort((index + 0.5) / strata.sizes[stratum], kind="stable")
+            index, stratum = index[in_time], stratum[in_time]
+            ids.append(strata.draw(stratum, index, np.full_like(index, epoch), self._seed))
+        return np.concatenate(ids)
+
+    def _counts(self, draws: int) -> list[int]:
+        """How many of each stratum are among the first `draws` of an epoch."""
+        sizes = self._strata.sizes.tolist()
+        total, count = sum(sizes), len(sizes)
+        # At least so many: rounding moves the time after `draws` by half a draw a stratum.
+        counts = [max(0, (size * (2 * draws - count) + total) // (2 * total)) for size in sizes]
+        for _ in range(draws - sum(counts)):
+            due = [
+                (2 * taken + 1) / size if taken < size else np.inf
+                for taken, size in zip(counts, sizes, strict=True)
+            ]
+            counts[int(np.argmin(due))] += 1
+        return counts
+
+
+class PublishedStrataSampler:
+    """A fixed number of samples of each stratum in every so many of the batch, as published.
+
+    Each stratum is drawn without replacement, round after round, at its own pace: what the others
+    have left over when the first of them ends comes first in what follows. Biased, so the mean
+    length it induces is reported.
+    """
+
+    def __init__(
+        self, strata: Strata, counts: Sequence[int], global_batch_size: int, seed: int
+    ) -> None:
+        """Raise ConfigError where the counts do not fit the batch or the sizes of the strata."""
+        group = sum(counts)
+        if global_batch_size % group:
+            problem = f"counts {'/'.join(map(str, counts))} need a multiple of {group} samples"
+            remedy = f"the global batch is {global_batch_size}: change it, or use 'quantile'"
+            raise ConfigError("data.sampler", problem, remedy)
+        if len(strata.sizes) != len(counts):
+            problem = f"the data has samples of {', '.join(strata.names)} tokens only"
+            remedy = "use 'quantile', which needs no strata"
+            raise ConfigError("data.sampler", problem, remedy)
+        self._strata = strata
+        self._counts = np.array(counts)
+        self._groups = global_batch_size // group
+        # The places of a group: stratum, and which of its draws; spread as the times of draws are.
+        stratum = np.repeat(np.arange(len(counts)), counts)
+        number = np.concatenate([np.arange(count) for count in counts])
+        spread = np.argsort((number + 0.5) / self._counts[stratum], kind="stable")
+        self._stratum, self._number = stratum[spread], number[spread]
+        self._seed = seed
+        if not self.steps_of_pass:
+            problem = f"a global batch of {global_batch_size} needs more samples of some stratum"
+            problem += f" than the data has ({', '.join(strata.names)} tokens: "
+            problem += f"{', '.join(map(str, strata.sizes))})"
+            raise ConfigError("data.sampler", problem, "lower the batch, or use 'quantile'")
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a drawn sample on average."""
+        return float(self._strata.mean_lengths @ self._counts / self._counts.sum())
+
+    @property
+    def steps_of_pass(self) -> int:
+        """Full steps until the first stratum ends."""
+        return int((self._strata.sizes // (self._counts * self._groups)).min())
+
+    @property
+    def left_over(self) -> tuple[int, ...]:
+        """Samples of each stratum that a pass has left."""
+        used = self._counts * self._groups * self.steps_of_pass
+        return tuple((self._strata.sizes - used).tolist())
+
+    def in_words(self) -> str:
+        """Bias and left-overs, for the run's log."""
+        data = self._strata.mean_length
+        left = ", ".join(
+            f"{count:,} of {name}"
+            for count, name in zip(self.left_over, self._strata.names, strict=True)
+        )
+        return (
+            f"mean length drawn {self.mean_length:.2f}, {self.mean_length / data - 1:+.1%} against "
+            f"the data's {data:.2f}; a pass of {self.steps_of_pass:,} steps leaves {left} tokens, "
+            "which come first in the next"
+        )
+
+    def global_batch(self, step: int) -> Int64Array:
+        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        group = (step - 1) * self._groups + np.arange(self._groups)
+        stratum = np.tile(self._stratum, self._groups)
+        number = np.tile(self._number, self._groups)
+        draw = np.repeat(group, len(self._stratum)) * self._counts[stratum] + number
+        round_number, index = np.divmod(draw, self._strata.sizes[stratum])
+        return self._strata.draw(stratum, index, round_number, self._seed)
+
+
+def permute(index: Int64Array, size: int, key: tuple[int, ...]) -> Int64Array:
+    """Images of `index` under a keyed permutation of 0 .. size - 1 (both int64 [n]).
+
+    A Feistel network, as `permute_many`: two parts of a number, each changed in turn by a keyed
+    function of the other. An image outside the range is sent through again until it falls inside
+    (cycle walking). The parts are bits: the smallest even number of them that holds the size. An
+    image falls inside at least once in 4 times.
+    """
+    half_bits = max(1, -(-(size - 1).bit_length() // 2))
+    round_keys = _round_keys(key)
+    value = _by_bits(index.astype(np.uint64), half_bits, round_keys)
+    outside = np.flatnonzero(value >= size)
+    while len(outside):
+        again = _by_bits(value[outside], half_bits, round_keys)
+        value[outside] = again
+        outside = outside[again >= size]
+    return value.astype(np.int64)
+
+
+def permute_many(
+    index: Int64Array, sizes: Int64Array, numbers: Int64Array, key: tuple[int, ...]
+) -> Int64Array:
+    """Images under a family of permutations: element i under number `numbers[i]`, of its size.
+
+    The parts are digits whose product is hardly larger than the size (Black and Rogaway, CT-RSA
+    2002), so that groups of any sizes go through together and nearly all images fall inside.
+
+    Args:
+        index: int64 [n], each at least 0 and below its size.
+        sizes: int64 [n], at most 2**53; equal where the number is.
+        numbers: int64 [n], at least 0: which permutation.
+        key: what all of them are drawn from.
+    """
+    limits = sizes.astype(np.uint64)
+    high = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    low = (limits + high - np.uint64(1)) // high
+    tweaks, round_keys = _mix(numbers.astype(np.uint64)), _round_keys(key)
+    value = _by_digits(index.astype(np.uint64), high, low, round_keys, tweaks)
+    outside = np.flatnonzero(value >= limits)
+    while len(outside):
+        again = _by_digits(value[outside], high[outside], low[outside], round_keys, tweaks[outside])
+        value[outside] = again
+        outside = outside[again >= limits[outside]]
+    return value.astype(np.int64)
+
+
+def _round_keys(key: tuple[int, ...]) -> UInt64Array:
+    state = np.random.SeedSequence(key).generate_state(_FEISTEL_ROUNDS, np.uint64)
+    return state.astype(np.uint64, copy=False)
+
+
+def _by_bits(value: UInt64Array, half_bits: int, round_keys: UInt64Array) -> UInt64Array:
+    shift = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left, right = value >> shift, value & mask
+    for round_key in round_keys:
+        left, right = right, left ^ (_mix(right ^ round_key) & mask)
+    return (left << shift) | right
+
+
+def _by_digits(
+    value: UInt64Array,
+    high: UInt64Array,
+    low: UInt64Array,
+    round_keys: UInt64Array,
+    tweaks: UInt64Array,
+) -> UInt64Array:
+    """One pass over value = left * low + right, left below `high` and right below `low`."""
+    left = value // low
+    right = value - left * low
+    for key_of_left, key_of_right in round_keys.reshape(-1, 2):
+        _add(left, _mix(right ^ tweaks ^ key_of_left), high)
+        _add(right, _mix(left ^ tweaks ^ key_of_right), low)
+    return left * low + right
+
+
+def _add(digit: UInt64Array, bits: UInt64Array, base: UInt64Array) -> None:
+    """Add random bits to a digit in place: their upper half, scaled to 0 .. base - 1."""
+    bits >>= np.uint64(32)
+    bits *= base
+    bits >>= np.uint64(32)
+    digit += bits
+    np.minimum(digit, digit - base, out=digit)  # below `base` the difference wraps to a large one
+
+
+def _mix(value: UInt64Array) -> UInt64Array:
+    """SplitMix64's finaliser (Steele et al., OOPSLA 2014): every input bit reaches every output."""
+    value = value ^ (value >> np.uint64(30))
+    value *= np.uint64(0xBF58476D1CE4E5B9)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(0x94D049BB133111EB)
+    value ^= value >> np.uint64(31)
+    return value

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.file_checks import check_size, map_file
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import REMEDY, Sidecar, read_sidecar
-from mlperf_bert.data.stage_record import is_partial
+from mlperf_bert.common.untrusted import check_size, map_file
+from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, read_sidecar
+from mlperf_bert.data.set_checks import is_partial
 
 IntArray = NDArray[np.int64]
 
@@ -58,7 +57,7 @@ class Shard:
         self.sidecar: Sidecar = read_sidecar(path)
         self._arrays: ShardArrays | None = None
         self._file: mmap.mmap | None = None
-        check_size(path, self.sidecar.shard_bytes, REMEDY)
+        check_size(path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
 
     def arrays(self) -> ShardArrays:
         """The shard's arrays; the first call maps the file and checks both offset tables' ends."""
@@ -91,11 +90,13 @@ class Shard:
     def _spans(self, name: str, offsets: IntArray, limit: int) -> IntArray:
         spans = np.diff(offsets)
         if spans.min() < 1 or spans.max() > limit:
-            raise DataError(f"{self.path}: {name}", f"has steps outside 1 .. {limit}", REMEDY)
+            raise DataError(
+                f"{self.path}: {name}", f"has steps outside 1 .. {limit}", SIDECAR_REMEDY
+            )
         return spans
 
     def _map(self) -> ShardArrays:
-        self._file = map_file(self.path, self.sidecar.shard_bytes, REMEDY)
+        self._file = map_file(self.path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
         raw = np.frombuffer(self._file, dtype=np.uint8)
         views = {}
         for name, place in self.sidecar.datasets.items():
@@ -112,7 +113,7 @@ class Shard:
     def _check_ends(self, offsets: IntArray, total: int, name: str) -> None:
         if offsets[0] != 0 or offsets[-1] != total:
             problem = f"runs from {offsets[0]} to {offsets[-1]} over {total} elements"
-            raise DataError(f"{self.path}: {name}", problem, REMEDY)
+            raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
 
 
 class SampleReader:
@@ -172,7 +173,7 @@ class SampleReader:
         is_wrong = _out_of_range(self._collect(ids), self.manifest)[name]
         numbers, rows = self.locate(ids)
         first = int(is_wrong.argmax())
-        problem, remedy = f"is out of range in sample {rows[first]}", REMEDY
+        problem, remedy = f"is out of range in sample {rows[first]}", SIDECAR_REMEDY
         if is_partial(self.set_dir):
             problem += ", as in samples that this partial stage leaves out"
             remedy = "stage the data again for this run, or train on the whole set"
@@ -233,7 +234,7 @@ def size_error(set_dir: Path) -> DataError:
 
 def span_error(shard: Shard, row: int, start: int, end: int) -> DataError:
     """The error of a sample whose elements cannot be start .. end."""
-    return DataError(str(shard.path), f"sample {row} runs from {start} to {end}", REMEDY)
+    return DataError(str(shard.path), f"sample {row} runs from {start} to {end}", SIDECAR_REMEDY)
 
 
 def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
@@ -257,4 +258,4 @@ def _check_entry(shard: Shard, num_samples: int, sha256: str, manifest: Manifest
     for key, (in_sidecar, in_manifest) in pairs.items():
         if in_sidecar != in_manifest:
             problem = f"is {in_sidecar} where the set's manifest says {in_manifest}"
-            raise DataError(f"{shard.path}.json: {key}", problem, REMEDY)
+            raise DataError(f"{shard.path}.json: {key}", problem, SIDECAR_REMEDY)

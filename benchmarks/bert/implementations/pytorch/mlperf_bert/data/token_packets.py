@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.data.permutation import Int64Array
+from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import Samples
 
 Bytes = NDArray[np.uint8]

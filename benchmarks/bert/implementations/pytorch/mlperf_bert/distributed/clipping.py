@@ -53,8 +53,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, Work
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.config.checks import CLIPPED_TOGETHER
-from mlperf_bert.config.sections import AllreduceDtype, ClipSection
+from mlperf_bert.config.sections import CLIPPED_TOGETHER, AllreduceDtype, ClipSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 
 UNSCALED_LOSS_EXPONENT = 10

@@ -1,4 +1,4 @@
-"""What AdamW and LAMB on flat buffers have in common: the state that a rank owns, and its update.
+"""The optimizer state that a rank owns, and its update: common to AdamW and LAMB on flat buffers.
 
 Where the buffers are one shard, a rank updates everything and there is nobody to ask. Where they
 are more (ZeRO stage 1, arXiv 1910.02054), it holds masters and moments of its own pieces alone and

@@ -3,67 +3,112 @@
 No training or evaluation sample is read here: only the vocabulary's digest, sidecars and index.
 """
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
+from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, read_manifest, resolve
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
-from mlperf_bert.checkpoint.saving import Saving
+from mlperf_bert.checkpoint.saving import Identity, Saving
+from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.health import Health
-from mlperf_bert.common.seeds import choose_seed
+from mlperf_bert.common.machine import memory_bytes
+from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import Loader
 from mlperf_bert.data.open_data import RunData, open_data
+from mlperf_bert.data.sampler import PublishedStrataSampler
+from mlperf_bert.data.set_checks import manifest_sha256
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.distributed.bucket_plan import (
+    FlatLayout,
+    ddp_bucket_cap_mb,
+    plan_in_reverse,
+    plan_layout,
+)
+from mlperf_bert.distributed.clipping import Clipping, make_clipping, make_wire
+from mlperf_bert.distributed.flat_reducer import (
+    FlatBuffers,
+    FlatReducer,
+    ShardGroup,
+    flat_weights,
+    num_shards,
+)
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
-from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.distributed.session import check_nodes, on_every_rank
+from mlperf_bert.evaluation.batches import tokens_per_forward
 from mlperf_bert.evaluation.evaluate import Evaluator
-from mlperf_bert.evaluation.schedule import EvalSchedule
+from mlperf_bert.evaluation.schedule import Beside, EvalSchedule, InTurn
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.model.tensor_names import tensorflow_name
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.evaluation import make_evaluator, make_schedule
-from mlperf_bert.parts.loader import build_loader, make_planner
-from mlperf_bert.parts.memory_plan import forward_of_run
-from mlperf_bert.parts.start import (
-    Origin,
-    begin_training,
-    check_memory,
-    make_identity,
-    make_model,
-    make_writer,
-    start_log,
-    start_metrics_file,
-    start_reporter,
-)
-from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale, no_loss_scale
+from mlperf_bert.optim.noise_meter import make_noise_meter
+from mlperf_bert.optim.optimizers import make_optimizer
+from mlperf_bert.optim.schedule import learning_rates
+from mlperf_bert.parts.loader import build_loader
+from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
+from mlperf_bert.run.directory import RunDirectory, git_commit
 from mlperf_bert.run.metrics import Metrics
 from mlperf_bert.run.metrics_file import MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
-from mlperf_bert.run.progress import Reporter
 from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
-from mlperf_bert.step.captured import use_capturable_stream
-from mlperf_bert.step.eager import Step
+from mlperf_bert.step.captured import CapturedStep, use_capturable_stream
+from mlperf_bert.step.eager import EagerStep, Step, weights_dtype
+
+if TYPE_CHECKING:
+    from mlperf_bert.run.progress import Reporter
+
+WARM_UP_CALLS = 3  # of an update before it is captured
+READ_LENGTHS_ON_THE_HOST = ("reference", "grouped", "packed")  # on CUDA
+DDP_WARM_UP_CALLS = 11  # what torch's notes on CUDA graphs ask for with DistributedDataParallel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run as one of its ranks has it: what is asked for, by whom and from where on.
+
+    `seed` is the same on every rank. Weights are those of `init_checkpoint`, where the run does not
+    go on from where it was saved (`start`). `process` is this rank among trainers and readers,
+    where there are readers; `cache_cleared` goes into the log; the loop keeps `whereabouts` up to
+    date.
+    """
+
+    config: RunConfig
+    seed: int
+    info: RankInfo
+    device: torch.device
+    data_dir: Path
+    directory: RunDirectory
+    start: Start = NEW_RUN
+    init_checkpoint: Path | None = None
+    process: MpiProcess | None = None
+    cache_cleared: bool = False
+    whereabouts: Whereabouts = field(default_factory=Whereabouts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """Everything the loop needs, each built for this rank."""
 
-    config: RunConfig
-    start: Start
-    seed: int
-    info: RankInfo
-    device: torch.device
-    directory: RunDirectory
-    whereabouts: Whereabouts
+    run: Run
     model: BertForPretraining
     optimizer: FlatOptimizer
     step: Step
@@ -76,131 +121,90 @@ class Parts:
     metrics_file: MetricsFile
     health: Health
     saving: Saving
-    reporter: Reporter
+    reporter: "Reporter"
     log: MlperfLog
 
+    def in_words(self) -> str:
+        """The run in one line, for the person who started it."""
+        run, parallel = self.run, self.run.config.parallel
+        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        ranks = f"{run.info.world_size} rank{'s' if run.info.world_size > 1 else ''}"
+        return (
+            f"{num_parameters:,} parameters, {ranks} on {run.device.type}, global batch "
+            f"{parallel.global_batch_size}, seed {run.seed}, in {run.directory.run}"
+        )
 
-def build(
-    config: RunConfig,
-    data_dir: Path,
-    directory: RunDirectory,
-    info: RankInfo,
-    device: torch.device,
-    init_checkpoint: Path | None,
-    process: MpiProcess | None = None,
-    cache_cleared: bool = False,
-    start: Start = NEW_RUN,
-    whereabouts: Whereabouts | None = None,
-) -> Parts:
-    """Build this rank's parts; the process group exists already. Raises on contradictions.
 
-    Weights are those of `init_checkpoint`, where the run does not go on from where it was saved
-    (`start`). `whereabouts` is for the loop to keep up to date; `process` is this rank among
-    trainers and readers, where there are readers; `cache_cleared` goes into the log.
-    """
+def build(run: Run) -> Parts:
+    """Build this rank's parts; the process group exists already. Raises on contradictions."""
+    config, info, device, start = run.config, run.info, run.device, run.start
     _check_world_size(config, info)
     if config.run.step_mode == "captured":
         use_capturable_stream(device)
-    seed = _common_seed(config, start, info, device)
-    data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
-    identity = make_identity(seed, data, info)
-    on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
-    planner = make_planner(config, data.train, seed)
+    data = on_every_rank(info, lambda: open_data(config, run.data_dir, info.rank))
+    identity = _identity(run, data)
+    on_every_rank(info, lambda: check_data(start, identity.data_sha256, run.data_dir))
+    planner = make_planner(config, data.train, run.seed)
     loader, shapes = build_loader(
-        config, planner, data.train_reader, seed, info, device, process, start.step + 1
+        config, planner, data.train_reader, run.seed, info, device, run.process, start.step + 1
     )
     on_every_rank(
         info, lambda: check_memory(config, device, lambda: forward_of_run(config, shapes))
     )
     vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
     continues = start.continues
-    with directory.begun(config, seed, info, device, vocabulary=vocabulary, continues=continues):
-        origin = Origin(config, identity, start, init_checkpoint, cache_cleared)
-        log = on_every_rank(info, lambda: start_log(origin, directory, info))
-        reporter = start_reporter(directory, info, config, data, planner, start)
-        return _assemble(
-            origin, data, loader, shapes, directory, info, device, whereabouts, log, reporter
-        )
+    begun = run.directory.begun
+    with begun(config, run.seed, info, device, vocabulary=vocabulary, continues=continues):
+        log = on_every_rank(info, lambda: _start_log(run))
+        reporter = _start_reporter(run, data, planner)
+        return _assemble(run, data, identity, loader, shapes, log, reporter)
 
 
 def _assemble(
-    origin: Origin,
+    run: Run,
     data: RunData,
+    identity: Identity,
     loader: Loader,
     shapes: tuple[StaticShape, ...],
-    directory: RunDirectory,
-    info: RankInfo,
-    device: torch.device,
-    whereabouts: Whereabouts | None,
     log: MlperfLog,
-    reporter: Reporter,
+    reporter: "Reporter",
 ) -> Parts:
     """Model, step, evaluation and saving, around what reads the data and what tells of the run."""
-    config, identity, start = origin.config, origin.identity, origin.start
-    model = make_model(config, identity.seed, device)
+    config, info, device = run.config, run.info, run.device
+    model = make_model(config, run.seed, device)
     reporter.line(model.attention.note)
     log.weights_initialization(map(tensorflow_name, model.state_dict()))
-    optimizer, step = begin_training(origin, model, info, device, shapes)
+    optimizer, step = _begin_training(run, identity.vocabulary_sha256, model, shapes)
     evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
-    evaluation = make_schedule(config, evaluator, model, optimizer, log)
-    metrics, health = Metrics(config, info.world_size, device), _make_health(data)
+    baseline = data.held_out.manifest.baseline
+    metrics = Metrics(config, info.world_size, device)
+    health = Health(None if baseline is None else baseline.masked_tokens)
     return Parts(
-        config=config,
-        start=start,
-        seed=identity.seed,
-        info=info,
-        device=device,
-        directory=directory,
-        whereabouts=whereabouts or Whereabouts(),
+        run=run,
         model=model,
         optimizer=optimizer,
         step=step,
         loader=loader,
         evaluator=evaluator,
-        evaluation=evaluation,
+        evaluation=_schedule(config, evaluator, model, optimizer, log),
         stop=StopRequest(info.world_size, device),
         stragglers=StragglerWatch(config.run, info, model, device),
         metrics=metrics,
-        metrics_file=start_metrics_file(directory, info, start),
+        metrics_file=_start_metrics_file(run),
         health=health,
         saving=Saving(
             config=config,
             identity=identity,
-            start=start,
-            writer=make_writer(origin, directory, model, optimizer, info, device),
+            start=run.start,
+            writer=_writer(run, model, optimizer),
             metrics=metrics,
             health=health,
             reporter=reporter,
-            write_outcome=partial(directory.write_outcome, info),
+            write_outcome=partial(run.directory.write_outcome, info),
         ),
         reporter=reporter,
         log=log,
     )
-
-
-def in_words(parts: Parts) -> str:
-    """The run in one line, for the person who started it."""
-    num_parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    ranks = f"{parts.info.world_size} rank{'s' if parts.info.world_size > 1 else ''}"
-    return (
-        f"{num_parameters:,} parameters, {ranks} on {parts.device.type}, global batch "
-        f"{parts.config.parallel.global_batch_size}, seed {parts.seed}, in {parts.directory.run}"
-    )
-
-
-def _make_health(data: RunData) -> Health:
-    baseline = data.held_out.manifest.baseline
-    return Health(None if baseline is None else baseline.masked_tokens)
-
-
-def _common_seed(config: RunConfig, start: Start, info: RankInfo, device: torch.device) -> int:
-    """One seed for all ranks: that of a resumed run, or rank 0's, where it is drawn at random."""
-    if start.seed is not None:
-        return start.seed
-    seed = torch.tensor(choose_seed(config.run.seed), dtype=torch.int64, device=device)
-    if info.world_size > 1:
-        dist.broadcast(seed, src=0)
-    return int(seed.item())  # host sync, once, before the clock starts
 
 
 def _check_world_size(config: RunConfig, info: RankInfo) -> None:
@@ -213,3 +217,299 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
             f"{info.world_size} were started ({info.launcher})",
             "start that many, or change parallel.nodes and parallel.ranks_per_node",
         )
+
+
+def _identity(run: Run, data: RunData) -> Identity:
+    """What the run's checkpoints say of it."""
+    sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
+    digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
+    return Identity(
+        seed=run.seed,
+        vocabulary_sha256=data.train.manifest.vocabulary_sha256,
+        data_sha256=hashlib.sha256(digests.encode()).hexdigest(),
+        world_size=run.info.world_size,
+    )
+
+
+def _start_log(run: Run) -> MlperfLog:
+    """The MLPerf log, with all records that come before training."""
+    config, info, start = run.config, run.info, run.start
+    log = MlperfLog(run.directory.mlperf_log if info.rank == 0 else None, info.rank == 0)
+    log.init_start(cache_cleared=run.cache_cleared)
+    log.submission(config)
+    log.hyperparameters(config, run.seed)
+    resumed_from = {"step": start.step, "samples": start.samples} if start.is_resumed else None
+    log.conditions(
+        config,
+        # As it was started: ranks that the config spreads over nodes may all be on this one.
+        number_of_nodes=-(-info.world_size // info.local_world_size),
+        number_of_ranks=info.world_size,
+        resumed_from=resumed_from,
+        initial_weights="random" if run.init_checkpoint is None else "checkpoint",
+    )
+    return log
+
+
+def _start_reporter(run: Run, data: RunData, planner: StepPlanner) -> "Reporter":
+    """What a person sees of the run, with the lines that come first."""
+    from mlperf_bert.run.progress import (
+        Reporter,  # its rich is not for `bench`, which shows no progress
+    )
+
+    config, start = run.config, run.start
+    path = run.directory.run / "stdout.log" if run.info.rank == 0 else None
+    reporter = on_every_rank(
+        run.info, lambda: Reporter(path, config.max_steps, continued=start.continues)
+    )
+    for remark in start.remarks:
+        reporter.line(remark)
+    reporter.line(data.target_in_words)
+    reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
+    if isinstance(planner.sampler, PublishedStrataSampler):
+        reporter.line(planner.sampler.in_words())
+    return reporter
+
+
+def _start_metrics_file(run: Run) -> MetricsFile:
+    """`metrics.jsonl`, cut after the step from which a run goes on."""
+    path = run.directory.run / "metrics.jsonl" if run.info.rank == 0 else None
+    after = run.start.step if run.start.continues else None
+    return on_every_rank(run.info, lambda: MetricsFile(path, after))
+
+
+def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
+    """The bare model, its weights and dropout from the run's seed, equal on every rank."""
+    model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+    model.dropout_seed = derive_seed(seed, "dropout")
+    return model
+
+
+def check_memory(
+    config: RunConfig,
+    device: torch.device,
+    largest_forward: Callable[[], Forward],
+    *,
+    evaluates: bool = True,
+) -> None:
+    """Raise ConfigError where a device cannot hold what is planned, before anything is built.
+
+    A CPU's memory must hold weights and gradients; what else it has, others use too.
+    """
+    if device.type == "cuda":
+        num_bytes = torch.cuda.get_device_properties(device).total_memory
+        refuse_what_cannot_fit(config, largest_forward(), num_bytes, evaluates=evaluates)
+        return
+    needed = 8 * config.model.num_parameters * config.parallel.ranks_per_node
+    if needed > memory_bytes():
+        problem = f"makes a model whose weights and gradients take {needed / 2**30:,.0f} GiB"
+        remedy = (
+            f"this machine has {memory_bytes() / 2**30:,.0f}: use a smaller one, or fewer ranks"
+        )
+        raise ConfigError("model.hidden_size", problem, remedy)
+
+
+def _begin_training(
+    run: Run, vocabulary_sha256: str, model: BertForPretraining, shapes: tuple[StaticShape, ...]
+) -> tuple[FlatOptimizer, Step]:
+    """Optimizer and step, with the weights, state and random streams that the run begins with."""
+    start, info, given, digest = run.start, run.info, run.init_checkpoint, vocabulary_sha256
+    if given is not None and start.checkpoint is None:
+        on_every_rank(info, lambda: load_weights(model, given, digest))
+    # Of the step too, as another number of ranks has no streams to go on from.
+    torch.manual_seed(derive_seed(run.seed, f"others' kernels from {start.step}", info.rank))
+    optimizer, step = build_step(model, run.config, info, run.device, shapes)
+    if start.checkpoint is not None:
+        state = load_checkpoint(optimizer, start.checkpoint, digest, info, is_verified=True)
+        restore_rank_states(start.checkpoint, state, model, info, run.device)
+    return optimizer, step
+
+
+def build_step(
+    model: BertForPretraining,
+    config: RunConfig,
+    info: RankInfo,
+    device: torch.device,
+    shapes: tuple[StaticShape, ...] = (),
+) -> tuple[FlatOptimizer, Step]:
+    """The optimizer of this rank's part of the state, and the step that drives it.
+
+    `shapes` are those of a captured step, the smallest first; where there are none it is eager.
+
+    `model` has its initial weights, on `device`; it is left as it is but for where its weights and
+    gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
+    """
+    if shapes:
+        _check_capturable(model.attention.name, device)
+    parallel = config.parallel
+    check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
+    layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
+    initial = flat_weights(model, layout)
+    dtype = weights_dtype(config.model.precision, initial.dtype)
+    buffers = FlatBuffers(model, layout, initial.to(dtype))
+    loss_scale = _loss_scale(config, device)
+    parallel_model, clipping, gradients, others = _reduction(
+        model, buffers, config, info, loss_scale, device
+    )
+    optimizer = make_optimizer(config.optim, buffers, initial, gradients, others, loss_scale)
+    step = EagerStep(
+        parallel_model,
+        optimizer,
+        _learning_rates(config, device),
+        clipping,
+        model.step,
+        config.model.precision,
+        make_noise_meter(config, buffers, optimizer),
+    )
+    if not shapes:
+        return optimizer, step
+    wrapped = isinstance(parallel_model, DistributedDataParallel)
+    return optimizer, CapturedStep(
+        step,
+        shapes,
+        forwards=parallel.grad_accum_steps,
+        device=device,
+        rank=info.rank,
+        warm_up_calls=DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS,
+        hang_timeout_s=config.run.hang_timeout_s,
+    )
+
+
+def _check_capturable(attention: str, device: torch.device) -> None:
+    """What a graph can hold. Raises ConfigError."""
+    if device.type != "cuda":
+        return
+    if attention in READ_LENGTHS_ON_THE_HOST:
+        problem = f"{attention!r} reads lengths on the host in every step, which is to be captured"
+        remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
+        raise ConfigError("model.attention", problem, remedy)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        problem = "'captured' with ranks that share a GPU, and so talk over gloo"
+        raise ConfigError("run.step_mode", problem, "use 'eager', or a rank for each GPU")
+
+
+def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    dtype = weights_dtype(config.model.precision, next(iter(trained.values())).dtype)
+    buckets = plan_in_reverse(
+        {name: each.numel() for name, each in trained.items()},
+        dtype.itemsize,
+        config.parallel.bucket_cap_mb,
+    )
+    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    return plan_layout(shapes, [bucket.names for bucket in buckets], num_shards)
+
+
+def _reduction(
+    model: nn.Module,
+    buffers: FlatBuffers,
+    config: RunConfig,
+    info: RankInfo,
+    loss_scale: LossScale,
+    device: torch.device,
+) -> tuple[nn.Module, Clipping, Tensor, ShardGroup]:
+    """Who averages the gradients, where they arrive, and who holds the other shards.
+
+    Without a process group, which a run of one rank has none of, nobody does.
+    """
+    parallel = config.parallel
+    wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
+    group = ShardGroup(info, buffers.layout.num_shards, device)
+    if dist.is_initialized() and parallel.data_parallel != "ddp":
+        reducer = FlatReducer(
+            model, buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
+        )
+        return model, reducer, reducer.shard_gradients, group
+    if dist.is_initialized():
+        model = DistributedDataParallel(
+            model,
+            bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
+            gradient_as_bucket_view=True,
+        )
+        # Its own statistics wait for the device every 100 steps, which a capture forbids.
+        model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
+    clipping = make_clipping(
+        config.clip,
+        model,
+        wire,
+        forwards=parallel.grad_accum_steps,
+        bucket_cap_mb=parallel.bucket_cap_mb,
+    )
+    return model, clipping, buffers.gradients, group
+
+
+def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
+    if config.model.precision != "fp16":
+        return no_loss_scale(device)
+    return LossScale(config.optim.initial_loss_scale, config.optim.loss_scale_growth_steps, device)
+
+
+def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
+    """Of every step from 1 that the run may take, warm-up included; element 0 is not read."""
+    last = max(config.max_steps, config.run.warm_up_steps)
+    rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
+    rates[0] = 0.0
+    return torch.from_numpy(rates).to(device)
+
+
+def make_evaluator(
+    config: RunConfig,
+    index: LengthIndex,
+    reader: SampleReader,
+    info: RankInfo,
+    device: torch.device,
+) -> Evaluator:
+    """The evaluator of this rank."""
+    return Evaluator(
+        index,
+        reader,
+        tokens_per_forward=tokens_per_forward(
+            config.eval.tokens_per_forward, index, config.parallel.world_size, device
+        ),
+        rank=info.rank,
+        world_size=info.world_size,
+        device=device,
+        precision=config.model.precision,
+        step_mode=config.run.step_mode,
+    )
+
+
+def _schedule(
+    config: RunConfig,
+    evaluator: Evaluator,
+    model: BertForPretraining,
+    optimizer: FlatOptimizer,
+    log: MlperfLog,
+) -> EvalSchedule:
+    """When `model` is evaluated; it is in the dtype and on the device that it is trained in."""
+    if config.eval.overlap == "none":
+        return InTurn(evaluator, model, optimizer.settle, log)
+    weights = next(model.parameters())
+    snapshot = BertForPretraining(config.model, weights.device, attention=model.attention)
+    snapshot.to(weights.dtype)
+    return Beside(evaluator, model, snapshot, optimizer.settle, log)
+
+
+def _writer(run: Run, model: BertForPretraining, optimizer: FlatOptimizer) -> CheckpointWriter:
+    """What writes the run's checkpoints."""
+    config, info, start = run.config, run.info, run.start
+    return CheckpointWriter(
+        run.directory.checkpoints,
+        optimizer,
+        config,
+        info,
+        run.device,
+        fp8_state=model.fp8_state(),
+        keep_last=config.checkpoint.keep_last,
+        commit=git_commit() if info.rank == 0 else None,
+        after=start.step if start.continues else None,
+        origin=on_every_rank(info, lambda: _initialized_from(run)),
+    )
+
+
+def _initialized_from(run: Run) -> dict[str, str]:
+    """For manifests: whose weights the run, or the one it goes on from, began with."""
+    saved = run.start.checkpoint or run.init_checkpoint
+    known = {} if saved is None else read_manifest(resolve(saved)).origin
+    if not known or INITIALIZED_FROM in known:
+        return dict(known)
+    return {INITIALIZED_FROM: ", ".join(known.values())}

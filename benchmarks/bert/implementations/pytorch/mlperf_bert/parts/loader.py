@@ -1,67 +1,33 @@
-"""A config's data becomes step plans, and the loader that brings a rank its batches."""
+"""A config's data becomes the loader that brings a rank its batches."""
 
-import numpy as np
+from pathlib import Path
+
 import torch
-from numpy.typing import NDArray
 
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import Balance, CostModel
-from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.capacity_staging import CapacityStaging
-from mlperf_bert.data.choose_capacity import plan_shapes
-from mlperf_bert.data.choose_sampler import make_sampler
+from mlperf_bert.data.balance import StepPlanner, make_planner
+from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
-from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.gather import Gatherer, ReadAhead
 from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
 from mlperf_bert.data.loader_dali import DaliSource
-from mlperf_bert.data.mask_counts import CountsByLength, masked_count_table
-from mlperf_bert.data.masking import STATIC, DynamicMasks, Masks
-from mlperf_bert.data.mpi_pair import Pair
-from mlperf_bert.data.mpi_source import MpiSource
-from mlperf_bert.data.read_ahead import ReadAhead
+from mlperf_bert.data.masking import DynamicMasks
+from mlperf_bert.data.mpi_readers import (
+    MpiSource,
+    Pair,
+    PeerExchange,
+    Tag,
+    WindowReader,
+    serve_trainer,
+)
+from mlperf_bert.data.open_data import open_index
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.step_plan import StepPlanner
+from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
-
-
-def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
-    """The step planner of the whole job."""
-    data, parallel = config.data, config.parallel
-    linear, quadratic = config.cost_coefficients
-    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
-    if data.masking == "dynamic":
-        table = masked_count_table(
-            index.manifest.max_seq_length, data.max_predictions, data.masking_rate
-        )
-        masked_counts = CountsByLength(index.lengths, table)
-    return StepPlanner(
-        make_sampler(
-            data.sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.manifest.length_histogram,
-            global_batch_size=parallel.global_batch_size,
-            seed=derive_seed(seed, "sampler"),
-            quantiles=data.quantiles,
-        ),
-        index.lengths,
-        masked_counts,
-        world_size=parallel.world_size,
-        grad_accum_steps=parallel.grad_accum_steps,
-        loss_normalization=config.optim.loss_normalization,
-        balance=Balance(
-            policy=data.balance,
-            ranks_per_node=parallel.ranks_per_node,
-            deal=data.deal,
-            counts=data.counts_per_rank,
-        ),
-        balance_model=data.balance_model,
-        cost=CostModel(linear=linear, quadratic=quadratic),
-    )
 
 
 def build_loader(
@@ -91,9 +57,11 @@ def build_loader(
     return loader, shapes
 
 
-def _make_masks(config: RunConfig, reader: SampleReader, seed: int, device: torch.device) -> Masks:
+def _make_masks(
+    config: RunConfig, reader: SampleReader, seed: int, device: torch.device
+) -> DynamicMasks | None:
     if config.data.masking == "static":
-        return STATIC
+        return None
     return DynamicMasks(
         reader.set_dir,
         reader.manifest,
@@ -128,7 +96,7 @@ def _make_loader(
     info: RankInfo,
     device: torch.device,
     others: BatchSource | None,
-    masks: Masks,
+    masks: DynamicMasks | None,
     shapes: tuple[StaticShape, ...],
     first_step: int,
 ) -> Loader:
@@ -154,7 +122,7 @@ def _source_with_others(
     seed: int,
     info: RankInfo,
     process: MpiProcess | None,
-    masks: Masks,
+    masks: DynamicMasks | None,
 ) -> BatchSource | None:
     """What brings the batches where this rank does not read them all by itself.
 
@@ -170,3 +138,30 @@ def _source_with_others(
         return None
     token = token_dtype(config.model.vocab_size)
     return ExchangeSource(reader, info.rank, group, config.data.deal, token, masks)
+
+
+def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
+    """Be a reader process: read for one trainer until it stops."""
+    info = process.role.info
+    peers = None
+    if (among := process.peers(config.data.balance)) is not None:
+        is_local = config.data.balance == "exchange_local"
+        peers = PeerExchange(among, info.rank - info.local_rank if is_local else 0)
+
+    def open_reader(seed: int) -> WindowReader:
+        index = open_index(data_dir / "train", config)
+        return WindowReader(
+            make_planner(config, index, seed),
+            SampleReader(data_dir / "train", index.manifest),
+            info.rank,
+            peers,
+            window_steps=config.data.exchange_window_steps,
+            token=token_dtype(config.model.vocab_size),
+        )
+
+    serve_trainer(Pair(process.world, process.role.partner), open_reader)
+
+
+def dismiss_reader(process: MpiProcess) -> None:
+    """As a trainer that has nothing to train: let its reader process end."""
+    Pair(process.world, process.role.partner).send(Tag.STOP)

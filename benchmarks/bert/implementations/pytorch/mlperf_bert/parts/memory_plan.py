@@ -1,7 +1,7 @@
 """What one rank's memory holds at its fullest, the largest batch that fits, and the refusal.
 
-Counted by hand from the config and the sizes of a forward; what a forward saves is in `saved`.
-Nothing of it has been measured on a GPU yet.
+Counted by hand from the config and the sizes of a forward; what a forward saves is in
+`model/saved_bytes.py`. Nothing of it has been measured on a GPU yet.
 """
 
 from dataclasses import dataclass, replace
@@ -11,11 +11,20 @@ import numpy as np
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.published_shapes import masked_counts_of, real_lengths, run_shapes
+from mlperf_bert.data.length_histogram import (
+    masked_counts_of,
+    real_lengths,
+    run_shapes,
+    wikipedia_lengths,
+)
 from mlperf_bert.data.shards import IntArray
-from mlperf_bert.parts.memory_forward import Forward, PaddedAttention
-from mlperf_bert.parts.memory_saved import AttentionKind, Kernels, SavedBytes
+from mlperf_bert.model.saved_bytes import (
+    AttentionKind,
+    Forward,
+    Kernels,
+    PaddedAttention,
+    SavedBytes,
+)
 
 GIB = 2**30
 # Of the sum, for blocks that the allocator holds and cannot use. An estimate.

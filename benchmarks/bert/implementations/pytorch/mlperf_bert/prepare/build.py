@@ -16,9 +16,17 @@ import numpy as np
 from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.data.index import INDEX_ARRAYS, Baseline, Manifest, ShardEntry, write_index
+from mlperf_bert.data.index import (
+    INDEX_ARRAYS,
+    Baseline,
+    Manifest,
+    Segments,
+    ShardEntry,
+    ShardSettings,
+    sidecar_path,
+    write_index,
+)
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.sidecar import Segments, ShardSettings, sidecar_path
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary

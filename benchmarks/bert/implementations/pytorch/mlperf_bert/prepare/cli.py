@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import usable_cpus
+from mlperf_bert.config.options import find_config
 
 if TYPE_CHECKING:
-    from mlperf_bert.data.index import Manifest
-    from mlperf_bert.data.sidecar import Segments
+    from mlperf_bert.data.index import Manifest, Segments
 
 # Those that decide the examples, and their values where they are not given.
 _NUMBERS = {"max_seq_length": 512, "max_predictions": 76, "dupe_factor": 10, "seed": 12345}
@@ -193,7 +193,7 @@ def _add_mlcommons(parser: argparse.ArgumentParser, source: argparse._ActionsCon
 
 def _prepare_mlcommons(args: argparse.Namespace) -> int:
     """`prepare --mlcommons`: the official text to the official sets, on one machine or several."""
-    from mlperf_bert.data.sidecar import examples_digest
+    from mlperf_bert.data.index import examples_digest
     from mlperf_bert.prepare import mlcommons
     from mlperf_bert.prepare.verify.check import verify
 
@@ -266,7 +266,9 @@ def _add_embedded(parser: argparse.ArgumentParser, source: argparse._ActionsCont
         action="store_true",
         help="make DIR/train and DIR/eval from the documentation of this Python",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="with --embedded: the run's")
+    parser.add_argument(
+        "--config", type=find_config, metavar="FILE", help="with --embedded: the run's"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -350,7 +352,7 @@ def _needed_vocabulary(args: argparse.Namespace) -> Path:
 
 def _summary(out_dir: Path, manifest: "Manifest") -> str:
     """What a prepared set holds, and by which digest two of them can be compared."""
-    from mlperf_bert.data.sidecar import examples_digest, read_sidecar
+    from mlperf_bert.data.index import examples_digest, read_sidecar
 
     shards = [out_dir / "shards" / entry.file for entry in manifest.shards]
     digest = examples_digest(read_sidecar(shard) for shard in shards)

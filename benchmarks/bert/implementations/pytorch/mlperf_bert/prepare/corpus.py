@@ -20,8 +20,7 @@ from pathlib import Path
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.run_config import EMBEDDED_RECIPE
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import Segments
+from mlperf_bert.data.index import Manifest, Segments
 from mlperf_bert.prepare.documents import split_sentences
 
 HELD_OUT_FRACTION = 0.10

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled
-from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.common.compiled import compiled, usable_cache
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.word_pieces import token_dtype

@@ -14,13 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.file_checks import file_digest
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.mask_counts import special_ids
-from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.common.untrusted import file_digest
+from mlperf_bert.data.index import Manifest, ShardSettings, special_ids
 from mlperf_bert.data.shards import ShardArrays
-from mlperf_bert.data.sidecar import ShardSettings
 from mlperf_bert.prepare import tf_example
 from mlperf_bert.prepare.build import check_settings, make_set, shard_jobs
 from mlperf_bert.prepare.examples import ExampleArrays, pick_evenly

@@ -13,15 +13,8 @@ from pathlib import Path
 
 from mlperf_bert.common.atomic import make_directory, replaced_file
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import file_sha256, open_regular_file
-from mlperf_bert.data.file_checks import file_digest
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.sidecar import (
-    ShardSettings,
-    Sidecar,
-    read_sidecar,
-    sidecar_path,
-)
+from mlperf_bert.common.untrusted import file_digest, file_sha256, open_regular_file
+from mlperf_bert.data.index import Manifest, ShardSettings, Sidecar, read_sidecar, sidecar_path
 from mlperf_bert.prepare.build import check_settings, index_set, make_shards, shard_jobs
 from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary

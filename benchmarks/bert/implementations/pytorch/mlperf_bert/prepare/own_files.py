@@ -22,8 +22,7 @@ from typing import Any, BinaryIO, Literal
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.common.untrusted import in_brief, open_regular_file
-from mlperf_bert.data.file_checks import file_digest
+from mlperf_bert.common.untrusted import file_digest, in_brief, open_regular_file
 
 Form = Literal["text", "json_lines"]
 Packing = Literal["plain", "gzip", "zstd"]

@@ -18,8 +18,7 @@ from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.records import read_record, write_json
-from mlperf_bert.data.index import VOCABULARY_FILES, Manifest
-from mlperf_bert.data.sidecar import Segments, ShardSettings
+from mlperf_bert.data.index import Manifest, Segments, ShardSettings
 from mlperf_bert.prepare.build import WORKER_DIED, check_settings, prepare_text
 from mlperf_bert.prepare.own_files import DocumentRule, TextFile, digests, find_files
 from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
@@ -38,7 +37,7 @@ from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, load_vocabulary
 
 RECORD_VERSION = 1
 

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import Record
-from mlperf_bert.common.untrusted import parse_json_object
-from mlperf_bert.data.file_checks import file_size
+from mlperf_bert.common.untrusted import file_size, parse_json_object
 from mlperf_bert.prepare.sandbox_server import (
     BEFORE_ERROR,
     FAILED,

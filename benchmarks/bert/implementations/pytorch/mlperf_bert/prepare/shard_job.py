@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mlperf_bert.common.atomic import replaced_file, write_file
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import file_sha256
-from mlperf_bert.data.sidecar import (
+from mlperf_bert.data.index import (
     DatasetPlace,
     Segments,
     ShardSettings,
@@ -26,7 +26,12 @@ from mlperf_bert.data.sidecar import (
     sidecar_path,
 )
 from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker, compile_examples, pick_evenly
+from mlperf_bert.prepare.examples import (
+    ExampleArrays,
+    ExampleMaker,
+    compile_examples,
+    pick_evenly,
+)
 from mlperf_bert.prepare.whole_sequences import SequenceMaker, compile_sequences
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, make_encoder
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled
+from mlperf_bert.common.compiled import compiled, usable_cache
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
-from mlperf_bert.data.mask_counts import masked_count_table
-from mlperf_bert.data.numba_cache import usable_cache
+from mlperf_bert.data.index import masked_count_table
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.prepare.examples import ExampleArrays, interrupt_deferred
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary

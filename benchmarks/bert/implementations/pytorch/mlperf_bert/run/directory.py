@@ -199,11 +199,6 @@ def _versions(*names: str) -> dict[str, str | None]:
     return versions
 
 
-def package_version() -> str:
-    """Of this package."""
-    return _versions("mlperf-bert")["mlperf-bert"] or "from source"
-
-
 def git_commit() -> str | None:
     """The commit of the tree this package runs from, with `-dirty` where it was changed."""
     try:

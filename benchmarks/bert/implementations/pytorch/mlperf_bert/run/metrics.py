@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +21,23 @@ from torch import Tensor
 
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalanceModel
+from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
-from mlperf_bert.data.step_plan import StepPlan
+from mlperf_bert.distributed.clipping import ClipOutcome
 from mlperf_bert.optim.noise_meter import NoiseRecord
-from mlperf_bert.step.eager import StepResult
 
 NO_STATE: Mapping[str, float] = MappingProxyType({})
 _STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step leaves behind, still on the device; all 0-d."""
+
+    loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
+    clip: ClipOutcome
+    learning_rate: Tensor
+    noise: Tensor | None = None  # of an update that `NoiseMeter` measured
 
 
 class Metrics:

@@ -13,11 +13,11 @@ from typing import Self
 
 import torch
 
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import UnpaddedBatch, blank
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.capacity_staging import blank
+from mlperf_bert.run.metrics import StepResult
 from mlperf_bert.signals.whereabouts import Heartbeat, end_process
-from mlperf_bert.step.eager import EagerStep, MakeBatch, StepResult
+from mlperf_bert.step.eager import EagerStep, MakeBatch
 from mlperf_bert.step.replay import Replay
 
 

@@ -5,7 +5,6 @@ on the device.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -15,21 +14,11 @@ from torch import Tensor, nn
 from mlperf_bert.config.sections import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.distributed.clipping import ClipOutcome, Clipping
+from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.noise_meter import NoiseMeter, NoMeter
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step leaves behind, still on the device; all 0-d."""
-
-    loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
-    clip: ClipOutcome
-    learning_rate: Tensor
-    noise: Tensor | None = None  # of an update that `NoiseMeter` measured
-
+from mlperf_bert.run.metrics import StepResult
 
 MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.padding import pad
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer

@@ -6,10 +6,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.data.index import VOCABULARY_FILES, VocabularyFile
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
-from mlperf_bert.vocabulary.word_pieces import Tokenizer, Vocabulary, load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import (
+    VOCABULARY_FILES,
+    Tokenizer,
+    Vocabulary,
+    VocabularyFile,
+    load_vocabulary,
+)
 
 AnyVocabulary = Vocabulary | TokenizerFile
 MASK = "[MASK]"

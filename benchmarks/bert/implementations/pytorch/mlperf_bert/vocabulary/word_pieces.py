@@ -11,12 +11,16 @@ import hashlib
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
+
+# What holds the vocabulary of a set: word pieces, or a tokenizer as `tokenizers` saves it.
+VocabularyFile = Literal["vocab.txt", "tokenizer.json"]
+VOCABULARY_FILES: tuple[VocabularyFile, ...] = ("vocab.txt", "tokenizer.json")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _REMEDY = "give the model's vocab.txt, one token a line"

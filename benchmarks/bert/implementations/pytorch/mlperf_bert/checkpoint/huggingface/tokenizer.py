@@ -14,7 +14,6 @@ from typing import Any
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import Record, read_record
 from mlperf_bert.common.untrusted import parse_json_object
-from mlperf_bert.data.index import VOCABULARY_FILES
 from mlperf_bert.vocabulary.any_vocabulary import (
     MASK,
     AnyVocabulary,
@@ -25,6 +24,7 @@ from mlperf_bert.vocabulary.tokenizer_file import ROLES, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import (
     MAX_WORD_CHARS,
     SPECIAL_TOKENS,
+    VOCABULARY_FILES,
     Vocabulary,
     load_vocabulary,
 )

@@ -1,24 +1,38 @@
-"""`doctor` on every rank of a job: who came, each node's own checks, then the network of all."""
+"""The network test on every rank of a job: who came, each node's own checks, then the network.
+
+Ranks meet in a store of rank 0's, where each leaves what it has to say as JSON. No collective is
+needed, so one that is missing can be named, and a device can be judged alone.
+"""
 
 import hashlib
 import importlib
-import importlib.metadata
+import json
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import mlperf_bert
-from bert_tools.doctor.checks import LOCAL, NETWORK, make
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError, LostRanksError, UserError
 from mlperf_bert.distributed.binding import choose_device
-from mlperf_bert.distributed.launch import RankInfo, backend_for, host_name, set_cpu_threads
+from mlperf_bert.distributed.launch import (
+    RankInfo,
+    backend_for,
+    host_name,
+    open_store,
+    set_cpu_threads,
+)
 from mlperf_bert.distributed.network_test.findings import (
+    NETWORK,
     Finding,
+    Options,
     as_json,
     examined,
     exit_status,
@@ -27,37 +41,127 @@ from mlperf_bert.distributed.network_test.findings import (
     in_short,
     merged,
 )
-from mlperf_bert.distributed.network_test.judge import (
+from mlperf_bert.distributed.network_test.measure import (
     Here,
     judge,
     judge_failure,
     judge_presence,
     judge_versions,
+    measure,
 )
-from mlperf_bert.distributed.network_test.measure import measure
-from mlperf_bert.distributed.network_test.meeting import Meeting, MeetingError, meet
-from mlperf_bert.distributed.network_test.options import Options
 
+_FAREWELL_S = 5.0  # for the others to read the last word of rank 0, whose process serves it
+_POLL_S = 0.05
+_ASKED_PER_S = 4000  # by all ranks together, while they wait
 _LAST_WORDS_S = 2.0  # for the reasons of other ranks, once rank 0's collectives failed
-_MORE_S = 30.0  # over a limit that other ranks keep
+_MORE_S = 30.0  # over a limit that other ranks keep, and of patience with a request to the store
+
+OwnChecks = Mapping[str, Callable[[], list[Finding]]]
+"""What the first rank of each node looks at alone, by name; none of them raises."""
+
+
+class MeetingError(UserError):
+    """This rank cannot reach rank 0, or rank 0 has gone."""
+
+
+class Meeting:
+    """The ranks' common place. `send` is everyone's; `receive` and `announce` are rank 0's.
+
+    `store` is a `torch.distributed.Store`, which torch's stubs lack.
+    """
+
+    def __init__(self, store: Any, info: RankInfo) -> None:
+        self._info = info
+        self.store = store
+
+    def send(self, topic: str, value: Any) -> None:
+        """Leave what rank 0 shall have."""
+        self._guarded(lambda: self.store.set(f"{topic}/{self._info.rank}", json.dumps(value)))
+
+    def receive(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
+        """What these ranks sent within that time; one that did not is left out."""
+        ranks = list(ranks)
+        self._wait([f"{topic}/{rank}" for rank in ranks], seconds)
+        there = {rank: f"{topic}/{rank}" for rank in ranks if self.store.check([f"{topic}/{rank}"])}
+        texts = self.store.multi_get(list(there.values())) if there else []
+        return {rank: json.loads(text) for rank, text in zip(there, texts, strict=True)}
+
+    def announce(self, topic: str, value: Any) -> None:
+        """Tell the others."""
+        self.store.set(topic, json.dumps(value))
+
+    def hear(self, topic: str, seconds: float) -> Any:
+        """What rank 0 announces. Raises MeetingError where it does not within that time."""
+
+        def heard() -> Any:
+            if not self._wait([topic], seconds):
+                raise RuntimeError("not announced")
+            return json.loads(self.store.get(topic))
+
+        return self._guarded(heard)
+
+    def part(self, others: int = 0) -> None:
+        """Rank 0 stays until the others that came, which call this too, heard its last word."""
+        with suppress(RuntimeError):  # a rank that is gone needs nothing any more
+            if self._info.rank != 0:
+                self.store.add("parted", 1)
+                return
+            _until(lambda: self.store.add("parted", 0) >= others, _FAREWELL_S, _POLL_S)
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Whether all keys were there in time."""
+        # Not by the store's own wait: where that ends, torch prints what it thinks of it.
+        return _until(
+            lambda: self.store.check(keys),
+            seconds,
+            max(_POLL_S, self._info.world_size / _ASKED_PER_S),
+        )
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except RuntimeError:
+            remedy = "look at rank 0's output"
+            raise MeetingError(
+                f"rank {self._info.rank}", "rank 0 does not answer any more", remedy
+            ) from None
+
+
+def meet(info: RankInfo, timeout_s: float) -> Meeting:
+    """Open rank 0's store, or reach it. Raises MeetingError where that takes over `timeout_s`.
+
+    Raises ConfigError where rank 0 cannot serve it.
+    """
+    try:
+        store = open_store(info, timedelta(seconds=timeout_s))
+        store.set_timeout(timedelta(seconds=timeout_s + _MORE_S))
+    except LostRanksError as error:
+        raise MeetingError(*error.args) from None
+    except RuntimeError as error:  # of torch's agent
+        problem = f"cannot reach torchrun's store ({error})"
+        raise MeetingError(f"rank {info.rank}", problem, "look at torchrun's output") from None
+    names: Any = dist
+    return Meeting(names.PrefixStore("meeting", store), info)
 
 
 def examine(
     info: RankInfo,
-    names: Sequence[str],
+    own_checks: OwnChecks,
     options: Options,
     show: Callable[[list[Finding]], None],
+    *,
+    network: bool = True,
 ) -> int:
-    """Make the checks `names` together with the other ranks; every rank must call it.
+    """Make the nodes' own checks, and with `network` that of all ranks; every rank must call it.
 
     All findings are shown on rank 0. A rank that cannot reach rank 0 shows that, if it is the first
     of its node. Returns the exit status, the same on all ranks; 1 on those that lost rank 0.
     """
     # A process group that was given up leaves threads behind: with this module loaded,
-    # __main__.entry ends the process without waiting for them.
+    # common.exit.leave ends the process without waiting for them.
     importlib.import_module("mlperf_bert.distributed.session")
     try:
-        return _examine(info, names, options, show)
+        return _examine(info, own_checks, options, show, network)
     except MeetingError as error:
         where, problem, remedy = error.args
         lost = fail("network.ranks", f"{where} on {host_name()}: {problem}", remedy)
@@ -68,17 +172,17 @@ def examine(
 
 def _examine(
     info: RankInfo,
-    names: Sequence[str],
+    own_checks: OwnChecks,
     options: Options,
     show: Callable[[list[Finding]], None],
+    network: bool,
 ) -> int:
     start = time.monotonic()
     meeting = meet(info, options.timeout_s)
     meeting.send("here", introduction(info, options))
-    own_checks = [name for name in names if name in LOCAL]
     if info.rank != 0:
         if info.local_rank == 0:
-            meeting.send("findings", _made(own_checks, options))
+            meeting.send("findings", _made(own_checks))
         patience = (1 + len(own_checks)) * options.timeout_s + _MORE_S
         if meeting.hear("measure", patience):
             _measured(info, meeting, options)
@@ -87,11 +191,11 @@ def _examine(
         return status
     here = meeting.receive("here", range(info.world_size), options.timeout_s)
     presence = judge_presence(here, info.world_size, options.timeout_s, time.monotonic() - start)
-    findings = [presence, *judge_versions(here)] if NETWORK in names else []
-    if NETWORK not in names and presence.status == "fail":
+    findings = [presence, *judge_versions(here)] if network else []
+    if not network and presence.status == "fail":
         findings = [presence]
-    local = _of_all_nodes(_made(own_checks, options), here, meeting, options, len(own_checks))
-    can_measure = NETWORK in names and exit_status(findings) == 0
+    local = _of_all_nodes(_made(own_checks), here, meeting, options, len(own_checks))
+    can_measure = network and exit_status(findings) == 0
     meeting.announce("measure", can_measure)
     if can_measure:
         findings += _network(info, here, meeting, options)
@@ -126,13 +230,9 @@ def versions() -> str:
     root = Path(mlperf_bert.__file__).parent
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    try:
-        own = importlib.metadata.version("mlperf-bert")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        own = "from source"
     return (
-        f"mlperf-bert {own} ({digest.hexdigest()[:8]}), torch {torch.__version__}, "
-        f"Python {platform.python_version()}"
+        f"mlperf-bert {mlperf_bert.package_version()} ({digest.hexdigest()[:8]}), "
+        f"torch {torch.__version__}, Python {platform.python_version()}"
     )
 
 
@@ -140,10 +240,10 @@ def _device(info: RankInfo, options: Options) -> torch.device:
     return choose_device(options.wanted_device, info, options.share_gpu)
 
 
-def _made(names: Sequence[str], options: Options) -> list[dict[str, Any]]:
+def _made(checks: OwnChecks) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for name in names:
-        rows += as_json(make(name, options))["checks"]
+    for check in checks.values():
+        rows += as_json(check())["checks"]
     return rows
 
 
@@ -206,9 +306,19 @@ def _measured(info: RankInfo, meeting: Meeting, options: Options) -> dict[str, A
             result["error"] = in_short(error)
 
     # In a thread: where another rank hangs, NCCL waits without end, or ends the process.
-    thread = threading.Thread(target=run, name="doctor network", daemon=True)
+    thread = threading.Thread(target=run, name="network test", daemon=True)
     thread.start()
     thread.join(options.timeout_s)
     seen = {"error": f"no end within {options.timeout_s:g} s"} if thread.is_alive() else result
     meeting.send("measured", seen)
     return dict(seen)
+
+
+def _until(condition: Callable[[], bool], seconds: float, poll_s: float) -> bool:
+    """Ask again and again; whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(poll_s)
+    return True

@@ -1,16 +1,56 @@
-"""What a check found: one line or one JSON object each; and how a check is run that may fail."""
+"""What a check is asked, and what it found: one line, or one JSON object, each."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from mlperf_bert.common.errors import UserError
+from mlperf_bert.common.errors import ConfigError, UserError
+from mlperf_bert.config.run_config import RunConfig
 
 SCHEMA_VERSION = 1
 EXIT_REFUSED = 1  # something fails: for schedulers
 Status = Literal["ok", "warn", "fail"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 _NAME_WIDTH = 23
+NETWORK = "network"  # the check that all ranks make together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """`config` and `data` are those of the run to come, where they were given.
+
+    `timeout_s`: for one check, and for a rank to come. `command`: the words that say the same to
+    another process of this command. Raises ConfigError for a `timeout_s` that is no time.
+    """
+
+    config: RunConfig | None = None
+    data: Path | None = None
+    device: DeviceName = "auto"
+    timeout_s: float = 60.0
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= 3600:  # nor nan
+            raise ConfigError("--timeout", f"is {self.timeout_s:g}", "give seconds, up to 3600")
+
+    @property
+    def wanted_device(self) -> DeviceName:
+        """The config's device unless --device says otherwise."""
+        if self.device == "auto" and self.config is not None:
+            return self.config.run.device
+        return self.device
+
+    @property
+    def share_gpu(self) -> Literal["refuse", "allow"]:
+        """Whether ranks may share GPUs: as the config says.
+
+        Without one nobody knows what is to run, and half of `mpi_readers`' processes use none.
+        """
+        if self.config is None or self.config.data.loader == "mpi_readers":
+            return "allow"
+        return self.config.parallel.share_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ def examined(name: str, check: Callable[[], Sequence[Finding]], limit_s: float) 
         except Exception as error:
             found.append(fail(name, in_short(error), "mend that, or leave the check out (--only)"))
 
-    thread = threading.Thread(target=run, name=f"doctor {name}", daemon=True)
+    thread = threading.Thread(target=run, name=f"check {name}", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():

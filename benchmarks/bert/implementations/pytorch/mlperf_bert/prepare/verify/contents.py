@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.config.sections import STORED_MASKING_RATE
-from mlperf_bert.data.index import Manifest
-from mlperf_bert.data.mask_counts import masked_count_table
+from mlperf_bert.data.index import Manifest, masked_count_table
 from mlperf_bert.data.shards import ShardArrays
 
 TOKENS_AT_A_TIME = 2**16  # its arrays stay in the processor's cache: larger was half as fast

@@ -13,14 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import in_brief
-from mlperf_bert.data.file_checks import check_digest, file_size
-from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, ShardEntry
+from mlperf_bert.common.untrusted import check_digest, file_size, in_brief
+from mlperf_bert.data.index import (
+    INDEX_ARRAYS,
+    Manifest,
+    ShardEntry,
+    Sidecar,
+    read_sidecar,
+    special_ids,
+)
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
-from mlperf_bert.data.mask_counts import special_ids
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard
-from mlperf_bert.data.sidecar import Sidecar, read_sidecar
 from mlperf_bert.prepare.sandbox import Sandbox
 from mlperf_bert.prepare.verify.contents import ShardContents, Tally, check_arrays
 from mlperf_bert.prepare.verify.rates import (

@@ -44,7 +44,7 @@ def check_masking(
 ) -> Check:
     """80 % [MASK], 10 % kept, 10 % random, where a random token is one of all V alike.
 
-    In single segments it is none of the special ones, which are `num_excluded` (mask_counts.py).
+    In single segments it is none of the special ones, which are `num_excluded` (data/index.py).
     """
     by_chance = 0.1 / (vocab_size - num_excluded)  # the random token is the one that was there
     is_mask = 0.0 if num_excluded else by_chance  # it is [MASK]

@@ -10,8 +10,16 @@ import numpy as np
 
 from mlperf_bert.common.atomic import is_temporary
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.file_checks import check_size, file_size
-from mlperf_bert.data.index import INDEX_ARRAYS, REMEDY, LengthIndex, Manifest
+from mlperf_bert.common.untrusted import check_size, file_size
+from mlperf_bert.data.index import (
+    INDEX_ARRAYS,
+    REMEDY,
+    LengthIndex,
+    Manifest,
+    Sidecar,
+    read_sidecar,
+    sidecar_path,
+)
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.set_checks import (
     SHARD_REMEDY,
@@ -21,7 +29,6 @@ from mlperf_bert.data.set_checks import (
     repeated_texts,
     wrong_settings,
 )
-from mlperf_bert.data.sidecar import Sidecar, read_sidecar, sidecar_path
 from mlperf_bert.prepare.verify.report import Check
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tools.bench.synthetic import synthetic_samples
-from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import IGNORED, NO_SAMPLE, UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.padding import NO_SAMPLE, pad
 
 LONGEST, MOST_MASKED = 40, 6
 LENGTHS = st.lists(st.integers(5, LONGEST), min_size=1, max_size=7)

@@ -1,4 +1,4 @@
-"""The network check: judgement of given numbers, and ranks that come late, fail or never come."""
+"""The network test: findings, judgement of given numbers, and ranks that come late, or never."""
 
 import threading
 from collections.abc import Callable
@@ -8,14 +8,28 @@ from typing import Any
 import pytest
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.network_test import all_ranks
-from mlperf_bert.distributed.network_test import judge as network_findings
-from mlperf_bert.distributed.network_test.findings import Finding, warn
+from mlperf_bert.distributed.network_test import measure as network_findings
+from mlperf_bert.distributed.network_test.findings import (
+    Finding,
+    Options,
+    as_json,
+    examined,
+    exit_status,
+    fail,
+    from_json,
+    merged,
+    ok,
+    warn,
+)
 from mlperf_bert.distributed.network_test.measure import ring_pairs
-from mlperf_bert.distributed.network_test.options import Options
 
+GOOD = ok("disk.read", "900 MB/s")
+SLOW = warn("disk.read", "9 MB/s", "copy the data")
+BROKEN = fail("gpus", "none", "use others")
 HERE: dict[int, dict[str, Any]] = {
     rank: {
         "host": f"n{rank // 2}",
@@ -158,9 +172,7 @@ def as_slurm_task(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
         monkeypatch.setenv(name, value)
 
 
-COMMAND = ["doctor", "--only", "network", "--device", "cpu", "--timeout", "0.5"]
-
-
+@pytest.mark.parametrize("command", ["doctor --only network --device cpu", "network-test"])
 @pytest.mark.parametrize(
     ("rank", "words"),
     [
@@ -171,12 +183,14 @@ COMMAND = ["doctor", "--only", "network", "--device", "cpu", "--timeout", "0.5"]
 def test_a_rank_that_never_comes_is_one_line(
     rank: int,
     words: str,
+    command: str,
     port: int,
+    tiny_config: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     as_slurm_task(monkeypatch, rank)
-    assert main(COMMAND) == 1
+    assert main([*command.split(), "--config", str(tiny_config), "--timeout", "0.5"]) == 1
     printed = capfd.readouterr()
     failed = [line for line in printed.out.splitlines() if line.startswith("fail")]
     assert len(failed) == 1
@@ -187,10 +201,12 @@ def test_a_rank_that_never_comes_is_one_line(
 Measure = Callable[..., dict[str, Any]]
 
 
-def two_ranks(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+def two_ranks(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, finding: Finding = GOOD
+) -> dict[int, Any]:
     """What `examine` shows (or None) and returns on both of two ranks; `measure` is theirs.
 
-    The ranks are threads.
+    The ranks are threads; each node's own check finds `finding`.
     """
     monkeypatch.setattr(all_ranks, "measure", measure)
     monkeypatch.setattr(all_ranks, "_LAST_WORDS_S", 0.2)
@@ -201,7 +217,7 @@ def two_ranks(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> dict[int, An
     def rank(number: int) -> None:
         info = RankInfo(number, 2, 0, 1, number, "slurm")
         shown: list[list[Finding]] = []
-        status = all_ranks.examine(info, ["limits", "network"], options, shown.append)
+        status = all_ranks.examine(info, {"own": lambda: [finding]}, options, shown.append)
         returned[number] = (shown[0] if shown else None, status)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
@@ -215,15 +231,12 @@ def two_ranks(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> dict[int, An
 def test_only_rank_zero_has_findings_and_all_have_the_status(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        all_ranks, "make", lambda name, options: [warn(f"{name}.open_files", "1024", "raise it")]
-    )
     numbers = measured()
 
     def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
         return {**numbers[info.rank], "pairs": {str(1 - info.rank): 1e9}}
 
-    returned = two_ranks(measure, monkeypatch)
+    returned = two_ranks(measure, monkeypatch, warn("limits.open_files", "1024", "raise it"))
     assert returned[1] == (None, 0)
     findings, status = returned[0]
     assert status == 0
@@ -267,3 +280,67 @@ def test_a_rank_that_hangs_is_named(port: int, monkeypatch: pytest.MonkeyPatch) 
     assert status == 1
     assert "connection closed" in findings[-1].found
     assert "no word from rank 1" in findings[-1].found
+
+
+def test_a_line_has_status_name_what_was_found_and_the_remedy() -> None:
+    assert GOOD.line().split() == ["ok", "disk.read", "900", "MB/s"]
+    assert SLOW.line().endswith("9 MB/s; copy the data")
+    assert len(fail("gpus", "two\nlines", "mend\nthem").line().splitlines()) == 1
+
+
+def test_json_comes_back_as_it_was() -> None:
+    result = as_json([GOOD, SLOW])
+    assert result["schema_version"] == 1
+    assert result["checks"][1] == {
+        "status": "warn",
+        "name": "disk.read",
+        "found": "9 MB/s",
+        "remedy": "copy the data",
+    }
+    assert from_json(result["checks"]) == [GOOD, SLOW]
+
+
+@pytest.mark.parametrize(
+    ("findings", "status"), [([], 0), ([GOOD, SLOW], 0), ([GOOD, BROKEN, SLOW], 1)]
+)
+def test_only_a_failure_refuses(findings: list[Finding], status: int) -> None:
+    assert exit_status(findings) == status
+
+
+def test_a_check_that_raises_fails_with_its_reason() -> None:
+    def raises() -> list[Finding]:
+        raise ZeroDivisionError("by zero\nand more")
+
+    (finding,) = examined("disk", raises, 10)
+    assert finding.status == "fail"
+    assert finding.name == "disk"
+    assert finding.found == "ZeroDivisionError: by zero"
+
+
+def test_a_users_mistake_keeps_its_remedy() -> None:
+    def raises() -> list[Finding]:
+        raise ConfigError("run.device", "is 'cuda'", "use 'cpu'")
+
+    assert examined("gpus", raises, 10) == [fail("gpus", "run.device: is 'cuda'", "use 'cpu'")]
+
+
+def test_a_check_that_hangs_is_left_behind() -> None:
+    let_go = threading.Event()
+
+    def hangs() -> list[Finding]:
+        let_go.wait(60)
+        return [GOOD]
+
+    (finding,) = examined("disk", hangs, 0.05)
+    let_go.set()
+    assert finding.status == "fail"
+    assert "0.05 s" in finding.found
+    assert "--timeout" in finding.remedy
+
+
+def test_hosts_that_agree_are_one_line_and_the_others_are_named() -> None:
+    lines = merged({"n1": [GOOD], "n2": [SLOW], "n3": [ok("disk.read", "800 MB/s")], "n4": [SLOW]})
+    assert lines == [
+        ok("disk.read", "2 hosts, n1: 900 MB/s"),
+        warn("disk.read", "n2, n4: 9 MB/s", "copy the data"),
+    ]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.cli.config import sbatch_options
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.slurm_options import sbatch_options
 from support import CONFIGS
 
 LARGEST = CONFIGS / "dgxa100_128x8x4x1.toml"

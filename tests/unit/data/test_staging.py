@@ -6,13 +6,11 @@ import numpy as np
 import torch
 
 from bert_tools.bench.synthetic import synthetic_samples
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.capacity_staging import CapacityStaging, blank
-from mlperf_bert.data.choose_capacity import shape_of
-from mlperf_bert.data.padding import pad
+from mlperf_bert.data.balance import StepPlan, StepPlanner
+from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
+from mlperf_bert.data.capacity import StaticShape, shape_of
 from mlperf_bert.data.sampler import UniformSampler
-from mlperf_bert.data.step_plan import StepPlan, StepPlanner
+from mlperf_bert.data.staging import CapacityStaging
 from shard_sets import assert_same_batch
 
 CPU = torch.device("cpu")

@@ -1,0 +1,97 @@
+"""Away from the checkout: a wheel works, and what `package` exports, which lacks the tools.
+
+Each is installed into an environment that has this one's packages, but not this package.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_tools.package.export import export
+from mlperf_bert import package_version
+from mlperf_bert.__main__ import COMMANDS
+from support import PACKAGE, REDUCED, REPOSITORY, TOOLS, run_process, write_synthetic_text
+
+FITS_SYNTHETIC_DATA = (
+    "--set model.vocab_size=69 --set data.max_seq_length=32 --set data.max_predictions=5"
+    " --set parallel.ranks_per_node=1 --set run.max_steps=2 --set run.seed=1"
+    " --set eval.target_accuracy=0.001 --set mlperf.enforce_rules=false"
+)
+FITS_OWN_TEXT = (
+    "--set model.vocab_size=300 --set model.hidden_size=32 --set model.intermediate_size=64"
+    " --set parallel.ranks_per_node=1 --set schedule.warmup_steps=2 --set schedule.decay_steps=12"
+    " --set mlperf.enforce_rules=false --set run.device=cpu"
+)
+
+
+def install(source: Path, directory: Path) -> Path:
+    """Build a wheel from a tree and install it into a new environment; its programs are there."""
+    call(sys.executable, "-m", "venv", "--without-pip", directory)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    # Directories named so are searched, but what lies in them does not add others: not the link
+    # to the checkout that an editable installation is.
+    shared = [path for path in sys.path if path.endswith("-packages")]
+    (packages / "shared.pth").write_text("\n".join(shared) + "\n")
+    options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed")
+    call(directory / "bin/python", "-m", "pip", "install", *options, source)
+    return directory / "bin"
+
+
+def call(*command: object, **environ: str) -> str:
+    """What a command prints, without this checkout on the path."""
+    done = run_process(*command, PYTHONPATH="", CLEAR_CACHES="0", **environ)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_wheel_has_all_commands_and_the_configs(synthetic_data: Path, tmp_path: Path) -> None:
+    parts = ("pyproject.toml", "README.md", "LICENSE", PACKAGE, TOOLS)
+    command = ["git", "ls-files", "-z", "--", *map(str, parts)]
+    for name in subprocess.check_output(command, cwd=REPOSITORY, text=True).split("\0")[:-1]:
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes((REPOSITORY / name).read_bytes())
+    installed = install(tmp_path / "tree", tmp_path / "installed")
+    code = "import bert_tools, mlperf_bert; print(bert_tools.__file__, mlperf_bert.__file__)"
+    places = call(installed / "python", "-c", code).split()
+    assert all(Path(place).is_relative_to(installed.parent) for place in places)
+    program = installed / "mlperf_bert"
+    assert call(program, "--version") == f"mlperf_bert {package_version()}\n"
+    shown = call(program, "--help")
+    assert all(text in shown for _, text in COMMANDS.values())
+    assert call(program, "config", "cpu_tiny", "--get", "run.max_steps") == "6000\n"
+    places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / "run")]
+    call(program, "train", "--config", "cpu_tiny", *places, *FITS_SYNTHETIC_DATA.split())
+    assert (tmp_path / "run" / "result_0.txt").is_file()
+
+
+@pytest.fixture(scope="module")
+def submission(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The exported tree's entry, and an interpreter that has it installed."""
+    directory = tmp_path_factory.mktemp("submission")
+    tree = directory / "tree"
+    export(REPOSITORY, REPOSITORY / "results", tree)
+    assert not list(tree.rglob("bert_tools"))
+    return tree / "run_and_time.sh", str(install(tree, directory / "installed") / "python")
+
+
+@pytest.mark.real
+def test_the_submission_trains_without_the_tools(submission: tuple[Path, str]) -> None:
+    entry, python = submission
+    said = call(entry, "--", *REDUCED.split(), PYTHON=python)
+    assert "RESULT,bert," in said and "accepted" in said
+
+
+@pytest.mark.real
+def test_the_submission_takes_own_text_without_the_tools(
+    submission: tuple[Path, str], tmp_path: Path
+) -> None:
+    entry, python = submission
+    for number in range(3):
+        path = tmp_path / f"{number}.txt"
+        write_synthetic_text(path, 150, seed=number)
+        path.write_text(path.read_text().translate(str.maketrans("0123456789", "abcdefghij")))
+    given = {"PYTHON": python, "CORPUS": str(tmp_path), "LOGDIR": str(entry.parent / "runs/own")}
+    assert "own text has no target: accuracy" in call(entry, "--", *FITS_OWN_TEXT.split(), **given)
+    assert (entry.parent / "runs/own/run_0/huggingface/model.safetensors").is_file()
