@@ -50,10 +50,16 @@ def test_no_workers_at_all_is_refused(texts: list[Path], tmp_path: Path) -> None
     ("words", "problem"),
     [
         (["--text", "a.txt", "--out", "d"], "--vocab: is missing"),
-        (["--text", "a.txt", "--vocab", "v", "--out", "d", "--config", "c"], "--config: does not"),
+        (
+            ["--text", "a.txt", "--vocab", "v", "--out", "d", "--config", "c.toml"],
+            "--config: does not",
+        ),
         (["--embedded", "--out", "d"], "--config: is missing"),
-        (["--embedded", "--config", "c", "--out", "d", "--workers", "2"], "--workers: does not"),
-        (["--embedded", "--config", "c", "--out", "d", "--dupe-factor", "2"], "--dupe-factor"),
+        (
+            ["--embedded", "--config", "c.toml", "--out", "d", "--workers", "2"],
+            "--workers: does not",
+        ),
+        (["--embedded", "--config", "c.toml", "--out", "d", "--dupe-factor", "2"], "--dupe-factor"),
     ],
 )
 def test_options_that_do_not_go_together(words: list[str], problem: str) -> None:
