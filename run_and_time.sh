@@ -62,7 +62,7 @@ if [ -z "${LOGDIR:-}" ]; then
     fi
 fi
 RULESET=5.0.0 # the last one that knows BERT
-# Exit statuses, as exit_statuses.py has them.
+# Exit statuses, as common/errors.py has them.
 MISTAKE=2
 TARGET_MISSED=3
 LOST=70

@@ -216,7 +216,7 @@ class ClipState:
         trained = [each for each in parameters if each.requires_grad]
         self._clip = clip
         self._wire = wire or plain_wire(trained[0].device)
-        # A sum of forwards is put together in the gradients' own dtype (config/checks.py).
+        # A sum of forwards is put together in the gradients' own dtype (config/run_config.py).
         assert clip.accumulation == "accumulated" or self._wire.dtype is None
         self._numel_total = sum(each.numel() for each in trained)
         self._world_size = world_size
