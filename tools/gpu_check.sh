@@ -168,7 +168,7 @@ child=
 trap 'rm -rf "$WORK"' EXIT
 trap 'kill "$child" 2>/dev/null; exit 143' INT TERM
 export RESULTS=$WORK/results TMPDIR=$WORK/tmp TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_WAIT_POLICY=PASSIVE
-export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_CACHE_DIR=$CACHE/triton TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor NUMBA_CACHE_DIR=$CACHE/numba
 export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME=$CACHE
 if [[ -n ${WHEELS:-} ]] && ! "$PYTHON" -c 'import mlperf_logging' 2>/dev/null; then

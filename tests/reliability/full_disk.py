@@ -3,7 +3,7 @@
 A disk is a small tmpfs. A command first runs on a large one, which says how much it writes and how
 each file looks; then on disks from none free to just too small.
 
-    PYTHONPATH=benchmarks/bert/implementations/pytorch:tests:tests/reliability \
+    PYTHONPATH=benchmarks/bert/implementations/pytorch:tools:tests:tests/reliability \
       python tests/reliability/full_disk.py SIZES [NAME ...]
 
 prints a line a disk, for SIZES disks a command.

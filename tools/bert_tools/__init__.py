@@ -1,1 +1,1 @@
-"""The tools around the submission: plan, tune, report, bench, doctor, convert, package, squad."""
+"""Around the submission: plan, tune, report, watch, bench, doctor, convert, package, squad."""

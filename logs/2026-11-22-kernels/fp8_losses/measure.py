@@ -113,8 +113,10 @@ def patch_once() -> None:
 
 def losses(bert: Any, args: argparse.Namespace) -> Iterator[float]:
     """Of each update by AdamW, with float32 masters of the weights in bfloat16."""
+    is_old = (Path(bert.__file__).parents[1] / "config.py").exists()  # a tree before 2026-11-23
     sections, heads = (
-        import_module(f"mlperf_bert.{name}") for name in ("config_sections", "model.heads")
+        import_module(f"mlperf_bert.{name}")
+        for name in ("config_sections" if is_old else "config.sections", "model.heads")
     )
     config = sections.ModelSection(
         vocab_size=128,

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 import zipfile
@@ -241,10 +242,14 @@ def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_dry_run_of_some_parts(tmp_path: Path) -> None:
+def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path: Path) -> None:
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # -S: no editable install
+    python.chmod(0o755)
     names = ("train_bf16", "profile_bf16", "tests_compiled", "squad")
-    assert tuple(dry_run(tmp_path, ONLY=f"^({'|'.join(names)})$")) == names
-    with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
+    environ = {"PYTHON": str(python), "PYTHONPATH": sysconfig.get_path("purelib")}
+    assert tuple(dry_run(out, ONLY=f"^({'|'.join(names)})$", **environ)) == names
+    with tarfile.open(out / "gpu_check.tar.gz") as archive:
         assert archive.getmember("results/profile_bf16.png").size > 0
 
 

@@ -1,1 +1,1 @@
-"""Weights of other programs in, and ours out: TensorFlow, Hugging Face."""
+"""Weights of other programs in: TensorFlow, Hugging Face."""

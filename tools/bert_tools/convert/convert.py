@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bert_tools.convert.model_settings import config_of
 from bert_tools.convert.report import Report
-from mlperf_bert import package_version
+from mlperf_bert import git_commit, package_version
 from mlperf_bert.checkpoint.huggingface.names import WORD_BIAS, WORDS
 from mlperf_bert.checkpoint.huggingface.tokenizer import (
     find_vocabulary,
@@ -43,7 +43,6 @@ from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.run.directory import git_commit
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 

@@ -9,3 +9,22 @@ def package_version() -> str:
         return importlib.metadata.version("mlperf-bert")
     except importlib.metadata.PackageNotFoundError:
         return "from source"
+
+
+def git_commit() -> str | None:
+    """The commit of the tree this package runs from, with `-dirty` where it was changed."""
+    import subprocess
+    from pathlib import Path
+
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

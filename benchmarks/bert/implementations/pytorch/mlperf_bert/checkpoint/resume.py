@@ -6,7 +6,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
 
-from mlperf_bert import package_version
+from mlperf_bert import git_commit, package_version
 from mlperf_bert.checkpoint.manifest import (
     has_had_checkpoints,
     named_checkpoints,
@@ -22,7 +22,7 @@ from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import is_there, open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import CLIPPED_TOGETHER
-from mlperf_bert.run.directory import RunDirectory, git_commit
+from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
 # What decides which samples a step trains on, and the shapes of all that is saved.

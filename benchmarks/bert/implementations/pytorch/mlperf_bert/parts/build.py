@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mlperf_bert import git_commit
 from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
 from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, read_manifest, resolve
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
@@ -63,7 +64,7 @@ from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
-from mlperf_bert.run.directory import RunDirectory, git_commit
+from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.metrics import Metrics
 from mlperf_bert.run.metrics_file import MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog

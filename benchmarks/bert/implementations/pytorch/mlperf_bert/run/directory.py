@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from mlperf_bert import git_commit
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, UserError
 from mlperf_bert.common.untrusted import is_there, names_in
@@ -197,19 +197,3 @@ def _versions(*names: str) -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     return versions
-
-
-def git_commit() -> str | None:
-    """The commit of the tree this package runs from, with `-dirty` where it was changed."""
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
