@@ -23,12 +23,9 @@ RECORDS_GZ = FIXTURES / "own_seq64_dupe3_seed12345.tfrecord.gz"
 
 # As Google's code counts: prefix of a checkpoint's files.
 V2 = FIXTURES / "bert_v2" / f"model.ckpt-{STEP}"
-V1 = FIXTURES / "bert_v1" / f"model.ckpt-{STEP}"
 V2_SHARDS = FIXTURES / "sharded_v2" / "model.ckpt"
-V1_SHARDS = FIXTURES / "sharded_v1" / "model.ckpt"
 OBJECTS = FIXTURES / "objects_v2" / "ckpt-1"
 SCORES = FIXTURES / "bert_scores.npz"  # what TensorFlow's operators make of V2 and `inputs`
-SNAPPY = FIXTURES / "own_sentences.txt.snappy"  # raw, by the library of that name
 
 
 def layer_shapes(number: int) -> dict[str, tuple[int, ...]]:
@@ -118,9 +115,9 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return (mixed / 2**16 - 0.5).astype(np.float32).reshape(shape)
 
 
-def odd_values(v1: bool = False) -> dict[str, np.ndarray]:
-    """A scalar, an empty one, and other dtypes; bfloat16, as float32, which V1 cannot hold."""
-    values = {
+def odd_values() -> dict[str, np.ndarray]:
+    """A scalar, an empty one, and other dtypes; bfloat16 as float32."""
+    return {
         "scalar": drawn("scalar", ()),
         "empty": np.zeros((0, 3), np.float32),
         "scope/cube": drawn("cube", (3, 2, 2)),
@@ -128,10 +125,9 @@ def odd_values(v1: bool = False) -> dict[str, np.ndarray]:
         "double": drawn("double", (5, 1)).astype(np.float64),
         "int": np.array([-(2**31), -1, 0, 1, 2**31 - 1], np.int32),
         "long": np.array([[-(2**63), -1, 0], [1, 300, 2**63 - 1]], np.int64),
+        # What bfloat16 holds exactly: eight bits of a fraction.
+        "brain": np.round(drawn("brain", (6,)) * 128).astype(np.float32) / 128,
     }
-    if not v1:  # what bfloat16 holds exactly: eight bits of a fraction
-        values["brain"] = np.round(drawn("brain", (6,)) * 128).astype(np.float32) / 128
-    return values
 
 
 # What its converter exchanges in names (tensorflow/models, tf1_checkpoint_converter_lib), in order.

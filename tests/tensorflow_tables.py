@@ -1,4 +1,4 @@
-"""Writes protocol buffers, Snappy and TensorFlow's tables, right or wrong, for tests of readers."""
+"""Writes protocol buffers and TensorFlow's tables, right or wrong, for tests of readers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -40,46 +40,6 @@ def fixed32(number: int, value: int) -> bytes:
     return encoded(number << 3 | 5) + value.to_bytes(4, "little")
 
 
-def squeezed(contents: bytes) -> bytes:
-    """Snappy that copies what was just written wherever four bytes at least repeat the one before.
-
-    Everything else is a literal. All kinds of elements that such data can have come out.
-    """
-    found, place, start = encoded(len(contents)), 0, 0
-    while place < len(contents):
-        run = place
-        while run < len(contents) and place and contents[run] == contents[place - 1]:
-            run += 1
-        if run - place < 4:
-            place += 1
-            continue
-        found += literal(contents[start:place])
-        while run - place >= 4:
-            count = min(run - place, 64)
-            found += _copy_of_one(count)
-            place += count
-        start = place
-    return found + literal(contents[start:])
-
-
-def literal(contents: bytes) -> bytes:
-    """The element of Snappy that stands for these bytes themselves."""
-    if not contents:
-        return b""
-    size = len(contents) - 1
-    if size < 60:
-        return bytes([size << 2]) + contents
-    extra = (size.bit_length() + 7) // 8
-    return bytes([59 + extra << 2]) + size.to_bytes(extra, "little") + contents
-
-
-def _copy_of_one(count: int) -> bytes:
-    if count < 12:
-        return bytes([count - 4 << 2 | 1, 1])
-    extra = 2 if count < 40 else 4
-    return bytes([count - 1 << 2 | (2 if extra == 2 else 3)]) + (1).to_bytes(extra, "little")
-
-
 def block_of(entries: Entries) -> bytes:
     """A block's contents; the second half of the keys share what they can with the one before."""
     found, before = b"", b""
@@ -96,13 +56,9 @@ def block_of(entries: Entries) -> bytes:
 
 
 def sealed(contents: bytes, kind: int) -> bytes:
-    """A block with its trailer; kind 1 is compressed."""
-    return with_trailer(squeezed(contents) if kind == 1 else contents, kind)
-
-
-def with_trailer(stored: bytes, kind: int) -> bytes:
-    """What stands in the file for a block, with its kind and checksum."""
-    return stored + bytes([kind]) + masked_crc32c(stored + bytes([kind])).to_bytes(4, "little")
+    """What stands in the file for a block, with its kind (0: uncompressed) and checksum."""
+    stored = contents + bytes([kind])
+    return stored + masked_crc32c(stored).to_bytes(4, "little")
 
 
 def table_of(blocks: Iterable[tuple[bytes, bytes, int]]) -> bytes:
@@ -127,10 +83,10 @@ def ended(blocks: bytes, index: Entries) -> bytes:
     return blocks + meta + last + footer.ljust(40, b"\0") + MAGIC.to_bytes(8, "little")
 
 
-def table(entries: Entries, *, per_block: int = 1000, kind: int = 0) -> bytes:
+def table(entries: Entries, *, per_block: int = 1000) -> bytes:
     """A table of sorted entries."""
     parts = [entries[at : at + per_block] for at in range(0, len(entries), per_block)]
-    return table_of((part[-1][0], block_of(part), kind) for part in parts)
+    return table_of((part[-1][0], block_of(part), 0) for part in parts)
 
 
 def entries_of(path: Path) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint of BERT-large's size with the real TensorFlow: `... V1|V2 PREFIX`.
+"""Writes a checkpoint of BERT-large's size with the real TensorFlow: `... PREFIX`.
 
 398 tensors of float32, 1.34 GB, drawn at random; needs 5 GB of memory.
 """
@@ -19,7 +19,7 @@ import tensorflow_cases as cases
 SPREAD = 0.02
 
 
-def write(version: str, prefix: Path) -> None:
+def write(prefix: Path) -> None:
     """Save all tensors under the names of the first release."""
     sizes = {"VOCAB_SIZE": 30522, "POSITIONS": 512, "HIDDEN": 1024, "INTERMEDIATE": 4096}
     for name, value in {**sizes, "LAYERS": 24}.items():
@@ -30,19 +30,13 @@ def write(version: str, prefix: Path) -> None:
         for name, shape in cases.weight_shapes().items()
     }
     names, tensors = list(values), list(values.values())
-    if version == "V2":
-        tf.raw_ops.SaveV2(
-            prefix=str(prefix),
-            tensor_names=names,
-            shape_and_slices=[""] * len(names),
-            tensors=tensors,
-        )
-        return
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        places = [tf.compat.v1.placeholder(tf.float32, tensor.shape) for tensor in tensors]
-        save = tf.raw_ops.Save(filename=str(prefix), tensor_names=names, data=places)
-        session.run(save, dict(zip(places, tensors, strict=True)))
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=tensors,
+    )
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], Path(sys.argv[2]))
+    write(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Writes the fixtures of tests/data/tensorflow with the real TensorFlow: `... OUT_DIRECTORY`.
 
 Run by tests/tools/convert/test_tensorflow_fixtures.py in an environment of its own; by hand, where
-tensorflow-cpu 2.21.0 and cramjam are installed: `PYTHONPATH=tests python THIS_FILE OUT`.
+tensorflow-cpu 2.21.0 is installed: `PYTHONPATH=tests python THIS_FILE OUT`.
 """
 
 import os
@@ -14,33 +14,25 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-import cramjam
 import numpy as np
 import tensorflow as tf
 
 import tensorflow_cases as cases
-
-V1_FORMAT = tf.compat.v1.train.SaverDef.V1
-V2_FORMAT = tf.compat.v1.train.SaverDef.V2
 
 
 def write_all(out: Path) -> None:
     """Write every fixture below a directory."""
     write_records(out / cases.RECORDS.name, "")
     write_records(out / cases.RECORDS_GZ.name, "GZIP")
-    for path, version in ((cases.V2, V2_FORMAT), (cases.V1, V1_FORMAT)):
-        with tf.Graph().as_default():
-            for name, value in cases.bert_values().items():
-                tf.compat.v1.get_variable(name, initializer=value)
-            save(out / path.relative_to(cases.FIXTURES), version, sharded=False)
-    for path, version in ((cases.V2_SHARDS, V2_FORMAT), (cases.V1_SHARDS, V1_FORMAT)):
-        with tf.Graph().as_default():
-            make_odd_variables(cases.odd_values(version == V1_FORMAT))
-            save(out / path.relative_to(cases.FIXTURES), version, sharded=True)
+    with tf.Graph().as_default():
+        for name, value in cases.bert_values().items():
+            tf.compat.v1.get_variable(name, initializer=value)
+        save(out / cases.V2.relative_to(cases.FIXTURES), sharded=False)
+    with tf.Graph().as_default():
+        make_odd_variables(cases.odd_values())
+        save(out / cases.V2_SHARDS.relative_to(cases.FIXTURES), sharded=True)
     write_objects(out / cases.OBJECTS.relative_to(cases.FIXTURES))
     np.savez_compressed(out / cases.SCORES.name, **scores(cases.bert_values()))
-    text = (cases.GOLDEN / "own_sentences.txt").read_bytes()
-    (out / cases.SNAPPY.name).write_bytes(bytes(cramjam.snappy.compress_raw(text)))
 
 
 def write_records(path: Path, compression: str) -> None:
@@ -109,11 +101,11 @@ def _part_of(value: np.ndarray) -> Callable[..., np.ndarray]:
     return initialize
 
 
-def save(path: Path, version: int, *, sharded: bool) -> None:
+def save(path: Path, *, sharded: bool) -> None:
     """Save the variables of the current graph."""
     path.parent.mkdir(parents=True)
     variables = tf.compat.v1.global_variables()
-    saver = tf.compat.v1.train.Saver(variables, sharded=sharded, write_version=version)
+    saver = tf.compat.v1.train.Saver(variables, sharded=sharded)
     config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
     with tf.compat.v1.Session(config=config) as session:
         session.run(tf.compat.v1.global_variables_initializer())

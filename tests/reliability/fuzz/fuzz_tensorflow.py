@@ -16,7 +16,7 @@ from bert_tools.convert.tensorflow_errors import damage_of
 from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
 from bert_tools.convert.tensorflow_table import open_table
 from mlperf_bert.common.untrusted import read_regular_file
-from tensorflow_cases import OBJECTS, V1_SHARDS, V2_SHARDS
+from tensorflow_cases import OBJECTS, V2_SHARDS
 from tensorflow_tables import (
     block_of,
     encoded,
@@ -27,12 +27,10 @@ from tensorflow_tables import (
     sealed,
     table,
     text_tensor,
-    with_trailer,
 )
 
 INDEX = f"{V2_SHARDS.name}.index"
 DATA = tuple(f"{V2_SHARDS.name}.data-{number:05d}-of-00002" for number in range(2))
-SLICES = tuple(f"{V1_SHARDS.name}-{number:05d}-of-00002" for number in range(2))
 TABLE = "table"
 GRAPH = "graph"
 _NUMBERS = (0, 1, 2, 7, 14, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62)
@@ -45,15 +43,10 @@ def make_bundle(directory: Path) -> None:
     shutil.copytree(V2_SHARDS.parent, directory, dirs_exist_ok=True)
 
 
-def make_slices(directory: Path) -> None:
-    """A V1 checkpoint of two files, likewise."""
-    shutil.copytree(V1_SHARDS.parent, directory, dirs_exist_ok=True)
-
-
 def make_table(directory: Path) -> None:
-    """A table of several blocks, some compressed."""
+    """A table of several blocks."""
     entries = [(b"key/%03d" % number, bytes([number]) * number) for number in range(60)]
-    (directory / TABLE).write_bytes(table(entries, per_block=9, kind=1))
+    (directory / TABLE).write_bytes(table(entries, per_block=9))
 
 
 def parse_bundle(directory: Path) -> object:
@@ -61,18 +54,11 @@ def parse_bundle(directory: Path) -> object:
     return [tensor.read() for tensor in open_tensorflow(directory / V2_SHARDS.name).values()]
 
 
-def parse_slices(directory: Path) -> object:
-    """Every tensor, as a conversion reads them."""
-    return [tensor.read() for tensor in open_tensorflow(directory / V1_SHARDS.name).values()]
-
-
 def parse_table(directory: Path) -> object:
-    """All entries one after the other, and some looked up."""
+    """All entries one after the other."""
     path = directory / TABLE
     with damage_of(path):
-        found = open_table(path)
-        keys = [key for key, _ in found.items(2**22)]
-        return [found.get(key, 2**20) for key in keys[:5]]
+        return list(open_table(path).items(2**22))
 
 
 def make_graph(directory: Path) -> None:
@@ -99,7 +85,7 @@ def mutate_table(rng: Random, contents: bytes) -> bytes:
     if rng.random() < 0.7:
         for _ in range(rng.choice((1, 1, 2))):
             _mutate_entry(rng, entries)
-        return table(entries, per_block=rng.choice((1, 3, 1000)), kind=rng.randrange(2))
+        return table(entries, per_block=rng.choice((1, 3, 1000)))
     return _mutate_layout(rng, entries)
 
 
@@ -167,15 +153,14 @@ def _field(number: int, kind: int, value: bytes) -> bytes:
 
 def _mutate_layout(rng: Random, entries: list[tuple[bytes, bytes]]) -> bytes:
     """Two blocks and their index, one of these three changed under a right checksum."""
-    half, kind = len(entries) // 2, rng.randrange(2)
+    half = len(entries) // 2
     contents = [block_of(entries[:half]), block_of(entries[half:])]
     what = rng.randrange(4)
     if what < 2:
         contents[what] = mutate_bytes(rng, contents[what])
-    blocks = [sealed(each, kind) for each in contents]
-    if what == 2:  # behind the checksum: what Snappy is given
-        squeezed_block = blocks[0][:-5]
-        blocks[0] = with_trailer(mutate_bytes(rng, squeezed_block), rng.choice((0, 1, 1, 1, 2)))
+    blocks = [sealed(each, 0) for each in contents]
+    if what == 2:
+        blocks[0] = sealed(mutate_bytes(rng, contents[0]), rng.choice((0, 1, 2)))
     handles = [handle(0, blocks[0]), handle(len(blocks[0]), blocks[1])]
     index = [(entries[half - 1][0], handles[0]), (entries[-1][0], handles[1])]
     if what == 3:
@@ -196,7 +181,4 @@ TENSORFLOW_PARSERS: Mapping[str, Parser] = {
         parse=parse_bundle,
     ),
     "tensorflow_graph": Parser(make=make_graph, targets={GRAPH: mutate_message}, parse=parse_graph),
-    "tensorflow_slices": Parser(
-        make=make_slices, targets=dict.fromkeys(SLICES, mutate_table), parse=parse_slices
-    ),
 }

@@ -8,12 +8,12 @@ import pytest
 from bert_tools.convert import tensorflow_source
 from bert_tools.convert.tensorflow_source import PUBLISHED, mlperf_folder
 from mlperf_bert.common.errors import CheckpointError
-from tensorflow_cases import OBJECTS, V1, V2
+from tensorflow_cases import OBJECTS, V2
 
 
 def test_others_of_the_same_name_are_not_taken_for_it() -> None:
     assert V2.name == "model.ckpt-28252"
-    assert [mlperf_folder(source) for source in (V2, V1, OBJECTS)] == [None, None, None]
+    assert [mlperf_folder(source) for source in (V2, OBJECTS)] == [None, None]
 
 
 def test_a_table_of_the_published_digest_is_it(monkeypatch: pytest.MonkeyPatch) -> None:

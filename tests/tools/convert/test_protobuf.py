@@ -1,11 +1,10 @@
 """Protocol buffers: what is written is read, and what is not well-formed is refused."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tools.convert.protobuf import fields, integer, octets, signed, text, varint, varints
+from bert_tools.convert.protobuf import fields, integer, octets, signed, text, varint
 from tensorflow_tables import encoded, fixed32, message
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -18,10 +17,8 @@ def test_fields_are_read_as_written(written: list[tuple[int, int | bytes]]) -> N
 
 
 @given(st.lists(NUMBERS, max_size=50))
-def test_packed_integers_are_those_read_one_by_one(numbers: list[int]) -> None:
+def test_integers_are_read_one_by_one(numbers: list[int]) -> None:
     packed = memoryview(b"".join(map(encoded, numbers)))
-    found = varints(packed)
-    assert found.dtype == np.uint64 and found.tolist() == numbers
     place, one_by_one = 0, []
     while place < len(packed):
         value, place = varint(packed, place)
@@ -61,12 +58,6 @@ def test_fixed_fields() -> None:
 def test_what_is_not_well_formed_is_refused(contents: bytes) -> None:
     with pytest.raises(ValueError, match=r"^has "):
         list(fields(memoryview(contents)))
-
-
-@pytest.mark.parametrize("contents", [b"\x80", b"\x01\x80", b"\xff" * 9 + b"\x02", b"\x80" * 11])
-def test_packed_integers_that_are_damaged_are_refused(contents: bytes) -> None:
-    with pytest.raises(ValueError, match=r"^has "):
-        varints(memoryview(contents))
 
 
 def test_values_of_another_kind_are_refused() -> None:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tools.convert.tensorflow_keys import part_key
-from tensorflow_cases import PARTITIONED, V1_SHARDS, V2_SHARDS, partitioned_values
+from bert_tools.convert.tensorflow_parts import part_key
+from tensorflow_cases import PARTITIONED, V2_SHARDS, partitioned_values
 from tensorflow_tables import entries_of
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200)
@@ -23,16 +23,14 @@ def parts_of(shape: tuple[int, int], count: int, axis: int) -> list[list[tuple[i
 
 
 def test_keys_in_files_of_tensorflow() -> None:
-    v1 = V1_SHARDS.with_name(f"{V1_SHARDS.name}-00001-of-00002")
-    for path in (V2_SHARDS.with_name(f"{V2_SHARDS.name}.index"), v1):
-        keys = [key for key, _ in entries_of(path)]
-        expected = {
-            part_key(name, part)
-            for name, value in partitioned_values().items()
-            for part in parts_of(value.shape, *PARTITIONED[name])
-        }
-        assert len(expected) == 5
-        assert {key for key in keys if key.startswith(b"\0")} == expected
+    keys = [key for key, _ in entries_of(V2_SHARDS.with_name(f"{V2_SHARDS.name}.index"))]
+    expected = {
+        part_key(name, part)
+        for name, value in partitioned_values().items()
+        for part in parts_of(value.shape, *PARTITIONED[name])
+    }
+    assert len(expected) == 5
+    assert {key for key in keys if key.startswith(b"\0")} == expected
 
 
 @given(st.text(max_size=4), PARTS, st.text(max_size=4), PARTS)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from bert_tools.convert.tensorflow import open_tensorflow
-from bert_tools.convert.tensorflow_keys import part_key
 from mlperf_bert.common.crc32c import crc32c, masked_crc32c
 from tensorflow_tables import Field, fixed32, message, table
 
@@ -27,31 +26,18 @@ def write_v2(folder: Path) -> Path:
     return folder / "model"
 
 
-def write_v1(folder: Path) -> Path:
-    part: list[Field] = [(1, [(1, 0), (2, ROWS)])]
-    listed, entries = [], []
-    for number in range(COUNT):
-        name = b"%03d" % number
-        values = np.full(ROWS, number, np.float32).tobytes()
-        listed.append((1, message((1, name), (2, [(2, [(1, ROWS)])]), (3, 1), (4, part))))
-        saved = message((2, [(1, name), (2, part), (3, [(5, values)])]))
-        entries.append((part_key(name.decode(), [(0, ROWS)]), saved))
-    (folder / "v1").write_bytes(table([(b"", message((1, listed))), *entries], per_block=1))
-    return folder / "v1"
-
-
 def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     crc32c(b"")  # compiled before memory is counted
-    for source in (write_v2(tmp_path), write_v1(tmp_path)):
-        tracemalloc.start()
-        try:
-            tensors = open_tensorflow(source)
-            assert tracemalloc.get_traced_memory()[1] < LITTLE
-            for number, tensor in enumerate(tensors.values()):
-                assert tensor.shape == (ROWS,)
-                assert (tensor.read() == number).all()
-            assert len(tensors) == COUNT
-            # Itself, and the comparison's answer, a byte each.
-            assert TENSOR_BYTES < tracemalloc.get_traced_memory()[1] < 1.25 * TENSOR_BYTES + LITTLE
-        finally:
-            tracemalloc.stop()
+    source = write_v2(tmp_path)
+    tracemalloc.start()
+    try:
+        tensors = open_tensorflow(source)
+        assert tracemalloc.get_traced_memory()[1] < LITTLE
+        for number, tensor in enumerate(tensors.values()):
+            assert tensor.shape == (ROWS,)
+            assert (tensor.read() == number).all()
+        assert len(tensors) == COUNT
+        # Itself, and the comparison's answer, a byte each.
+        assert TENSOR_BYTES < tracemalloc.get_traced_memory()[1] < 1.25 * TENSOR_BYTES + LITTLE
+    finally:
+        tracemalloc.stop()

@@ -6,9 +6,6 @@ of a field that a schema has once is the last one; fields that are not known are
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10  # bytes: 64 bits, seven in each
 _ALL_64 = 2**64 - 1
@@ -55,24 +52,6 @@ def varint(message: memoryview, place: int) -> tuple[int, int]:
                 break
             return value, place + count + 1
     raise ValueError("has an integer that is cut short or too long")
-
-
-def varints(packed: memoryview) -> NDArray[np.uint64]:
-    """All integers of a packed field. Raises ValueError, as `varint` does."""
-    octets = np.frombuffer(packed, np.uint8)
-    ends = np.flatnonzero(octets < 0x80)
-    if len(octets) and (not len(ends) or ends[-1] != len(octets) - 1):
-        raise ValueError("has integers that are cut short")
-    starts = np.concatenate([[0], ends + 1])[: len(ends)]
-    sizes = ends - starts + 1
-    if len(sizes) and sizes.max() > _LONGEST_VARINT:
-        raise ValueError("has an integer that is too long")
-    shifts = 7 * (np.arange(len(octets)) - np.repeat(starts, sizes))
-    if np.any(octets[shifts == 63] > 1):
-        raise ValueError("has an integer of more than 64 bits")
-    parts = (octets & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
-    joined: NDArray[np.uint64] = np.bitwise_or.reduceat(parts, starts) if len(starts) else parts
-    return joined
 
 
 def signed(value: Value) -> int:

@@ -1,4 +1,4 @@
-"""Opens a TensorFlow checkpoint, of either format, as named tensors that are read one by one."""
+"""Opens a TensorFlow checkpoint (V2) as named tensors that are read one by one."""
 
 import re
 from collections.abc import Mapping
@@ -8,16 +8,13 @@ from pathlib import Path
 from bert_tools.convert.tensorflow_bundle import read_bundle
 from bert_tools.convert.tensorflow_errors import damage_of
 from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
-from bert_tools.convert.tensorflow_slices import read_slices
-from bert_tools.convert.tensorflow_table import has_footer
 from mlperf_bert.checkpoint.huggingface.names import SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 
 _INDEX = ".index"
 _DATA = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _META = ".meta"  # the program's graph, of which nothing is needed
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
-_MOST_FILES = 1000  # of a V1 checkpoint, or looked at in a directory
+_MOST_FILES = 1000  # looked at in a directory
 _REMEDY = "give the name that TensorFlow saved it under, such as DIR/model.ckpt-28252"
 
 
@@ -29,18 +26,19 @@ def open_tensorflow(source: Path) -> Mapping[str, SourceTensor]:
     and refused when they are read.
 
     Args:
-        source: the name that the checkpoint was saved under, which is a prefix of its files' (V2,
-            or V1 in several files) or a file (V1); one of its files; or a directory with just one.
+        source: the name that the checkpoint was saved under, which is a prefix of its files'; one
+            of its files; or a directory with just one.
 
     Raises:
         CheckpointError: it is missing, damaged, or not what it says.
     """
     with damage_of(source):
         prefix = checkpoint_prefix(source)
-        if _beside(prefix, _INDEX).exists():
-            bundle = read_bundle(prefix)
-            return as_first_release(bundle, prefix) if OBJECT_GRAPH in bundle else bundle
-        return read_slices(_files_of_v1(prefix))
+        if not _beside(prefix, _INDEX).exists():
+            problem = f"is no TensorFlow checkpoint (V2): there is no {prefix.name}{_INDEX}"
+            raise CheckpointError(str(source), problem, _REMEDY)
+        bundle = read_bundle(prefix)
+        return as_first_release(bundle, prefix) if OBJECT_GRAPH in bundle else bundle
 
 
 def checkpoint_prefix(source: Path) -> Path:
@@ -50,7 +48,7 @@ def checkpoint_prefix(source: Path) -> Path:
     if _beside(source, _INDEX).exists():
         return source
     name = source.name.removesuffix(_INDEX).removesuffix(_META)
-    return source.with_name(_SHARD.sub("", _DATA.sub("", name)) or name)
+    return source.with_name(_DATA.sub("", name) or name)
 
 
 def _only_one(folder: Path) -> Path:
@@ -58,34 +56,11 @@ def _only_one(folder: Path) -> Path:
     if len(names) > _MOST_FILES:
         raise CheckpointError(str(folder), f"has more than {_MOST_FILES:,} files", _REMEDY)
     found = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
-    if not found:
-        found = sorted({_SHARD.sub("", name) for name in names if _is_table(folder / name)})
     if len(found) != 1:
         problem = f"has {len(found)} checkpoints"
         remedy = f"name one of them: {', '.join(found[:8])}" if found else _REMEDY
         raise CheckpointError(str(folder), problem, remedy)
     return folder / found[0]
-
-
-def _is_table(path: Path) -> bool:
-    """Whether it may be a file of a V1 checkpoint, which no ending of its name tells."""
-    return path.is_file() and has_footer(path)
-
-
-def _files_of_v1(prefix: Path) -> list[Path]:
-    """The file, or the files that it is spread over."""
-    if prefix.exists() or prefix.is_symlink():
-        return [prefix]
-    name = re.compile(re.escape(prefix.name) + _SHARD.pattern)
-    matches = [name.match(path.name) for path in prefix.parent.iterdir()]
-    counts = {int(match[2]) for match in matches if match}
-    if not counts:
-        raise CheckpointError(str(prefix), "is no TensorFlow checkpoint", _REMEDY)
-    count = max(counts)
-    if len(counts) > 1 or not 0 < count <= _MOST_FILES:
-        problem = f"is in {' or '.join(f'{count:,}' for count in sorted(counts))} files"
-        raise CheckpointError(str(prefix), problem, _REMEDY)
-    return [_beside(prefix, f"-{number:05d}-of-{count:05d}") for number in range(count)]
 
 
 def _beside(prefix: Path, end: str) -> Path:

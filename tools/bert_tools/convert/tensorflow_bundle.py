@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from bert_tools.convert.protobuf import fields, integer, octets, signed, varint
 from bert_tools.convert.tensorflow_errors import damage_of
-from bert_tools.convert.tensorflow_keys import part_key
 from bert_tools.convert.tensorflow_parts import (
     ELEMENTS,
     MAX_TENSOR_BYTES,
@@ -28,6 +27,7 @@ from bert_tools.convert.tensorflow_parts import (
     elements_of,
     parse_part,
     parse_shape,
+    part_key,
     place_parts,
 )
 from bert_tools.convert.tensorflow_table import MAX_INDEX_BYTES, open_table, read_into

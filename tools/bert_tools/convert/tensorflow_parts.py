@@ -1,4 +1,10 @@
-"""Shapes, dtypes and parts of tensors, as TensorFlow's two kinds of checkpoints write them."""
+"""Shapes, dtypes and parts of tensors, and keys of parts, as TensorFlow's checkpoints have them.
+
+Keys sort as what they stand for. Facts of TensorFlow's ordered code: an integer without a sign is
+its number of bytes and these, the high ones first; a text has its zero and 255 bytes escaped and an
+end of its own; an integer with a sign has as many leading ones (for a negative one: zeros) as it
+has bytes.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +21,7 @@ MAX_TENSOR_BYTES = 2**32  # a word embedding of a million words and 1,024 channe
 _MOST_DIMENSIONS = 8
 _MOST_PARTS = 10_000
 _ALL = -1  # length of a part in a dimension that it has all of
+_BITS_PER_BYTE = 7  # of an integer with a sign in a key; one bit of all of them is the sign
 
 # Numbers of the dtypes in tensorflow/core/framework/types.proto.
 DTYPES = MappingProxyType(
@@ -143,6 +150,17 @@ def place_parts(shape: Shape, parts: Sequence[Part]) -> list[Place]:
     return places
 
 
+def part_key(name: str, part: Sequence[tuple[int, int]]) -> bytes:
+    """The key of a part of a tensor: (start, length) in each dimension, length -1 for all of it.
+
+    Raises OverflowError for what 64 bits do not hold.
+    """
+    key = _unsigned(0) + _text(name) + _unsigned(len(part))
+    for start, length in part:
+        key += _signed(start) + _signed(length)
+    return key
+
+
 def _place(shape: Shape, part: Part) -> Place:
     if len(part) != len(shape):
         raise ValueError("has a part of another number of dimensions than its tensor")
@@ -163,3 +181,26 @@ def _field_of(message: memoryview, wanted: int, default: int) -> int:
         if number == wanted:
             found = signed(value)
     return found
+
+
+def _unsigned(value: int) -> bytes:
+    size = (value.bit_length() + 7) // 8
+    return bytes([size]) + value.to_bytes(size, "big")
+
+
+def _text(text: str) -> bytes:
+    escaped = {0: b"\x00\xff", 255: b"\xff\x00"}
+    return b"".join(escaped.get(byte, bytes([byte])) for byte in text.encode()) + b"\x00\x01"
+
+
+def _signed(value: int) -> bytes:
+    magnitude = ~value if value < 0 else value
+    size = magnitude.bit_length() // _BITS_PER_BYTE + 1
+    if size > 10:
+        raise OverflowError("has more than 64 bits")
+    # Leading ones, as many as bytes, then the number. A negative one has all bits the other way.
+    bits = 8 * size
+    code = ((1 << size) - 1) << (bits - size) | magnitude
+    if value < 0:
+        code ^= (1 << bits) - 1
+    return code.to_bytes(size, "big")

@@ -1,11 +1,10 @@
 """Reads TensorFlow's sorted tables, which index its checkpoints: keys and values in checked blocks.
 
 The format is LevelDB's (https://github.com/google/leveldb, doc/table_format.md): blocks of entries
-whose keys leave out what they share with the key before, each block with its compression and masked
+whose keys leave out what they share with the key before, each block with its kind and masked
 CRC32C behind it, an index of the blocks, and a footer of 48 bytes.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tools.convert.protobuf import varint
-from bert_tools.convert.snappy import decompress
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.untrusted import open_regular_file
 
@@ -25,7 +23,7 @@ MAX_ENTRIES = 50_000
 MAX_KEY_BYTES = 1024
 _MAGIC = 0xDB4775248B80FB57
 _TRAILER_BYTES = 5
-_RAW, _SNAPPY = 0, 1
+_UNCOMPRESSED = 0  # as TensorFlow writes the tables of its V2 checkpoints
 
 Entry = tuple[bytes, memoryview]
 
@@ -40,30 +38,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class SortedTable:
-    """A table whose index has been read: the last key of each block, or one after it, ascending."""
+    """A table whose index has been read."""
 
     path: Path
-    file_bytes: int
-    last_keys: list[bytes] = field(repr=False)
     blocks: list[Block] = field(repr=False)
-
-    def get(self, key: bytes, max_bytes: int) -> memoryview:
-        """The value of a key, of a block of at most `max_bytes` when it is decompressed.
-
-        Raises ValueError where the key is not there or its block is damaged or too large; OSError.
-        """
-        number = bisect_left(self.last_keys, key)
-        if number < len(self.blocks):
-            contents = read_block(self.path, self.blocks[number], max_bytes)
-            for found, value in _entries_of(contents):
-                if found == key:
-                    return value
-        raise ValueError("has no entry for a tensor that it lists")
 
     def items(self, max_bytes: int) -> Iterator[Entry]:
         """All entries, with ascending keys, of blocks of at most `max_bytes` together.
 
-        Raises ValueError and OSError, as `get` does.
+        Raises ValueError where a block is damaged or too large; OSError.
         """
         before, count = None, 0
         for block in self.blocks:
@@ -77,11 +60,6 @@ class SortedTable:
                     raise ValueError(f"has more than {MAX_ENTRIES:,} entries")
                 before = key
                 yield key, value
-
-
-def has_footer(path: Path) -> bool:
-    """Whether a file ends as a table does. Raises OSError."""
-    return _is_footer(_read_footer(path)[0])
 
 
 def _read_footer(path: Path) -> tuple[memoryview, int]:
@@ -107,21 +85,21 @@ def open_table(path: Path) -> SortedTable:
     end = file_bytes - FOOTER_BYTES
     _, place = _handle(footer, 0, end)  # of more about the table, of which there is nothing
     index, _ = _handle(footer, place, end)
-    last_keys: list[bytes] = []
+    last_key = b""
     blocks: list[Block] = []
     end_of_last = 0
     for key, value in _entries_of(read_block(path, index, MAX_INDEX_BYTES)):
         block, _ = _handle(value, 0, index.start)
-        if block.start < end_of_last or (last_keys and key <= last_keys[-1]):
+        if block.start < end_of_last or (blocks and key <= last_key):
             raise ValueError("has blocks that do not follow one another")
         end_of_last = block.start + block.size + _TRAILER_BYTES
-        last_keys.append(key)
+        last_key = key
         blocks.append(block)
-    return SortedTable(path, file_bytes, last_keys, blocks)
+    return SortedTable(path, blocks)
 
 
 def read_block(path: Path, block: Block, max_bytes: int) -> NDArray[np.uint8]:
-    """A block's contents, decompressed. Raises ValueError where it is damaged or too large."""
+    """A block's contents. Raises ValueError where it is damaged or too large."""
     if block.size > max_bytes:
         raise ValueError(f"has a block of more than {max_bytes:,} bytes")
     stored = np.empty(block.size + _TRAILER_BYTES, np.uint8)
@@ -129,11 +107,9 @@ def read_block(path: Path, block: Block, max_bytes: int) -> NDArray[np.uint8]:
     kind = int(stored[block.size])
     if masked_crc32c(stored[: block.size + 1]) != int.from_bytes(stored[-4:].tobytes(), "little"):
         raise ValueError("has a block with a wrong checksum")
-    if kind == _RAW:
-        return stored[: block.size]
-    if kind == _SNAPPY:
-        return decompress(stored[: block.size], max_bytes)
-    raise ValueError("has a block compressed in an unknown way")
+    if kind != _UNCOMPRESSED:
+        raise ValueError("has a compressed block, which TensorFlow's V2 checkpoints never have")
+    return stored[: block.size]
 
 
 def read_into(path: Path, start: int, found: NDArray[Any]) -> None:
