@@ -1,5 +1,6 @@
 """Paths and small data sets that several tests share."""
 
+import importlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import bert_tools
@@ -24,6 +26,16 @@ REDUCED = (  # what makes a command of the README that trains end soon
     " --set eval.target_accuracy=0.03 --set eval.interval_samples=500"
     " --set schedule.warmup_steps=20 --set mlperf.enforce_rules=false"
 )
+
+
+def load_study(folder: str, name: str) -> ModuleType:
+    """A script beside its log, as a module; it finds its neighbours as when it is started."""
+    path = str(REPOSITORY / "logs" / folder)
+    sys.path.insert(0, path)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(path)
 
 
 def run_cli(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -1,21 +1,25 @@
 """Draws the pictures of docs/cluster_model.md with the simulator: draw_cluster_model.py DIR."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from bert_tools.plan.cluster.ablation import ablation
-from bert_tools.plan.cluster.calibration import compare, published_steps
 from bert_tools.plan.cluster.constants import default_constants
 from bert_tools.plan.cluster.plot import (
     ablation_picture,
-    calibration_picture,
+    as_png,
     sweep_picture,
     timeline_picture,
 )
 from bert_tools.plan.cluster.question import Question, answer
 from bert_tools.plan.cluster.sweep import sweep
 from bert_tools.plan.sample_index import SampleIndex
+from calibrate import Compared, compare, published_steps
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 PAPER = Question(
@@ -29,6 +33,7 @@ PAPER = Question(
 AS_PUBLISHED = replace(
     PAPER, program="samsung_v2_0", precision="fp16", balance="exchange_local", node_gb_s=100.0
 )
+NAMED_ERROR = 0.15  # of a class that the picture names
 SMALL = Question(nodes=128, gpus_per_node=8, local_batch_size=4)
 
 
@@ -51,6 +56,42 @@ def main() -> None:
     (out / "cluster_sizes.png").write_bytes(sweep_picture(series))
     compared = [compare(step, constants) for step in published_steps()]
     (out / "cluster_calibration.png").write_bytes(calibration_picture(compared))
+
+
+def calibration_picture(compared: Sequence[Compared]) -> bytes:
+    """A PNG: simulated against published steps, fitted, held-out and other classes apart."""
+    figure = Figure(figsize=(6.6, 6), layout="constrained")
+    axes = figure.subplots()
+    ends = np.array([15.0, 280.0])
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(
+        ends, 0.85 * ends, 1.15 * ends, color="#9a9a9a", alpha=0.2, label="within 15 %"
+    )
+    for role, colour in (("fitted", "#8a63b0"), ("held_out", "#d9722e"), ("other", "#7fb3d8")):
+        chosen = [each for each in compared if each.published.role == role]
+        name = "another accelerator" if role == "other" else role.replace("_", " ")
+        axes.scatter(
+            [each.published.step_ms for each in chosen],
+            [each.predicted_ms for each in chosen],
+            color=colour,
+            label=f"{name} ({len(chosen)} classes)",
+            zorder=3,
+        )
+        for each in chosen:
+            if abs(each.error) > NAMED_ERROR:
+                at = each.published.step_ms, each.predicted_ms
+                axes.annotate(
+                    f"{each.published.id} {each.error:+.0%}",
+                    at,
+                    (-32, -16),
+                    textcoords="offset points",
+                    fontsize=7,
+                )
+    axes.set(xscale="log", yscale="log", xlabel="published step, ms", ylabel="simulated step, ms")
+    axes.set(xlim=ends, ylim=ends)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, loc="upper left")
+    return as_png(figure)
 
 
 if __name__ == "__main__":

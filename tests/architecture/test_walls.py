@@ -67,7 +67,7 @@ def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
     lines = [
         "--help",
         *(f"{name} --help" for name in ("report", "tune", "watch", "package", "squad score")),
-        *(f"plan {name} --help" for name in ("law", "suggest", "cluster", "calibrate")),
+        *(f"plan {name} --help" for name in ("law", "suggest", "cluster")),
         f"config {CONFIGS}/cpu_tiny.toml",
         "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16 --no-plot",
         f"plan memory --config {CONFIGS}/dgxa100_1x8x56x1.toml",

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_tools.bench.batches import MAX_PREDICTIONS, make_updates
+from bert_tools.bench.batches import make_updates
 from bert_tools.bench.flops import done_flops, model_flops
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.length_histogram import MASKED_SHARE, wikipedia_lengths

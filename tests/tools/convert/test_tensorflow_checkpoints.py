@@ -142,9 +142,7 @@ def test_a_file_that_is_missing_is_named(v2: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{DATA}: is missing; keep all files"):
         open_tensorflow(v2)
     v2.with_name(INDEX).unlink()
-    with pytest.raises(
-        CheckpointError, match=r"\(V2\): there is no .*\.index; give the name"
-    ):
+    with pytest.raises(CheckpointError, match=r"\(V2\): there is no .*\.index; give the name"):
         open_tensorflow(v2)
 
 

@@ -174,14 +174,3 @@ def test_what_cannot_be_is_refused_in_one_line(
     output = capsys.readouterr()
     assert output.out == "" and message in output.err
     assert len(output.err.strip().splitlines()) == 1
-
-
-def test_published_runs_are_listed_with_their_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "calibrate", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema_version"] == 1
-    for row in found["steps"]:
-        assert row["error"] == pytest.approx(row["predicted_ms"] / row["published_ms"] - 1)
-    assert {row["role"] for row in found["steps"]} == {"fitted", "held_out", "other"}
-    assert main(["plan", "calibrate"]) == 0
-    assert "held out: 17 of 19 within 15%" in capsys.readouterr().out

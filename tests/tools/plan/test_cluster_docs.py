@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from bert_tools.plan.cluster.calibration import compare, published_steps
 from bert_tools.plan.cluster.constants import constant_rows, default_constants
-from mlperf_bert.__main__ import main
-from support import REPOSITORY
+from support import REPOSITORY, load_study
 
+calibrate = load_study("2026-11-22-cluster-model", "calibrate")
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
 PAGE = (REPOSITORY / "docs" / "cluster_model.md").read_text(encoding="utf-8")
 
@@ -25,7 +24,7 @@ def logged(name: str) -> dict[str, Any]:
 
 def test_every_class_stands_on_the_page_with_its_error() -> None:
     rows = logged("calibrate.json")["steps"]
-    assert {row["id"] for row in rows} == {step.id for step in published_steps()}
+    assert {row["id"] for row in rows} == {step.id for step in calibrate.published_steps()}
     for row in rows:
         line = (
             f"| {row['id']} | {row['accelerators']:,} | {row['role'].replace('_', ' ')} | "
@@ -42,9 +41,9 @@ def test_every_class_stands_on_the_page_with_its_error() -> None:
 def test_the_simulator_still_gives_what_the_log_says() -> None:
     constants = default_constants()
     rows = {row["id"]: row for row in logged("calibrate.json")["steps"]}
-    for step in published_steps():
+    for step in calibrate.published_steps():
         expected = pytest.approx(rows[step.id]["predicted_ms"], rel=1e-3)
-        assert compare(step, constants).predicted_ms == expected
+        assert calibrate.compare(step, constants).predicted_ms == expected
 
 
 def test_constants_on_the_page_are_those_in_force() -> None:
@@ -68,7 +67,7 @@ def test_samples_on_the_page_are_those_expected_today() -> None:
 def test_the_simulator_still_expects_the_samples_of_the_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", "calibrate", "--json"]) == 0
+    calibrate.main(["--json"])
     today = json.loads(capsys.readouterr().out)["steps"]
     expected = {row["id"]: row["expected_samples"] for row in logged("calibrate.json")["steps"]}
     assert {row["id"]: row["expected_samples"] for row in today} == pytest.approx(expected)

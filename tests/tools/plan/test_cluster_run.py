@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from bert_tools.plan.cluster.calibration import compare, published_steps, published_works
 from bert_tools.plan.cluster.constants import default_constants
 from bert_tools.plan.cluster.run import (
     RunInputs,
@@ -14,6 +13,9 @@ from bert_tools.plan.cluster.run import (
     simulate_steps,
 )
 from cluster_cases import EAGER, FREE, OURS, job
+from support import load_study
+
+calibrate = load_study("2026-11-22-cluster-model", "calibrate")
 
 
 def test_a_run_is_its_steps_evaluations_and_start() -> None:
@@ -45,11 +47,11 @@ def test_small_evaluations_are_quicker_captured() -> None:
 
 
 def test_samsungs_run_with_its_samples_skipped_steps_and_start() -> None:
-    (step,) = [each for each in published_steps() if each.id == "Samsung x1024 v2.0"]
+    (step,) = [each for each in calibrate.published_steps() if each.id == "Samsung x1024 v2.0"]
     assert (step.samples, step.skipped_steps, step.start_up_s) == (2_932_736, 7, 2.15)
     constants = default_constants()
     of = step.job(constants)
-    mean_ms = mean_step_ms(simulate_steps(of, published_works(step.id)))
+    mean_ms = mean_step_ms(simulate_steps(of, calibrate.published_works(step.id)))
     run = run_time(of, mean_ms, step.run_inputs)
     assert run.seconds == pytest.approx(22.3, rel=0.03)
-    assert compare(step, constants).predicted_ms == pytest.approx(108.3, rel=0.03)
+    assert calibrate.compare(step, constants).predicted_ms == pytest.approx(108.3, rel=0.03)

@@ -11,8 +11,6 @@ from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.length_histogram import SHORTEST, real_lengths
 from mlperf_bert.data.shards import IntArray
 
-MAX_PREDICTIONS = 76  # of a sample, as in MLPerf's data
-
 Update = tuple[UnpaddedBatch, ...]
 """The micro-batches of one step."""
 

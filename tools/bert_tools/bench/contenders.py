@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_tools.bench.batches import MAX_PREDICTIONS, Update, make_updates
+from bert_tools.bench.batches import Update, make_updates
 from bert_tools.bench.out_of_memory import free_memory
 from bert_tools.bench.peer import PeerStep, autocast, autocast_dtype, padded_inputs, usual_adamw
 from bert_tools.bench.timing import Contender, seconds_of
@@ -19,6 +19,7 @@ from bert_tools.bench.training_run import TrainingRun
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import (
+    MAX_PREDICTIONS,
     CheckpointSection,
     ClipSection,
     DataSection,

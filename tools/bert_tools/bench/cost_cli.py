@@ -10,6 +10,7 @@ from bert_tools.bench.options import add_attention, add_numbers, check_numbers, 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config
+from mlperf_bert.config.sections import MAX_PREDICTIONS
 
 # The model where there is no config and no option says another.
 DEFAULTS: dict[str, Any] = {
@@ -22,7 +23,6 @@ DEFAULTS: dict[str, Any] = {
     "attention": "auto",
     "precision": "fp32",
 }
-MAX_PREDICTIONS = 76  # of a sample, as in MLPerf's data
 SEQUENCES = 6  # of the longest length, in the larger batches
 
 

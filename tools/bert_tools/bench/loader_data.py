@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.common.atomic import make_directory, replaced_file, write_file
 from mlperf_bert.common.untrusted import file_sha256
+from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.data.index import (
     DatasetPlace,
     LengthIndex,
@@ -29,7 +30,6 @@ from mlperf_bert.data.shards import Samples
 
 DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
 VOCAB_SIZE = 30522
-MAX_PREDICTIONS = 76
 ALIGNMENT_BYTES = 64
 DIGEST = "0" * 64  # of the vocabulary and the text, which do not exist
 

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_tools.plan.buckets_cli import add_buckets
-from bert_tools.plan.cluster.calibrate_cli import add_calibrate
 from bert_tools.plan.cluster.cli import add_cluster
 from bert_tools.plan.law_cli import add_law
 from bert_tools.plan.memory_cli import add_memory
 from bert_tools.plan.suggest_cli import add_suggest
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 
 if TYPE_CHECKING:
     from bert_tools.plan.balance_rows import Question
     from bert_tools.plan.sample_index import SampleIndex
 
-MAX_PREDICTIONS = 76
 MOST_STEPS = 2**31 - 1
 
 
@@ -77,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_suggest(questions.add_parser("suggest", help="a config for a job of any size"))
     add_law(questions.add_parser("law", help="how time falls with accelerators, fitted to results"))
     add_cluster(questions.add_parser("cluster", help="simulate a step and a run on any machine"))
-    add_calibrate(questions.add_parser("calibrate", help="the simulator beside published runs"))
 
 
 def _add_lengths(parser: argparse.ArgumentParser) -> None:

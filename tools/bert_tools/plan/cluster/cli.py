@@ -157,8 +157,8 @@ def _question(args: argparse.Namespace) -> "Question":
 
 
 def _index(args: argparse.Namespace) -> "SampleIndex":
-    from bert_tools.plan.cluster.calibration import MAX_PREDICTIONS
     from bert_tools.plan.sample_index import SampleIndex
+    from mlperf_bert.config.sections import MAX_PREDICTIONS
     from mlperf_bert.data.length_histogram import read_histogram, wikipedia_lengths
 
     if args.histogram is None:

@@ -8,14 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bert_tools.plan.cluster.ablation import AblationRow
-from bert_tools.plan.cluster.calibration import Compared
 from bert_tools.plan.cluster.question import Answer
 from bert_tools.plan.cluster.step import StepTiming
 from bert_tools.plan.cluster.sweep import SweepRow
 
 _FORWARD, _BACKWARD, _OPTIMIZER, _SENT = "#7fb3d8", "#2f6f9f", "#8a63b0", "#d9722e"
 _HOST = "#9a9a9a"
-_NAMED_ERROR = 0.15  # of a class that the picture names
 _LANES = ("host", "compute", "communication")
 
 
@@ -41,7 +39,7 @@ def timeline_picture(found: Answer) -> bytes:
         f"x {question.local_batch_size}, {question.program}, capture "
         f"{question.software.capture}, {question.clip}"
     )
-    return _png(figure)
+    return as_png(figure)
 
 
 def _draw_rank(axes: Axes, timing: StepTiming, rank: int) -> None:
@@ -133,7 +131,7 @@ def ablation_picture(found: Answer, rows: Sequence[AblationRow]) -> bytes:
         f"What each technique buys: {question.world_size:,} {question.accelerator} x "
         f"{question.local_batch_size}, one exchanged at a time"
     )
-    return _png(figure)
+    return as_png(figure)
 
 
 def sweep_picture(series: dict[str, Sequence[SweepRow]]) -> bytes:
@@ -153,7 +151,7 @@ def sweep_picture(series: dict[str, Sequence[SweepRow]]) -> bytes:
     left.legend(frameon=False, fontsize=8)
     left.grid(alpha=0.3, which="both")
     _draw_parts(right, *next(iter(series.items())))
-    return _png(figure)
+    return as_png(figure)
 
 
 def _draw_parts(axes: Axes, name: str, rows: Sequence[SweepRow]) -> None:
@@ -166,41 +164,8 @@ def _draw_parts(axes: Axes, name: str, rows: Sequence[SweepRow]) -> None:
     axes.legend(framealpha=0.9, fontsize=8, loc="lower left")
 
 
-def calibration_picture(compared: Sequence[Compared]) -> bytes:
-    """A PNG: simulated against published steps, fitted, held-out and other classes apart."""
-    figure = Figure(figsize=(6.6, 6), layout="constrained")
-    axes = figure.subplots()
-    ends = np.array([15.0, 280.0])
-    axes.plot(ends, ends, color="black", linewidth=0.8)
-    axes.fill_between(ends, 0.85 * ends, 1.15 * ends, color=_HOST, alpha=0.2, label="within 15 %")
-    for role, colour in (("fitted", _OPTIMIZER), ("held_out", _SENT), ("other", _FORWARD)):
-        chosen = [each for each in compared if each.published.role == role]
-        name = "another accelerator" if role == "other" else role.replace("_", " ")
-        axes.scatter(
-            [each.published.step_ms for each in chosen],
-            [each.predicted_ms for each in chosen],
-            color=colour,
-            label=f"{name} ({len(chosen)} classes)",
-            zorder=3,
-        )
-        for each in chosen:
-            if abs(each.error) > _NAMED_ERROR:
-                at = each.published.step_ms, each.predicted_ms
-                axes.annotate(
-                    f"{each.published.id} {each.error:+.0%}",
-                    at,
-                    (-32, -16),
-                    textcoords="offset points",
-                    fontsize=7,
-                )
-    axes.set(xscale="log", yscale="log", xlabel="published step, ms", ylabel="simulated step, ms")
-    axes.set(xlim=ends, ylim=ends)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False, loc="upper left")
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
+def as_png(figure: Figure) -> bytes:
+    """The picture as a PNG file."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=100)
     return picture.getvalue()

@@ -8,7 +8,7 @@ from bert_tools.plan.cluster.sweep import SweepRow, sweep_nodes
 
 _NOTE = (
     "A simulation, not a measurement: its constants were fitted on published A100 runs "
-    "(mlperf_bert plan calibrate; docs/cluster_model.md)."
+    "(docs/cluster_model.md)."
 )
 
 

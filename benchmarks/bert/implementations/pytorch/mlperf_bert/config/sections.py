@@ -36,6 +36,7 @@ OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 # Of the clip policies, those whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
+MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class DataSection(_Section):
 
     corpus: Literal["prepared", "embedded"] = "prepared"
     max_seq_length: Annotated[int, Bounds(8, 65_535)] = 512
-    max_predictions: Annotated[int, Bounds(1, 255)] = 76
+    max_predictions: Annotated[int, Bounds(1, 255)] = MAX_PREDICTIONS
     masking: Masking = "static"
     masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
     dupe_factor: Annotated[int, Bounds(1, 1000)] = 10

@@ -1,22 +1,26 @@
 """Calibration: which classes were fitted, how the fit searches, and that its bounds hold."""
 
+import json
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bert_tools.plan.cluster import calibration
-from bert_tools.plan.cluster.calibration import PublishedStep, fit, published_steps
 from bert_tools.plan.cluster.constants import Constants, constant_rows, default_constants
+from support import load_study
 
-STEPS = {step.id: step for step in published_steps()}
-A100 = [step for step in published_steps() if step.accelerator.startswith("a100")]
+calibrate = load_study("2026-11-22-cluster-model", "calibrate")
+
+PUBLISHED = calibrate.published_steps()
+STEPS = {step.id: step for step in PUBLISHED}
+A100 = [step for step in PUBLISHED if step.accelerator.startswith("a100")]
 
 
 def test_at_most_half_of_the_classes_were_fitted() -> None:
     fitted = [step for step in A100 if step.role == "fitted"]
     held_out = [step for step in A100 if step.role == "held_out"]
     assert 2 * len(fitted) <= len(A100) == len(fitted) + len(held_out)
-    assert len({step.id for step in published_steps()}) == len(published_steps())
+    assert len({step.id for step in PUBLISHED}) == len(PUBLISHED)
     assert sum(step.world_size == 8 for step in A100) == 1
 
 
@@ -27,7 +31,7 @@ def test_what_had_to_be_held_out_is() -> None:
     assert len(middle) >= 2
     fitted = {step.submitter for step in A100 if step.role == "fitted"}
     assert {"HPE", "Dell", "Baidu", "Azure-HazyResearch"}.isdisjoint(fitted)
-    assert all(step.role == "other" for step in published_steps() if step.accelerator == "h100")
+    assert all(step.role == "other" for step in PUBLISHED if step.accelerator == "h100")
 
 
 def test_step_times_are_batch_over_throughput() -> None:
@@ -57,12 +61,22 @@ def test_the_fit_finds_the_least_of_a_narrow_valley(monkeypatch: pytest.MonkeyPa
         row = rows[name]
         return (float(getattr(constants, name)) - row.low) / (row.high - row.low)
 
-    def valley(constants: Constants, steps: list[PublishedStep]) -> NDArray[np.float64]:
+    def valley(constants: Constants, steps: list[object]) -> NDArray[np.float64]:
         a, b, c, d = (share(constants, name) for name in rows)
         return np.array([a + b - 1, 0.1 * (a - b - 0.4), c - 0.3, d - 2])
 
-    monkeypatch.setattr(calibration, "log_errors", valley)
-    lines: list[str] = []
-    found = fit(default_constants(), [], lines.append)
+    monkeypatch.setattr(calibrate, "log_errors", valley)
+    found, left = calibrate.fit(default_constants(), [])
     assert [share(found, name) for name in rows] == pytest.approx([0.7, 0.3, 0.3, 1.0], abs=0.001)
-    assert lines and "root mean square error" in lines[-1]
+    assert left == pytest.approx(0.5, abs=1e-3)  # of the one that the bounds hold off, of four
+
+
+def test_published_runs_are_listed_with_their_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    calibrate.main(["--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema_version"] == 1
+    for row in found["steps"]:
+        assert row["error"] == pytest.approx(row["predicted_ms"] / row["published_ms"] - 1)
+    assert {row["role"] for row in found["steps"]} == {"fitted", "held_out", "other"}
+    calibrate.main([])
+    assert "held out: 17 of 19 within 15%" in capsys.readouterr().out

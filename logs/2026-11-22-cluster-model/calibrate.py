@@ -1,0 +1,334 @@
+"""The simulator beside published runs, and its few fitted constants fitted again.
+
+.venv/bin/python logs/2026-11-22-cluster-model/calibrate.py [--fit] [--sensitivity] [--json]
+"""
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from bert_tools.plan.cluster.constants import Constants, constant_rows, default_constants
+from bert_tools.plan.cluster.machine import AcceleratorName, MatrixPrecision, make_machine
+from bert_tools.plan.cluster.run import RunInputs, mean_step_ms, run_time, simulate_steps
+from bert_tools.plan.cluster.software import Software, SoftwareName, software
+from bert_tools.plan.cluster.step import Job
+from bert_tools.plan.cluster.text import table
+from bert_tools.plan.cluster.workload import Dealing, Float64Array, Workload, draw_steps
+from bert_tools.plan.sample_index import SampleIndex
+from bert_tools.plan.samples_to_target import Estimate, samples_to_target
+from mlperf_bert.config.sections import (
+    MAX_PREDICTIONS,
+    BalancePolicy,
+    ClipPolicy,
+    Deal,
+    ModelSection,
+    SamplerName,
+)
+from mlperf_bert.data.length_histogram import wikipedia_lengths
+
+DRAWS = 5
+_GOAL = 0.15  # of a class: error that is still called good
+_IS_POINT = 1e-3  # of the samples: closer than published ones are rounded
+_NUDGE = 0.1  # of a constant, where its weight is shown
+
+Role = Literal["fitted", "held_out", "other"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedStep:
+    """A row of `published_steps.csv`: a class of entries, and how long its step took."""
+
+    id: str
+    submitter: str
+    round: str
+    accelerator: AcceleratorName
+    nodes: int
+    gpus_per_node: int
+    network_gb_s: float
+    dealing: Dealing
+    precision: MatrixPrecision
+    program: Software
+    clip: ClipPolicy
+    samples: float
+    step_ms: float
+    measure: Literal["run", "steady"]
+    start_up_s: float
+    skipped_steps: int
+    role: Role
+
+    @property
+    def world_size(self) -> int:
+        """Accelerators."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def run_inputs(self) -> RunInputs:
+        """What the run's time needs beside its steps."""
+        return RunInputs(
+            global_batch_size=self.world_size * self.dealing.sequences(self.program.layout),
+            samples=self.samples,
+            start_up_s=self.start_up_s,
+            skipped_steps=self.skipped_steps,
+        )
+
+    def job(self, constants: Constants) -> Job:
+        """As the simulator takes it."""
+        machine = make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.network_gb_s)
+        return Job(
+            machine=machine,
+            program=self.program,
+            constants=constants,
+            model=ModelSection(),
+            precision=self.precision,
+            clip=self.clip,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A published class beside what the simulator gives for it, ms a step."""
+
+    published: PublishedStep
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, less one."""
+        return self.predicted_ms / self.published.step_ms - 1
+
+
+@cache
+def published_steps() -> tuple[PublishedStep, ...]:
+    """All rows of `published_steps.csv`, in its order."""
+    text = Path(__file__).with_name("published_steps.csv").read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return tuple(_published_step(row) for row in csv.DictReader(lines))
+
+
+@cache
+def published_works(rank_id: str) -> tuple[Workload, ...]:
+    """Drawn steps of the class with this id: the same for every set of constants."""
+    step = next(each for each in published_steps() if each.id == rank_id)
+    return tuple(
+        draw_steps(_wikipedia(), step.dealing, step.program, step.nodes, step.gpus_per_node, DRAWS)
+    )
+
+
+def compare(step: PublishedStep, constants: Constants) -> Compared:
+    """Simulate a class as it is measured: a steady step, or the whole run over its steps."""
+    job = step.job(constants)
+    mean_ms = mean_step_ms(simulate_steps(job, published_works(step.id)))
+    run = run_time(job, mean_ms, step.run_inputs)
+    if step.measure == "steady":
+        return Compared(step, run.steady_step_ms)
+    return Compared(step, 1e3 * run.seconds / (step.samples / step.run_inputs.global_batch_size))
+
+
+def fit(constants: Constants, steps: Sequence[PublishedStep]) -> tuple[Constants, float]:
+    """Fitted constants by least squares of the errors' logarithms, and the mean that is left.
+
+    The search starts in the middle of the bounds, wherever the constants are, and stays within
+    them. Deterministic.
+    """
+    rows = [row for row in constant_rows() if row.kind == "fitted"]
+    low, width = np.array([(row.low, row.high - row.low) for row in rows]).T
+
+    def at(share: Float64Array) -> Constants:
+        found = constants
+        for row, value in zip(rows, (low + width * share).tolist(), strict=True):
+            found = found.with_value(row.name, value)
+        return found
+
+    found = least_squares(
+        lambda share: log_errors(at(share), steps), np.full(len(rows), 0.5), bounds=(0.0, 1.0)
+    )
+    return at(found.x), math.sqrt(float(np.mean(found.fun**2)))
+
+
+def log_errors(constants: Constants, steps: Sequence[PublishedStep]) -> Float64Array:
+    """ln(predicted / published) of each class, float64 [n]."""
+    return np.array([math.log1p(compare(step, constants).error) for step in steps])
+
+
+@cache
+def _wikipedia() -> SampleIndex:
+    return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", MAX_PREDICTIONS)
+
+
+def _published_step(row: dict[str, str]) -> PublishedStep:
+    program = software(cast(SoftwareName, row["program"]))
+    reduction: Literal["on", "off"] = "on" if row["in_network_reduction"] == "on" else "off"
+    return PublishedStep(
+        id=row["id"],
+        submitter=row["submitter"],
+        round=row["round"],
+        accelerator=cast(AcceleratorName, row["accelerator"]),
+        nodes=int(row["nodes"]),
+        gpus_per_node=int(row["gpus_per_node"]),
+        network_gb_s=float(row["network_gb_s"]),
+        dealing=Dealing(
+            local_batch_size=int(row["local_batch"]),
+            sampler=cast(SamplerName, row["sampler"]),
+            balance=cast(BalancePolicy, row["balance"]),
+            deal=cast(Deal, row["deal"]),
+        ),
+        precision=cast(MatrixPrecision, row["precision"]),
+        program=replace(program, in_network_reduction=reduction),
+        clip=cast(ClipPolicy, row["clip"]),
+        samples=float(row["samples"]),
+        step_ms=float(row["step_ms"]),
+        measure="steady" if row["measure"] == "steady" else "run",
+        start_up_s=float(row["start_up_s"]),
+        skipped_steps=int(row["skipped_steps"]),
+        role=cast(Role, row["role"]),
+    )
+
+
+def main(words: Sequence[str]) -> None:
+    """Print the table of errors, fitted and held-out classes apart."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the constants again (seconds)")
+    parser.add_argument(
+        "--sensitivity", action="store_true", help="steps with each constant a tenth larger"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(words)
+    constants, steps = default_constants(), published_steps()
+    report: list[str] = []
+    if args.fit:
+        constants, left = fit(constants, [step for step in steps if step.role == "fitted"])
+        report = [f"root mean square error {left:.4f}"]
+    compared = [compare(step, constants) for step in steps]
+    weights = _sensitivity(constants, steps) if args.sensitivity else []
+    if args.json:
+        print(json.dumps(_as_object(constants, compared, weights, report)))
+    else:
+        print("\n".join(_in_words(constants, compared, weights, report)))
+
+
+def _sensitivity(constants: Constants, steps: tuple[PublishedStep, ...]) -> list[dict[str, Any]]:
+    """By how much every step changes where one constant is a tenth larger."""
+    before = [compare(step, constants).predicted_ms for step in steps]
+    found = []
+    for row in constant_rows():
+        larger = constants.with_value(row.name, (1 + _NUDGE) * getattr(constants, row.name))
+        after = [compare(step, larger).predicted_ms for step in steps]
+        changes = {
+            step.id: new / old - 1 for step, new, old in zip(steps, after, before, strict=True)
+        }
+        found.append({"constant": row.name, "changes": changes})
+    return found
+
+
+def _as_object(
+    constants: Constants,
+    compared: list[Compared],
+    weights: list[dict[str, Any]],
+    report: list[str],
+) -> dict[str, Any]:
+
+    rows = []
+    for each in compared:
+        samples = _samples(each.published)
+        rows.append(
+            {
+                "id": each.published.id,
+                "role": each.published.role,
+                "accelerators": each.published.world_size,
+                "measure": each.published.measure,
+                "published_ms": each.published.step_ms,
+                "predicted_ms": each.predicted_ms,
+                "error": each.error,
+                "published_samples": each.published.samples,
+                "expected_samples": samples.samples,
+                "samples_error": samples.samples / each.published.samples - 1,
+            }
+        )
+    return {
+        "schema_version": 1,
+        "constants": [
+            asdict(row) | {"value": getattr(constants, row.name)} for row in constant_rows()
+        ],
+        "steps": rows,
+        "sensitivity": weights,
+        "fit": report,
+    }
+
+
+def _samples(published: PublishedStep) -> Estimate:
+    """What the recipe's published points say of this batch."""
+    recipe = "open_adam" if published.program.optimizer == "adam" else "closed_lamb"
+    return samples_to_target(published.run_inputs.global_batch_size, recipe)
+
+
+def _samples_error(published: PublishedStep, expected: Estimate) -> str:
+    """In words; a class that is itself a point of the recipe says nothing."""
+    error = expected.samples / published.samples - 1
+    if abs(error) < _IS_POINT and expected.source.startswith(published.submitter):
+        return "a point"
+    return f"{error:+.1%}"
+
+
+def _in_words(
+    constants: Constants,
+    compared: list[Compared],
+    weights: list[dict[str, Any]],
+    report: list[str],
+) -> list[str]:
+
+    values = [
+        (
+            row.name,
+            f"{getattr(constants, row.name):.4g}",
+            f"{row.low:g} .. {row.high:g}",
+            row.unit,
+            row.kind,
+        )
+        for row in constant_rows()
+    ]
+    lines = [*report, *table(("constant", "value", "bounds", "unit", "kind"), values), ""]
+    names = ("class", "role", "published", "simulated", "error", "samples", "expected", "error")
+    cells = []
+    for each in compared:
+        samples, published = _samples(each.published), each.published
+        cells.append(
+            (
+                f"{published.id} ({published.round})",
+                published.role.replace("_", " "),
+                f"{published.step_ms:.1f} ms",
+                f"{each.predicted_ms:.1f} ms",
+                f"{each.error:+.1%}" + (" !" if abs(each.error) > _GOAL else "  "),
+                f"{published.samples / 1e6:.2f} M",
+                f"{samples.samples / 1e6:.2f} M",
+                _samples_error(published, samples),
+            )
+        )
+    lines += table(names, cells)
+    for role in ("fitted", "held_out", "other"):
+        errors = [abs(each.error) for each in compared if each.published.role == role]
+        good = sum(error <= _GOAL for error in errors)
+        lines.append(
+            f"{role.replace('_', ' ')}: {good} of {len(errors)} within {_GOAL:.0%}, "
+            f"mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}"
+        )
+    for weight in weights:
+        changes = weight["changes"].values()
+        lines.append(
+            f"{weight['constant']} + {_NUDGE:.0%}: steps change by {min(changes):+.1%} to "
+            f"{max(changes):+.1%}"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
