@@ -1,10 +1,9 @@
 """study_clip_policies.py: virtual ranks against their formula, resuming, table, picture."""
 
-import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,18 +13,15 @@ import torch
 
 from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import MIB
-from support import REPOSITORY
+from support import load_study
 
-STUDY = REPOSITORY / "logs" / "2026-11-21-clip-policies"
 RANKS = 4
 CAP_MB = 200 / MIB  # 25 float64 elements
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(STUDY))  # as when it is started by its path
-    yield importlib.import_module("study_clip_policies")
-    sys.path.remove(str(STUDY))
+def tool() -> ModuleType:
+    return load_study("2026-11-21-clip-policies", "study_clip_policies")
 
 
 @pytest.fixture(scope="module")

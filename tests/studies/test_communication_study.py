@@ -1,6 +1,5 @@
 """study_communication_precision.py: its sums against float64, torch and hand-made cases."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support import REPOSITORY
+from support import REPOSITORY, load_study
 
 LOG = REPOSITORY / "logs" / "2026-11-21-communication-precision"
 TOOL = LOG / "study_communication_precision.py"
@@ -19,12 +18,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(TOOL.stem, TOOL)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[TOOL.stem] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return load_study(LOG.name, TOOL.stem)
 
 
 def spread_numbers(num_ranks: int, num_elements: int) -> np.ndarray:

@@ -1,25 +1,19 @@
 """study_fp8.py: runs of the train command, resuming, table and picture."""
 
-import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from support import REPOSITORY
-
-STUDY = REPOSITORY / "logs" / "2026-11-21-fp8"
+from support import load_study
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(STUDY))  # as when it is started by its path
-    yield importlib.import_module("study_fp8")
-    sys.path.remove(str(STUDY))
+def tool() -> ModuleType:
+    return load_study("2026-11-21-fp8", "study_fp8")
 
 
 def call(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

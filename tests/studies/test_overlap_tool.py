@@ -1,27 +1,23 @@
 """measure_overlap.py: its arithmetic, its picture, what it watches, and that it cleans up."""
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from support import REPOSITORY, run_process
+from support import REPOSITORY, load_study, run_process
 
 STUDY = REPOSITORY / "logs" / "2026-11-21-overlap"
 JOB = Path(__file__).with_name("overlap_job.py")
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(STUDY))
-    yield importlib.import_module("measure_overlap")
-    sys.path.remove(str(STUDY))
+def tool() -> ModuleType:
+    return load_study(STUDY.name, "measure_overlap")
 
 
 @pytest.fixture(scope="module")

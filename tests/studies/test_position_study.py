@@ -1,6 +1,5 @@
 """study_positions.py: tiling, counts by position, resume, and a few steps end to end."""
 
-import importlib
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining
-from support import NUM_WORDS, REPOSITORY, prepare_small, write_synthetic_text
+from support import NUM_WORDS, load_study, prepare_small, write_synthetic_text
 
 CPU = torch.device("cpu")
 # 16 and 32 positions, so ranges of 4; two seeds.
@@ -36,15 +35,14 @@ OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.ite
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The second file, with made-up words in place of the embedded corpus."""
-    monkeypatch.syspath_prepend(REPOSITORY / "logs" / "2026-11-21-positions")
-    module = importlib.import_module("position_runs")
+    module = load_study("2026-11-21-positions", "position_runs")
     monkeypatch.setattr(module, "prepare_embedded", prepare_synthetic)
     return module
 
 
 @pytest.fixture
 def tool(runs: ModuleType) -> ModuleType:
-    return importlib.import_module("study_positions")
+    return load_study("2026-11-21-positions", "study_positions")
 
 
 def prepare_synthetic(

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.config.options import find_config
+from mlperf_bert.config.sections import MAX_PREDICTIONS
 
 if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest, Segments
 
 # Those that decide the examples, and their values where they are not given.
-_NUMBERS = {"max_seq_length": 512, "max_predictions": 76, "dupe_factor": 10, "seed": 12345}
+_NUMBERS = {
+    "max_seq_length": 512,
+    "max_predictions": MAX_PREDICTIONS,
+    "dupe_factor": 10,
+    "seed": 12345,
+}
 # Another pass over single segments has other masks only, which training draws by itself.
 _SINGLE_DEFAULT = {"dupe_factor": "; with --segments single 1"}
 _OF_EXAMPLES = ("vocab", "segments", *_NUMBERS)
