@@ -31,7 +31,7 @@ def test_a_picture_goes_where_it_can_be_written(
             check_picture(path)
     assert check_picture(tmp_path / "a.png") == tmp_path / "a.png"
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'mlperf-bert\[plots\]'"):
+    with pytest.raises(ConfigError, match=r"run in the checkout: tools/venv\.sh plots"):
         check_picture(tmp_path / "a.png")
 
 

@@ -35,9 +35,9 @@ def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of so many inches. Raises ConfigError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        remedy = "install it: pip install 'mlperf-bert[plots]'"
-        raise ConfigError("a picture", f"needs {error.name}, which is missing", remedy) from None
+    except ModuleNotFoundError:
+        remedy = "run in the checkout: tools/venv.sh plots"
+        raise ConfigError("matplotlib", "is not installed, and draws the picture", remedy) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
