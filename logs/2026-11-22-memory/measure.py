@@ -1,10 +1,9 @@
 """The memory plan beside torch: saved bytes and live peak of BERT-large, and a CPU's peak.
 
 python measure.py large      # meta tensors, kernels not run: what is saved, and most at once
-python measure.py cpu OPTION ...      # real steps of `bench train`'s options, VmHWM
+python measure.py cpu SECTION.KEY=VALUE ...      # real steps of `bench train`'s model, VmHWM
 """
 
-import argparse
 import gc
 import re
 import sys
@@ -18,10 +17,8 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert_tools.bench import cli
-from bert_tools.bench.batches import run_updates
-from bert_tools.bench.run_options import make_config
-from bert_tools.bench.training_run import training_run
+from bert_tools.bench.cli import small_config
+from bert_tools.bench.training_run import run_updates, training_run
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
@@ -142,13 +139,10 @@ def count(model: BertForPretraining, forward: Any) -> tuple[int, int]:
 
 def cpu(options: list[str]) -> None:
     """After a small model of the same kind, which loads what is loaded once."""
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    small = ["--layers", "2", "--hidden", "64", "--batch", "2", "--vocab", "200"]
-    small, config = (
-        make_config(parser.parse_args(["train", *each, "--device", "cpu"]))
-        for each in (small, options)
-    )
+    sizes = ("model.num_layers=2", "model.hidden_size=64", "model.vocab_size=200")
+    same = ("run.seed=1", "run.device=cpu")
+    small = small_config(*sizes, "parallel.local_batch_size=2", *same)
+    config = small_config(*options, *same)
     torch.set_num_threads(2)
     train(small, steps=1)
     gc.collect()

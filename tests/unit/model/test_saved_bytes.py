@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_tools.bench.batches import run_updates
+from bert_tools.bench.training_run import run_updates
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, blank

@@ -40,7 +40,7 @@ def _measure(data: DataOptions, settings: SquadSettings) -> MachinePeak:
 
     import torch
 
-    from bert_tools.bench.peak import measure_peak
+    from bert_tools.bench.flops import measure_peak
     from mlperf_bert.checkpoint.manifest import read_config
     from mlperf_bert.common.machine import usable_cpus
 

@@ -1,14 +1,13 @@
 """`bench cost`: the fit finds what times are made of, and the command prints a config's lines."""
 
-import argparse
 import itertools
-import json
 import tomllib
 
 import numpy as np
 import pytest
+from bench_cases import bench, result_of
 
-from bert_tools.bench import cli, timing
+from bert_tools.bench import timing
 from bert_tools.bench.cost import batch_shapes, fit_cost
 from bert_tools.bench.timing import Contender
 from mlperf_bert.common.errors import ConfigError
@@ -17,18 +16,8 @@ from support import CONFIGS
 
 COUNTS, LENGTHS = np.array(batch_shapes(3072, 512)).T
 TOKENS, SQUARES = COUNTS * LENGTHS, COUNTS * LENGTHS**2
-TINY = (
-    *("cost", "--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "101"),
-    *("--max-length", "32", "--tokens", "64", "--seconds", "0.1", "--threads", "1"),
-)
 CONFIG = CONFIGS / "cpu_tiny.toml"
 COST_A, COST_B, CONSTANT = 0.25, 1e-3, 4.0
-
-
-def bench(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    return cli.run(parser.parse_args([str(argument) for argument in arguments]))
 
 
 def times_made_of(
@@ -83,13 +72,10 @@ def test_any_length_has_shapes(tokens: int, max_length: int) -> None:
     assert min(min(shape) for shape in shapes) >= 1
 
 
-def test_json_of_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = times_made_of(monkeypatch, 64, 32)
-    assert bench(*TINY, "--attention", "packed", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["schema_version"] == 1
+    options = ("--tokens", 64, "--seconds", 0.1)
+    result = result_of("cost", *options, settings=("model.attention=packed",))
     assert result["unit"] == "ms"
     assert (result["layers"], result["hidden"], result["attention"]) == (1, 32, "packed")
     assert result["cost_a"] == pytest.approx(COST_A)
@@ -99,34 +85,14 @@ def test_json_of_options(
     assert list(zip(result["batch_sizes"], result["lengths"], strict=True)) == shapes
 
 
-def test_words_hold_lines_for_the_config(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_hold_lines_for_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     times_made_of(monkeypatch, 16 * 64 // 2, 64)  # half of cpu_tiny's batch
-    changes = ("--set", "model.vocab_size=101", "--set", "model.hidden_size=32")
-    assert bench("cost", "--config", CONFIG, *changes, "--seconds", "0.1", "--threads", "1") == 0
-    printed = capsys.readouterr()
-    words, _, lines = printed.out.partition("[data]\n")
+    changes = ("model.vocab_size=101", "model.hidden_size=32")
+    printed, progress = bench("cost", "--config", CONFIG, "--seconds", 0.1, settings=changes)
+    words, _, lines = printed.partition("[data]\n")
     assert "residual" in words and "hidden 32, 2 heads, 101 words" in words
     data = tomllib.loads(lines)
     overrides = [f"data.{name}={value}" for name, value in data.items()]
     config = load_config(CONFIG, overrides)
     assert config.cost_coefficients == pytest.approx((COST_A, COST_B))
-    assert "round 1/" in printed.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--config", CONFIG, "--layers", "2"), "--layers: is given beside --config"),
-        (("--config", CONFIG, "--max-length", "64"), "--max-length: is given beside"),
-        (("--set", "model.num_layers=1"), "--set: is given without --config"),
-        (("--tokens", "0"), "--tokens: is 0"),
-        (("--seconds", "0"), "--seconds: is 0"),
-        (("--hidden", "100"), "--hidden: 100 cannot be divided by 64"),
-        (("--dropout", "1"), "--dropout: is 1"),
-    ],
-)
-def test_options_that_cannot_be(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        bench("cost", *arguments)
+    assert "round 1/" in progress

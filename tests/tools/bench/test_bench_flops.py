@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
+from bench_cases import CPU, tiny
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_tools.bench.batches import make_updates
 from bert_tools.bench.flops import done_flops, model_flops
+from bert_tools.bench.training_run import run_updates
 from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
@@ -14,7 +14,6 @@ from mlperf_bert.data.length_histogram import MASKED_SHARE, wikipedia_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 
-CPU = torch.device("cpu")
 # GFLOP of a sequence, forward and backward, in the study of published results that the goals of
 # this project come from, and its sequences: mean length, mean square, mean masked positions.
 PUBLISHED = {"encoder": 461.05, "attention": 28.99, "head": 7.36, "pooler": 0.01}
@@ -69,9 +68,10 @@ def test_no_masked_word_is_counted_twice() -> None:
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_done_is_what_a_step_multiplies(is_padded: bool) -> None:
     """Equal lengths, so that the padded reference attention computes no padding of its own."""
-    ((batch,),) = make_updates(
-        np.full(3, 8), 1, forwards=1, vocab_size=40, max_predictions=2, seed=1
-    )
+    settings = ("data.max_seq_length=8", "data.max_predictions=2", "model.vocab_size=40")
+    config = tiny(*settings, "parallel.local_batch_size=3")
+    ((batch,),) = run_updates(config, 1, tokens=3 * 8)
+    assert batch.lengths == (8, 8, 8)
     if is_padded:
         capacity = CapacityPlan(tokens=32, sequences=3, masked=5, basis="exact")
         batch = pad(batch, StaticShape.of(capacity, max_seqlen=8, max_masked=2))
