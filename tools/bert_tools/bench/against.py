@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_tools.bench.peer import (
     BUILDERS,
@@ -37,8 +37,7 @@ from bert_tools.bench.training_run import (
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ModelSection, Precision, ScheduleSection
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.config.sections import ModelSection, ScheduleSection
 from mlperf_bert.data.length_histogram import run_shapes
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
@@ -245,14 +244,12 @@ def in_words(result: dict[str, Any]) -> str:
 
 def make_contenders(ours: TrainingRun, peer: Any, data: Data) -> dict[str, Contender]:
     """Whole steps and encoders (forward and backward), by the name of what is timed."""
-    precision = ours.config.model.precision
-    step = peer_step(peer, lambda inputs: peer(**inputs).loss, precision)
+    step = peer_step(peer, lambda inputs: peer(**inputs).loss, ours.config.model.precision)
     return {
         "ours": ours,
         "padded": lambda number: step(data.padded[number]),
         "padded_to_longest": lambda number: step(data.padded_to_longest[number]),
-        "ours_encoder": _our_encoder(ours.model, data),
-        "padded_encoder": _padded_encoder(peer, data, precision),
+        **_encoders(ours.model, peer, data),
     }
 
 
@@ -272,52 +269,54 @@ def fastest_attention(peer: Any, step: Contender) -> str:
     return fastest
 
 
-def _our_encoder(ours: BertForPretraining, data: Data) -> Contender:
-    """Forward and backward of embeddings and all layers, every token's output computed."""
-    config = ours.config
+def _encoders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str, Contender]:
+    """Forward and backward of embeddings and all layers, every token's output computed.
+
+    The other side's computes padding too.
+    """
+    batches, device = data.batches, data.batches[0].input_ids.device
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    inputs = [{name: padded[name] for name in names} for padded in data.padded]
     gradients = [
-        _random((len(batch.input_ids), config.hidden_size), batch) for batch in data.batches
-    ]
-    dtype = torch.bfloat16 if config.precision == "bf16_autocast" else None
-
-    def run(number: int) -> Tensor:
-        batch = data.batches[number]
-        try:
-            with autocast(batch.input_ids.device, dtype):
-                hidden: Tensor = ours.bert(batch, ours.dropout_keys(batch))
-            torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
-        finally:
-            ours.zero_grad()
-        return hidden.detach()[0, 0]
-
-    return run
-
-
-def _padded_encoder(peer: Any, data: Data, precision: Precision) -> Contender:
-    """The same of the other side, which computes padding too."""
-    inputs = [
-        {name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
-        for padded in data.padded
-    ]
-    gradients = [
-        _random((*padded["input_ids"].shape, peer.config.hidden_size), batch)
-        for padded, batch in zip(inputs, data.batches, strict=True)
+        [torch.randn(*ids.shape, peer.config.hidden_size, device=device) for ids in each]
+        for each in (
+            [batch.input_ids for batch in batches],
+            [padded["input_ids"] for padded in inputs],
+        )
     ]
 
-    def run(number: int) -> Tensor:
-        try:
-            with autocast(gradients[number].device, autocast_dtype(precision)):
-                hidden: Tensor = peer.bert(**inputs[number]).last_hidden_state
-            torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
-        finally:
-            peer.zero_grad()
-        return hidden.detach()[0, 0, 0]
+    def contender(
+        model: nn.Module,
+        dtype: torch.dtype | None,
+        hidden_of: Callable[[int], Tensor],
+        gradients: list[Tensor],
+    ) -> Contender:
+        def run(number: int) -> Tensor:
+            try:
+                with autocast(device, dtype):
+                    hidden = hidden_of(number)
+                torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
+            finally:
+                model.zero_grad()
+            return hidden.detach().flatten()[0]
 
-    return run
+        return run
 
-
-def _random(shape: tuple[int, ...], batch: UnpaddedBatch) -> Tensor:
-    return torch.randn(shape, device=batch.input_ids.device)
+    precision = ours.config.precision
+    return {
+        "ours_encoder": contender(
+            ours,
+            torch.bfloat16 if precision == "bf16_autocast" else None,
+            lambda number: ours.bert(batches[number], ours.dropout_keys(batches[number])),
+            gradients[0],
+        ),
+        "padded_encoder": contender(
+            peer,
+            autocast_dtype(precision),
+            lambda number: peer.bert(**inputs[number]).last_hidden_state,
+            gradients[1],
+        ),
+    }
 
 
 def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPretraining:

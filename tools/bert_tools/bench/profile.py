@@ -87,20 +87,19 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
     """The largest names, the same by kind, and time in which nothing ran: of a step."""
-    wanted = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-
-    def ours(events: Any) -> list[Any]:
-        return [
-            event
-            for event in events or ()
-            if event.device_type == wanted and not getattr(event, "is_user_annotation", False)
-        ]
-
-    own_us = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    names = [
-        (each.key, each.count, getattr(each, own_us)) for each in ours(recorded.key_averages())
+    is_cuda = device.type == "cuda"
+    wanted = DeviceType.CUDA if is_cuda else DeviceType.CPU
+    events = [
+        event
+        for event in recorded.events() or ()
+        if event.device_type == wanted and not getattr(event, "is_user_annotation", False)
     ]
-    spans = [(each.time_range.start, each.time_range.end) for each in ours(recorded.events())]
+    of_name: dict[str, list[float]] = {}
+    for each in events:
+        own_us = each.time_range.elapsed_us() if is_cuda else each.self_cpu_time_total
+        of_name.setdefault(each.name, []).append(own_us)
+    names = [(name, len(us), sum(us)) for name, us in of_name.items()]
+    spans = [(each.time_range.start, each.time_range.end) for each in events]
     total = sum(us for _, _, us in names)
     of_kind: dict[str, float] = {}
     for name, _, us in names:
