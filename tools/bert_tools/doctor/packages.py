@@ -5,7 +5,9 @@ import importlib.util
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
@@ -106,17 +108,19 @@ def judge_mpi(library: str | None, reason: str) -> Finding:
 
 def installed_version(package: Package) -> str | None:
     """Its version, empty where it has none, None where the module is not to be found."""
-    try:
-        if importlib.util.find_spec(package.module) is None:
-            return None
-    except (ImportError, ValueError):  # a part of a package that is not there
+    if _spec(package.module) is None:
         return None
     for name in _distributions(package):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return ""
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a part of a package that is not there
+        return None
 
 
 def _distributions(package: Package) -> list[str]:
@@ -131,10 +135,7 @@ def _distributions(package: Package) -> list[str]:
 
 def installed_rulesets() -> tuple[str, ...] | None:
     """Versions of MLPerf training's rules that the installed checkers know."""
-    try:
-        spec = importlib.util.find_spec("mlperf_logging")
-    except (ImportError, ValueError):
-        return None
+    spec = _spec("mlperf_logging")
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(next(iter(spec.submodule_search_locations))) / "compliance_checker"
