@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,6 @@ SENTENCES_A_DOCUMENT = 12  # of the middle document; the mean is about twice tha
 MAKERS = {"plain": PlainExampleMaker, "compiled": ExampleMaker}
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of the three parts of one text's way to its shard."""
-
-    tokenize_s: float
-    make_s: float  # ordering included
-    write_s: float
-
-    @property
-    def total_s(self) -> float:
-        """All three."""
-        return self.tokenize_s + self.make_s + self.write_s
-
-
 def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
     """Write the text, its sentences repeated where there are too few, and a vocabulary for it."""
     sentences = [sentence for document in collect_documents() for sentence in document]
@@ -68,8 +53,10 @@ def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
     text_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> tuple[Times, int]:
-    """One text to its finished shard; the time of each part and the number of examples."""
+def make_shard(
+    way: str, text_path: Path, vocab_path: Path, shard_path: Path
+) -> tuple[dict[str, float], int]:
+    """One text to its finished shard; seconds of each part and of all, and the examples."""
     start_s = time.perf_counter()
     vocabulary = load_vocabulary(vocab_path)
     settings = ShardSettings(
@@ -100,17 +87,19 @@ def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) ->
         settings=settings,
     )
     written_s = time.perf_counter()
-    times = Times(tokenized_s - start_s, made_s - tokenized_s, written_s - made_s)
-    return times, len(examples)
+    seconds = {
+        "tokenize_s": tokenized_s - start_s,
+        "make_s": made_s - tokenized_s,  # ordering included
+        "write_s": written_s - made_s,
+        "total_s": written_s - start_s,
+    }
+    return seconds, len(examples)
 
 
 def peaks_of(way: str, *paths: Path) -> dict[str, int]:
     """Peak resident bytes of a fresh process, before and after it makes the shard."""
-    command = [sys.executable, __file__, "--peaks-of", way, *paths]
-    done = subprocess.run(
-        [str(word) for word in command], check=True, capture_output=True, text=True
-    )
-    return json.loads(done.stdout)
+    command = [sys.executable, __file__, "--peaks-of", way, *map(str, paths)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 def print_peaks(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> None:
@@ -133,7 +122,7 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
     write_corpus(text_path, vocab_path, num_sentences)
     compile_examples(load_vocabulary(vocab_path))
     shards = {way: directory / f"{way}.hdf5" for way in MAKERS}
-    runs: dict[str, list[Times]] = {way: [] for way in MAKERS}
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in MAKERS}
     count = 0
     for _ in range(repeats):
         for way in MAKERS:
@@ -151,10 +140,7 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
         "repeats": repeats,
     }
     for way, times in runs.items():
-        parts = {
-            name: statistics.median(getattr(run, name) for run in times)
-            for name in (*asdict(times[0]), "total_s")
-        }
+        parts = {name: statistics.median(run[name] for run in times) for name in times[0]}
         peaks = peaks_of(way, text_path, vocab_path, shards[way])
         result[way] = {"examples_per_s": count / parts["total_s"], **parts, **peaks}
     return result

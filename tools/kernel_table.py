@@ -5,7 +5,7 @@
 For each kernel: registers a thread, bytes of stack, spilled loads and stores, shared memory,
 programs that a multiprocessor holds, matrix instructions, stores of single bytes and of 16, and
 instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
-`tools/step_budget.py` makes times of them.
+`logs/2026-11-22-kernels/step_budget.py` makes times of them.
 """
 
 import argparse

@@ -1,24 +1,54 @@
-"""Draw docs/pictures/hyperparameters.png, and print two tables of docs/hyperparameters.md.
+"""Draw pictures of docs/pictures/, and print the tables of docs/hyperparameters.md.
 
-    .venv/bin/python tools/draw_recipes.py
+    .venv/bin/python tools/draw_pictures.py policies | recipes
 
-Published sets, the curves that `plan/recipes.py` lays through them, and the samples to the target.
-The first table is a model of the seconds to the target, from two published throughputs.
+policy_<name>.png: 16 sequences of the published lengths for two nodes of two ranks, assigned by the
+functions that training uses; where two policies give the same batches, one picture shows both.
+hyperparameters.png: published sets, the curves that `plan/recipes.py` lays through them, and the
+samples to the target. The first table is a model of the seconds to the target, from two published
+throughputs.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 
+from bert_tools.common.figures import new_figure, png
 from bert_tools.plan.recipes import LambRecipe, lamb_recipe, published_sets
 from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
+from mlperf_bert.data.balance import Balance
+from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.evaluation.convergence import convergence_points, expected_samples
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "hyperparameters.png"
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+DOTS_PER_INCH = 110
+NODES, RANKS_PER_NODE, LOCAL_BATCH_SIZE = 2, 2, 4
+RANKS = NODES * RANKS_PER_NODE
+SEED = 11
+MOST_TOKENS = 1600
+NUMBER = {"ha": "center", "va": "center", "fontsize": 7}
+POLICIES = {
+    "none": ("none", Balance()),
+    "exchange_global_one_direction": (
+        "exchange_global, one direction",
+        Balance(policy="exchange_global", deal="one_direction"),
+    ),
+    "exchange_global_snake": ("exchange_global, snake", Balance(policy="exchange_global")),
+    "local": (
+        "exchange_local, presort_local (snake)",
+        Balance(policy="presort_local", ranks_per_node=RANKS_PER_NODE),
+    ),
+    "presort_global": ("presort_global", Balance(policy="presort_global")),
+    "presort_global_unequal": (
+        "presort_global, unequal counts",
+        Balance(policy="presort_global", counts="unequal"),
+    ),
+}
+
 SMALLEST = 256
 BATCHES = np.unique(np.geomspace(SMALLEST, CLOSED_MOST_BATCH, 400).astype(int))
 TABLE = (256, 448, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, CLOSED_MOST_BATCH)
@@ -30,7 +60,40 @@ MODEL_NODES = (16, 32, 64, 128)
 MODEL_BATCHES = (3072, 4096, 4608, 6144, 8192)
 
 
-def main() -> None:
+def policies() -> None:
+    """Write a picture for each policy."""
+    lengths = wikipedia_lengths().draw_evenly(RANKS * LOCAL_BATCH_SIZE, SEED)
+    for name, (title, balance) in POLICIES.items():
+        picture = draw_policy(lengths, title, balance)
+        (PICTURES / f"policy_{name}.png").write_bytes(picture)
+
+
+def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
+    """Stack the sequences of each rank; the dashed line is the mean of the ranks."""
+    assignment = balance(lengths.astype(np.float64).reshape(RANKS, 1, LOCAL_BATCH_SIZE))
+    hands = np.split(lengths[assignment.places], np.cumsum(assignment.counts)[:-1])
+    loads = np.array([hand.sum() for hand in hands])
+    figure = new_figure(4.2, 2.6)
+    axes = figure.subplots()
+    shade = mpl.colormaps["viridis_r"]
+    for rank, hand in enumerate(hands):
+        bottoms = np.cumsum(hand) - hand
+        axes.bar(rank, hand, 0.7, bottoms, color=shade(hand / 512), edgecolor="white")
+        for bottom, length in zip(bottoms, hand, strict=True):
+            if length >= 60:  # room for its number
+                color = "white" if length > 256 else "black"
+                axes.text(rank, bottom + length / 2, str(length), color=color, **NUMBER)
+    axes.axhline(loads.mean(), color="black", linestyle="--", linewidth=1)
+    names = [f"rank {rank}\nnode {rank // RANKS_PER_NODE}" for rank in range(RANKS)]
+    axes.set_xticks(range(RANKS), names, fontsize=8)
+    axes.set_ylim(0, MOST_TOKENS)
+    axes.set_ylabel("tokens", fontsize=8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(f"{title}: imbalance {loads.max() / loads.mean():.3f}", fontsize=9)
+    return png(figure, DOTS_PER_INCH)
+
+
+def recipes() -> None:
     """Write the picture and print the tables."""
     fixed_s, sequence_s = step_model()
     print(f"a step: {1e3 * fixed_s:.1f} ms + {1e3 * sequence_s:.2f} ms a sequence of a GPU")
@@ -39,8 +102,8 @@ def main() -> None:
     print()
     for batch in TABLE:
         print(table_row(batch))
-    mpl.use("Agg")
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained", sharex=True)
+    figure = new_figure(9, 6)
+    axes = figure.subplots(2, 2, sharex=True)
     draw(axes[0, 0], "learning rate", rate=lambda recipe: recipe.learning_rate)
     draw(
         axes[0, 1],
@@ -64,7 +127,7 @@ def main() -> None:
         each.legend(fontsize=7)
     for each in axes[1]:
         each.set_xlabel("global batch")
-    figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
+    (PICTURES / "hyperparameters.png").write_bytes(png(figure, DOTS_PER_INCH))
 
 
 def step_model() -> tuple[float, float]:
@@ -109,7 +172,7 @@ def table_row(batch: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def draw(axes: Axes, label: str, **values: Callable[[LambRecipe], float]) -> None:
+def draw(axes: Any, label: str, **values: Callable[[LambRecipe], float]) -> None:
     """Curves over the batch, published sets as dots: hollow where no curve goes through."""
     curve = [lamb_recipe(int(batch)) for batch in BATCHES]
     for number, (name, value) in enumerate(values.items()):
@@ -120,12 +183,12 @@ def draw(axes: Axes, label: str, **values: Callable[[LambRecipe], float]) -> Non
     axes.set_ylabel(label)
 
 
-def dot(axes: Axes, recipe: LambRecipe, value: float, face: str, edge: str) -> None:
+def dot(axes: Any, recipe: LambRecipe, value: float, face: str, edge: str) -> None:
     """One published set."""
     axes.scatter(recipe.global_batch_size, value, s=22, facecolors=face, edgecolors=edge, zorder=3)
 
 
-def draw_convergence(axes: Axes) -> None:
+def draw_convergence(axes: Any) -> None:
     """Samples to the target: what the checker expects and demands, and the points it prunes."""
     expected = [each for each in map(expected_samples, BATCHES.tolist()) if each]
     mean = [each.mean / MILLION for each in expected]
@@ -139,4 +202,4 @@ def draw_convergence(axes: Axes) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    {"policies": policies, "recipes": recipes}[sys.argv[1]]()

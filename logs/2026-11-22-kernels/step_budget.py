@@ -1,10 +1,10 @@
 """The expected time of a BERT-large step of 112 sequences on one H100, operation by operation.
 
-    python tools/step_budget.py [--kernels FILE]
+    python logs/2026-11-22-kernels/step_budget.py [--kernels FILE]
 
 Markdown: the kernels, the rates that are assumed and where they come from, then a table for bf16
 and one for FP8. Counted for each operation are the bytes it moves, its floating-point operations,
-and its instructions as its kernels were compiled (`kernel_table.py --json`; FILE is what that
+and its instructions as its kernels were compiled (`tools/kernel_table.py --json`; FILE is what that
 printed, else it runs now). The expected time is the longest of the three at those rates. Nothing
 here was measured on a GPU.
 """
@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-import kernel_table
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks/bert/implementations/pytorch"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks/bert/implementations/pytorch"))
+import kernel_table
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 MEMORY_BYTES_PER_S = 3.0e12
