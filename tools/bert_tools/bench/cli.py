@@ -35,32 +35,29 @@ _BOUNDS = {
 
 
 def _number(default: float, text: str) -> dict[str, Any]:
-    kind = type(default)
-    metavar = "N" if kind is int else "S"
-    return {
-        "type": kind,
-        "default": default,
-        "metavar": metavar,
-        "help": f"{text} (default {default:g})",
-    }
+    kind, text = type(default), f"{text} (default {default:g})"
+    return {"default": default, **_value(kind, "N" if kind is int else "S", text)}
+
+
+def _value(kind: type, metavar: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "metavar": metavar, "help": text}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """`module` has `measure` and `in_words`; `options` are arguments of `add_argument`.
+    """`options` are arguments of `add_argument`; `settings` go over bench.toml, None: no config.
 
-    `settings` go over bench.toml; None: it measures no config.
+    `module`, of its own name by default, has `measure` and `in_words`.
     """
 
-    module: str
     text: str
     options: dict[str, dict[str, Any]]
     settings: tuple[str, ...] | None = ()
+    module: str = ""
 
 
 MEASUREMENTS = {
     "against": Measurement(
-        module="against",
         text="our training step against that of `transformers`, which pads",
         options={
             "steps": _number(12, "measured steps of each side at most"),
@@ -72,7 +69,6 @@ MEASUREMENTS = {
         },
     ),
     "train": Measurement(
-        module="train",
         text="our training step: rate, MFU, memory",
         options={
             "steps": _number(40, "measured steps at most"),
@@ -82,30 +78,24 @@ MEASUREMENTS = {
         },
     ),
     "profile": Measurement(
-        module="profile",
         text="where the time of our step goes",
         options={
             "steps": _number(3, "profiled"),
-            "trace": {
-                "type": Path,
-                "metavar": "FILE",
-                "help": "one more step as torch's trace, gzipped JSON (.json.gz) for Perfetto",
-            },
+            "trace": _value(
+                Path, "FILE", "one more step as torch's trace, gzipped JSON (.json.gz) for Perfetto"
+            ),
         },
     ),
     "scale": Measurement(
-        module="scale",
         text="rate by batch size, eager against captured",
         options={
             "steps": _number(20, "measured steps at most"),
             "seconds": _number(2.0, "of measured steps, about"),
             "max-batch": _number(1024, "sequences at most, while memory and time last"),
-            "sweep": {
-                "type": int,
-                "metavar": "B",
-                "help": "instead: batches of B sequences, by their tokens in steps of 128",
-            },
-            "plot": {"type": Path, "metavar": "FILE", "help": "a PNG of the table"},
+            "sweep": _value(
+                int, "B", "instead: batches of B sequences, by their tokens in steps of 128"
+            ),
+            "plot": _value(Path, "FILE", "a PNG of the table"),
             "total-seconds": _number(600.0, "begin no further row after this"),
         },
     ),
@@ -120,50 +110,40 @@ MEASUREMENTS = {
         },
     ),
     "checkpoints": Measurement(
-        module="checkpoints",
         text="training while a checkpoint is written, against training alone",
         options={
             "pairs": _number(10, "pairs of blocks"),
             "steps": _number(200, "of a block"),
-            "directory": {
-                "type": Path,
-                "metavar": "DIR",
-                "help": "on the disk to write to; is emptied again "
-                "(default: a temporary directory)",
-            },
+            "directory": _value(
+                Path,
+                "DIR",
+                "on the disk to write to; is emptied again (default: a temporary directory)",
+            ),
         },
         settings=("data.max_seq_length=128", "parallel.local_batch_size=8"),
     ),
     "cost": Measurement(
-        module="cost",
         text="data.cost_a and data.cost_b of a model, measured",
         options={
-            "tokens": {
-                "type": int,
-                "metavar": "N",
-                "help": "of the larger batches (default: about those of a rank's forward)",
-            },
+            "tokens": _value(
+                int, "N", "of the larger batches (default: about those of a rank's forward)"
+            ),
             "seconds": _number(45.0, "begin no further round after this"),
         },
         settings=("model.num_layers=2", "parallel.local_batch_size=12"),
     ),
     "loader": Measurement(
-        module="loader",
         text="our loader against nvidia-dali's and torch's",
         options={
-            "dir": {
-                "type": Path,
-                "metavar": "DIR",
-                "help": "a made-up set, made there where none is (default: a temporary one)",
-            },
+            "dir": _value(
+                Path, "DIR", "a made-up set, made there where none is (default: a temporary one)"
+            ),
             "megabytes": _number(220, "of the shard, where it is made"),
             "rounds": _number(5, "visits of each loader, the file in memory"),
             "batches": {
-                "type": int,
                 "nargs": "+",
                 "default": [16, 56],
-                "metavar": "N",
-                "help": "sequences a batch (default 16 56)",
+                **_value(int, "N", "sequences a batch (default 16 56)"),
             },
             "seconds": _number(2.0, "of one visit"),
             "seed": _number(1, "of the set and of the order of its samples"),
@@ -171,7 +151,6 @@ MEASUREMENTS = {
         settings=None,
     ),
     "optimizer": Measurement(
-        module="optimizer",
         text="our update against a loop and torch's",
         options={
             "steps": _number(12, "measured updates by each at most"),
@@ -216,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
         if args.measurement == "against" and device.type == "cuda" and not says_mode:
             config = replace(config, run=replace(config.run, step_mode="captured"))
         what = config, device
-    module = importlib.import_module(f"bert_tools.bench.{chosen.module}")
+    module = importlib.import_module(f"bert_tools.bench.{chosen.module or args.measurement}")
     result = module.measure(*what, _report, **options)
     print(json.dumps(result) if args.json else module.in_words(result))
     return 0

@@ -50,10 +50,12 @@ def measure(
     Of each rule none but the first begins after `seconds`. Raises ConfigError where a contender's
     weights are not the reference's.
     """
-    rows = [
-        row for rule in RULES for row in _compare_rule(rule, config, steps, seconds, device, report)
-    ]
-    parameters = list(BertForPretraining(config.model, torch.device("meta"), seed=0).parameters())
+    seed, rows = int(config.run.seed), []
+    for rule in RULES:
+        # In fp32, whatever the config's precision is: the weights of no contender are rounded.
+        model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+        rows += _compared(rule, model, seed, steps, seconds, report)
+    parameters = list(model.parameters())
     return {
         "schema_version": 1,
         "rows": rows,
@@ -135,18 +137,15 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
     return differences
 
 
-def _compare_rule(
+def _compared(
     rule: OptimSection,
-    config: RunConfig,
+    model: BertForPretraining,
+    seed: int,
     steps: int,
     seconds: float,
-    device: torch.device,
     report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """A row for each updater."""
-    seed = int(config.run.seed)
-    # In fp32, whatever the config's precision is: the weights of no contender are rounded.
-    model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
     updaters, new_gradients = make_updaters(model, rule, seed)
     contenders = {
         "new gradients": new_gradients,
