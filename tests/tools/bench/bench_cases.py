@@ -1,6 +1,7 @@
 """`mlperf_bert bench` in this process, on a tiny model on one CPU thread."""
 
 import argparse
+import importlib
 import json
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -44,10 +45,18 @@ def bench(measurement: str, *options: object, settings: tuple[str, ...] = ()) ->
     return out.getvalue(), err.getvalue()
 
 
-def result_of(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Its JSON object."""
-    result: dict[str, Any] = json.loads(
-        bench(measurement, "--json", *options, settings=settings)[0]
-    )
+def measured(
+    measurement: str, *options: object, settings: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], str, str]:
+    """Its JSON object, the same in words, and its progress."""
+    printed, progress = bench(measurement, "--json", *options, settings=settings)
+    result: dict[str, Any] = json.loads(printed)
     assert result["schema_version"] == 1
-    return result
+    name = cli.MEASUREMENTS[measurement].module or measurement
+    module = importlib.import_module(f"bert_tools.bench.{name}")
+    return result, module.in_words(result), progress
+
+
+def result_of(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The JSON object alone."""
+    return measured(measurement, *options, settings=settings)[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_cases import CPU, bench, result_of, tiny
+from bench_cases import CPU, bench, measured, result_of, tiny
 from torch import Tensor
 
 from bert_tools.bench import against, peer
@@ -48,9 +48,14 @@ def data() -> Data:
 
 
 @pytest.fixture(scope="module")
-def result() -> dict[str, Any]:
-    """The JSON object of one tiny comparison."""
-    return result_of("against", *BRIEF, settings=SETTINGS)
+def found() -> tuple[dict[str, Any], str, str]:
+    """The JSON object of one tiny comparison, its words and its progress."""
+    return measured("against", *BRIEF, settings=SETTINGS)
+
+
+@pytest.fixture
+def result(found: tuple[dict[str, Any], str, str]) -> dict[str, Any]:
+    return found[0]
 
 
 def test_ratios_are_quotients_of_the_rates(result: dict[str, Any]) -> None:
@@ -145,18 +150,16 @@ def test_a_padded_side_without_memory_is_null_with_its_reason(
         return {name: limited(name, run) for name, run in made.items()}
 
     monkeypatch.setattr(against, "make_contenders", short_of_memory)
-    result = result_of("against", *BRIEF, settings=SETTINGS)
+    result, words, _ = measured("against", *BRIEF, settings=SETTINGS)
     for name in left:
         assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
         assert result[f"{name}_reason"] == "out of memory (tried to allocate 9 GiB)"
     assert result["ratio_encoder"] > 0 and result["padded_encoder_reason"] is None
-    left |= {"padded": 0, "padded_to_longest": 0}
-    words, _ = bench("against", *BRIEF, settings=SETTINGS)
     assert words.count("not measured (out of memory") == 2
 
 
-def test_words_name_every_rate(result: dict[str, Any]) -> None:
-    words, progress = bench("against", *BRIEF, settings=SETTINGS)
+def test_words_name_every_rate(found: tuple[dict[str, Any], str, str]) -> None:
+    result, words, progress = found
     assert words.count("samples/s") == sum(
         key.endswith("samples_per_s") and value is not None for key, value in result.items()
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench_cases import CPU, bench, result_of, tiny
+from bench_cases import CPU, bench, measured, tiny
 
 from bert_tools.bench.checkpoints import block
 from bert_tools.bench.training_run import ALONE, training_run
@@ -16,7 +16,7 @@ BRIEF = ("--pairs", 3, "--steps", 4)
 
 
 def test_ratios_follow_from_the_blocks(tmp_path: Path) -> None:
-    result = result_of("checkpoints", *BRIEF, "--directory", tmp_path)
+    result, words, progress = measured("checkpoints", *BRIEF, "--directory", tmp_path)
     assert result["steps_per_block"] == 4
     ratios = sorted(pair["with_s"] / pair["without_s"] for pair in result["pairs"])
     assert len(ratios) == 3
@@ -25,10 +25,6 @@ def test_ratios_follow_from_the_blocks(tmp_path: Path) -> None:
         assert 0 < pair["paused_s"] + pair["waited_s"] < pair["with_s"]
     assert result["checkpoint_bytes"] > 3 * 4 * 104 * 32  # word embedding and its two moments
     assert list(tmp_path.iterdir()) == []
-
-
-def test_words_name_every_pair() -> None:
-    words, progress = bench("checkpoints", *BRIEF)
     assert words.count("\npair ") == progress.count("pair ") == 3
     assert "median ratio" in words and "1 layers, hidden 32" in words
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_cases import bench, result_of, tiny
+from bench_cases import measured, tiny
 
 from bert_tools.bench.synthetic import make_held_out
 from mlperf_bert.data.shards import SampleReader
@@ -14,7 +14,8 @@ BRIEF = ("--steps", 3, "--seconds", 0.01, "--rounds", 2, "--samples", 48)
 
 @pytest.mark.parametrize("step_mode", ["eager", "captured"])
 def test_shares_follow_from_the_rates(step_mode: str) -> None:
-    result = result_of("eval", *BRIEF, settings=(f"run.step_mode={step_mode}",))
+    settings = (f"run.step_mode={step_mode}",)
+    result, words, progress = measured("eval", *BRIEF, settings=settings)
     assert result["num_samples"] == 48
     assert result["interval_samples"] == 150_000  # MLPerf's formula at a global batch of 4
     assert result["floor_share"] == pytest.approx(48 / 3 / 150_000)
@@ -24,10 +25,6 @@ def test_shares_follow_from_the_rates(step_mode: str) -> None:
         result["evaluation_s"] / (result["evaluation_s"] + training_s)
     )
     assert result["evaluation_samples_per_s"] == pytest.approx(48 / result["evaluation_s"])
-
-
-def test_words() -> None:
-    words, progress = bench("eval", *BRIEF)
     assert "of a run" in words
     assert progress.count("evaluation ") == 3
 

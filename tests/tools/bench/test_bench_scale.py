@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_cases import PNG, bench, result_of
+from bench_cases import PNG, bench, measured, result_of
 
 from bert_tools.bench import scale
 from bert_tools.bench.training_run import TrainingRun, training_run
@@ -79,7 +79,7 @@ def test_a_mode_without_memory_goes_no_further(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_row_begins_after_the_time_is_over() -> None:
-    words, progress = bench("scale", *BRIEF, "--max-batch", 4, "--total-seconds", 1e-9)
+    _, words, progress = measured("scale", *BRIEF, "--max-batch", 4, "--total-seconds", 1e-9)
     assert words.count("not begun after") == 3
     assert progress.count("samples/s") == 1
 
