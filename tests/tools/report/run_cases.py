@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_tools.report.run import Run, read_run
+from bert_tools.report.run_files import only_run
 from mlperf_bert.config.files import config_to_toml, load_config
 from mlperf_bert.run.outcome import RunOutcome, Status
 from support import CONFIGS
@@ -87,3 +89,8 @@ def log_of(points: Sequence[tuple[int, float]], batch: int, status: str | None =
     if status is not None:
         lines.append(log_line("run_stop", None, status=status))
     return "".join(lines)
+
+
+def read_only(path: Path) -> Run:
+    """As `report --doctor` reads it."""
+    return read_run(only_run(path), needs_config=True)

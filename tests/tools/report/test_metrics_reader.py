@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from run_cases import BATCH_16K, record, write_run
 
-from bert_tools.report.metrics_reader import (
+from bert_tools.report.run_files import (
     MAX_LINE_BYTES,
     MAX_METRICS_BYTES,
     MAX_RECORDS,

@@ -13,6 +13,7 @@ from run_cases import (
     PUBLISHED,
     log_line,
     log_of,
+    read_only,
     record,
     records_16k,
     records_448,
@@ -20,7 +21,6 @@ from run_cases import (
 )
 
 from bert_tools.report.doctor import Diagnosis, diagnose
-from bert_tools.report.run import read_run
 from mlperf_bert.data.index import Baseline
 
 EVERY_20 = range(20, 180, 20)
@@ -29,7 +29,7 @@ EVERY_20 = range(20, 180, 20)
 def diagnosed(
     directory: Path, config: Path, records: Sequence[Mapping[str, Any]], **more: Any
 ) -> Diagnosis:
-    return diagnose(read_run(write_run(directory / "run", config, records, **more)))
+    return diagnose(read_only(write_run(directory / "run", config, records, **more)))
 
 
 def names(diagnosis: Diagnosis) -> list[str]:
@@ -124,7 +124,7 @@ def test_what_a_log_says_cannot_drive_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     late = [(step, 0.5) for step in range(2000, 2400, 100)]
     path.write_text(log_line("opt_name", "\x1b[2J\nadamw") + log_of(late, 16_384))
-    lines = diagnose(read_run(path)).lines()
+    lines = diagnose(read_only(path)).lines()
     assert any(r"optimizer \x1b[2J\nadamw" in line for line in lines)
     assert all(line.isprintable() for line in lines)
 
@@ -162,7 +162,7 @@ def test_slowness_is_told_and_leaves_the_verdict(name: str, tmp_path: Path) -> N
 
 def test_a_small_model_is_judged_by_its_symptoms_alone(tiny_config: Path, tmp_path: Path) -> None:
     low = [record(step, 16, 0.05, loss=5.0) for step in range(10, 60, 10)]
-    run = read_run(write_run(tmp_path / "run", tiny_config, low))
+    run = read_only(write_run(tmp_path / "run", tiny_config, low))
     assert diagnose(run).verdict.kind == "cannot be judged" and diagnose(run).exit_status == 3
     guess = Baseline(
         context_free_accuracy=0.13, mask_only_accuracy=0.05, masked_tokens=5_000, mask_inputs=4_000
@@ -194,7 +194,7 @@ def test_anybodys_log_is_judged(
 ) -> None:
     path = tmp_path / "log.txt"
     path.write_text(log_of(points, 16_384, status), encoding="ascii")
-    found = diagnose(read_run(path))
+    found = diagnose(read_only(path))
     assert (found.verdict.kind, names(found)) == (kind, causes)
 
 
@@ -202,5 +202,5 @@ def test_a_log_that_does_not_say_its_target_cannot_be_judged(tmp_path: Path) -> 
     path = tmp_path / "log.txt"
     text = log_line("max_sequence_length", 128) + log_of([(20, 0.27)], 16, "success")
     path.write_text(text, encoding="ascii")
-    found = diagnose(read_run(path))
+    found = diagnose(read_only(path))
     assert (found.verdict.kind, names(found)) == ("cannot be judged", [])

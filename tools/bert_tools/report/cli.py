@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _diagnose(args: argparse.Namespace) -> int:
     from bert_tools.report.doctor import diagnose
     from bert_tools.report.run import read_run
+    from bert_tools.report.run_files import only_run
     from mlperf_bert.data.index import Manifest
 
     if len(args.run_paths) > 1:
@@ -70,7 +71,8 @@ def _diagnose(args: argparse.Namespace) -> int:
         problem = "writes no files"
         raise ConfigError("--doctor", problem, "leave out --out, --png and --tensorboard")
     baseline = Manifest.load(args.data / "eval").baseline if args.data else None
-    diagnosis = diagnose(read_run(args.run_paths[0]), baseline)
+    run = read_run(only_run(args.run_paths[0]), needs_config=True)
+    diagnosis = diagnose(run, baseline)
     print(json.dumps(diagnosis.as_json()) if args.json else "\n".join(diagnosis.lines()))
     return diagnosis.exit_status
 
@@ -78,8 +80,8 @@ def _diagnose(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from bert_tools.report.charts import charts_of
     from bert_tools.report.facts import read_facts
+    from bert_tools.report.measures import as_json, lines_of
     from bert_tools.report.run_files import find_runs
-    from bert_tools.report.summary import as_json, lines_of
 
     if args.data:
         raise ConfigError("--data", "is for --doctor", "leave it out, or add --doctor")
@@ -131,11 +133,11 @@ def _write_page(
 
 
 def _write_pictures(directory: Path, charts: "Sequence[Chart]") -> list[str]:
-    from bert_tools.report.pictures import chart_picture, picture_names
+    from bert_tools.report.pictures import chart_picture
     from mlperf_bert.common.atomic import write_file
 
-    for name, chart in zip(picture_names(charts), charts, strict=True):
-        write_file(directory / name, chart_picture(chart))
+    for chart in charts:
+        write_file(directory / f"{chart.key}.png", chart_picture(chart))
     return [f"{len(charts)} pictures: {directory}"]
 
 

@@ -66,5 +66,5 @@ def _scalars(facts: RunFacts) -> Iterator[tuple[int, str, float]]:
     if not facts.run.records:
         for each in facts.run.evaluations:
             yield each.samples, "mlm_accuracy", each.accuracy
-        for samples, rate in facts.timing.rates if facts.timing else ():
+        for samples, rate in facts.run.timing.rates if facts.run.timing else ():
             yield samples, "samples_per_s", rate

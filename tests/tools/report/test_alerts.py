@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 from watch_cases import make_run, record
 
-from bert_tools.watch.alerts import Alert, find_alerts
-from bert_tools.watch.history import History
-from bert_tools.watch.look import Watcher
-from bert_tools.watch.remarks import Remarks
+from bert_tools.report.watch_files import History, Remarks
+from bert_tools.report.watch_look import Alert, Watcher, find_alerts
 from mlperf_bert.config.files import config_to_toml, load_config
 from support import CONFIGS
 

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from watch_cases import make_run, record
 
-from bert_tools.report.run import Evaluation
-from bert_tools.watch.look import Watcher
-from bert_tools.watch.remaining import Forecast, by_curve, by_published
+from bert_tools.report.run import Evaluation, Task
+from bert_tools.report.watch_look import Forecast, Watcher, by_curve, by_published
 from support import REPOSITORY, mlperf_records
 
 LOGS = sorted((REPOSITORY / "results" / "cpu_2core_pytorch" / "bert").glob("result_*.txt"))
 TARGETS = (0.20, 0.22, 0.24, 0.26, 0.27)
+
+
+def task(batch: int, optimizer: str) -> Task:
+    return Task(batch, optimizer, 0.72, is_reference=True)
 
 
 def curve_of(log: Path) -> list[Evaluation]:
@@ -91,20 +94,19 @@ def test_published_runs_are_forecast_by_each_other() -> None:
     for points in published().values():
         end = next(samples for samples, accuracy in points if accuracy >= 0.72)
         for samples, _ in points[:-1]:
-            found = by_published(samples, 16_384, "adamw", 0.72)
+            found = by_published(samples, task(16_384, "adamw"))
             assert isinstance(found, Forecast) and found.basis == "published runs"
             assert found.low_samples <= end - samples <= found.high_samples
 
 
 def test_other_batches_go_by_the_reference_and_unknown_ones_are_told() -> None:
     # MLPerf's reference convergence point at 448: 2,414,421 samples; single runs 2.10 to 2.70 M.
-    found = by_published(1_000_000, 448, "lamb", 0.72)
+    found = by_published(1_000_000, task(448, "lamb"))
     assert isinstance(found, Forecast)
     assert found.low_samples < 1_100_000 and 1_700_000 < found.high_samples < 1_900_000
-    assert by_published(0, 10**6, "adamw", 0.72) == "nothing is published for this batch"
-    assert (
-        by_published(9_000_000, 448, "lamb", 0.72) == "later than the published runs of this batch"
-    )
+    assert by_published(0, task(10**6, "adamw")) == "nothing is published for this batch"
+    late = by_published(9_000_000, task(448, "lamb"))
+    assert late == "later than the published runs of this batch"
 
 
 def test_times_are_those_of_the_rates(tmp_path: Path) -> None:

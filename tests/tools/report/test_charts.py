@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.report.numbers import seconds, significant, tick_labels, ticks
-from bert_tools.report.series import Point, thinned
+from bert_tools.report.chart import Point, seconds, significant, thinned, tick_labels, ticks
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from watch_cases import end_run, make_run, record
 
-from bert_tools.watch.frame import frame, state, status_line
-from bert_tools.watch.look import Look, Watcher
-from bert_tools.watch.remaining import Remaining
-from bert_tools.watch.snapshot import snapshot
+from bert_tools.report.watch_frame import frame, status_line
+from bert_tools.report.watch_look import Look, Remaining, Watcher
 
 SIZES = [(1, 1), (2, 2), (5, 3), (20, 8), (40, 12), (71, 20), (80, 24), (119, 30), (300, 90)]
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
@@ -18,11 +16,7 @@ LOG = ("evaluation at 160 samples: accuracy 0.1000 (0.5 s)", "checkpoint step_00
 
 
 def look_at(run: Path) -> Look:
-    watcher = Watcher(run)
-    look, has_more = watcher.look()
-    while has_more:
-        look, has_more = watcher.look()
-    return look
+    return Watcher(run).whole_look()
 
 
 def running(directory: Path) -> Path:
@@ -81,7 +75,7 @@ def test_how_a_run_ended(tmp_path: Path, outcome: str, stopped_by: str | None, w
     end_run(run / "run_0", "success" if outcome == "success" else "aborted", stopped_by)
     look = look_at(run)
     text = text_of(look)
-    assert state(look) == words and words in text
+    assert look.state == words and words in text
     assert "0:01:01 of training, 20 steps, 320 samples" in text
     assert words in status_line(look)
 
@@ -90,7 +84,7 @@ def test_what_an_outcome_says_is_escaped_too(tmp_path: Path) -> None:
     run = running(tmp_path / "run")
     end_run(run / "run_0", "aborted", stopped_by="\x1b]0;owned\x07")
     look = look_at(run)
-    for text in (*text_of(look).split("\n"), state(look), status_line(look)):
+    for text in (*text_of(look).split("\n"), look.state, status_line(look)):
         assert text.isprintable(), ascii(text)
     assert "stopped by \\x1b]0;owned\\x07" in text_of(look)
 
@@ -155,7 +149,7 @@ def test_any_number_is_drawn_and_written(tmp_path: Path, number: float) -> None:
     steps = [1, 5, 2**60, 2**61, 2**62]
     make_run(tmp_path / "run", [record(step, 0.1 + step / 2**64, **values) for step in steps])
     look = look_at(tmp_path / "run")
-    json.dumps(snapshot(look), allow_nan=False)
+    json.dumps(look.as_json(), allow_nan=False)
     for line in text_of(look).split("\n"):
         assert line.isprintable() and len(line) <= 80
 

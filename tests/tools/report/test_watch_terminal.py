@@ -11,7 +11,7 @@ from pathlib import Path
 
 from watch_cases import PATIENCE_S, WATCH, Terminal, end_run, lines_of, make_run, record
 
-from bert_tools.watch.remarks import Remarks
+from bert_tools.report.watch_files import Remarks
 from mlperf_bert.common.errors import STOPPED
 
 LONG = ("run.max_steps=90000", "schedule.decay_steps=90000", "run.log_interval_steps=5")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from watch_cases import end_run, lines_of, make_run, record
 
-from bert_tools.watch.look import Watcher
+from bert_tools.report.watch_look import Watcher
 from mlperf_bert.__main__ import main
 
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from bert_tools.watch.history import MOST_POINTS, Series
-from bert_tools.watch.plot import Cell, plot
+from bert_tools.report.watch_files import MOST_POINTS, Averaged
+from bert_tools.report.watch_frame import Cell, plot
 
 
 def series_of(count: int) -> list[tuple[float, float]]:
-    series = Series()
+    series = Averaged()
     for x in range(count):
         series.add(x, 2.0 * x)
     return series.points
@@ -32,7 +32,7 @@ def test_many_points_are_averaged_evenly(count: int) -> None:
 
 
 def test_huge_numbers_stay_finite() -> None:
-    series = Series()
+    series = Averaged()
     for number in range(3 * MOST_POINTS):
         series.add(float(number), 1e300 if number % 2 else -1e300)
     assert all(math.isfinite(y) for _, y in series.points)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from bert_tools.watch.words import count, duration, figure, size
+from bert_tools.report.watch_frame import count, figure, size
+from bert_tools.report.watch_look import duration
 
 DAY = 86_400
 
@@ -34,9 +35,10 @@ def test_durations(seconds: float, text: str) -> None:
         (None, "-"),
         (0, "0"),
         (9.53674, "9.537"),
-        (0.0123456, "0.0123"),
+        (0.0123456, "0.01235"),
         (-12345.678, "-12,346"),
-        (0.0002, "2.00e-04"),
+        (0.0002, "0.0002000"),
+        (0.00002, "2.00e-05"),
         (1e299, "1.00e+299"),
     ],
 )
