@@ -1,7 +1,9 @@
 """What a report draws: for each chart its curves, levels and marks, for one run or several."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 
 from bert_tools.report.chart import Chart, Point, Series, curve_label, thinned
 from bert_tools.report.facts import RunFacts
@@ -11,113 +13,25 @@ from bert_tools.report.published import Curve, convergence_point, curves_for
 CONVERGENCE_POINT = "reference convergence point"
 POINTS_OF_A_CHART = 1600  # of all curves together that runs bring
 _FEWEST_POINTS = 64  # of a curve
-_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Spec:
-    """A chart of keys of `metrics.jsonl`; not drawn where all values are `quiet`.
+    """A chart of charts.toml."""
 
-    `keys` are the curves' and what each is called; none where it has the chart's own key.
-    """
-
-    key: str
     title: str
-    unit: str
     about: str
-    floor: float | None = 0.0
-    keys: tuple[tuple[str, str], ...] = ()
+    unit: str = ""
+    floor: float | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
     scale: float = 1.0
     quiet: float | None = None
     quietly: str = ""
 
 
-SPECS = (
-    _Spec(
-        "loss",
-        "Training loss",
-        "",
-        "mean of an interval's steps; masked LM and next sentence together",
-        floor=None,
-    ),
-    _Spec("samples_per_s", "Throughput", "samples/s", "all ranks together, evaluation left out"),
-    _Spec(
-        "tokens_per_s",
-        "Token throughput",
-        "tokens/s",
-        "real tokens of all ranks together, no padding counted",
-    ),
-    _Spec(
-        "step_ms",
-        "Time of a step",
-        "ms",
-        "the whole step, and what of it the loop waited for data",
-        keys=(("step_ms", "step"), ("wait_ms", "wait for data")),
-    ),
-    _Spec(
-        "imbalance",
-        "Imbalance",
-        f"{_TIMES} mean",
-        "work of the rank that has most over the mean of all: by tokens, by cost",
-        keys=(("imbalance_tokens", "tokens"), ("imbalance_cost", "cost")),
-        floor=1.0,
-        quiet=1.0,
-        quietly="imbalance: every rank had as much work as the others",
-    ),
-    _Spec(
-        "idle_fraction",
-        "Idle by imbalance",
-        "%",
-        "share of the ranks' time that waits for the one with most work, as planned",
-        scale=100.0,
-        quiet=0.0,
-        quietly="idle by imbalance: 0 % all the time",
-    ),
-    _Spec(
-        "clipped_fraction",
-        "Clipped gradients",
-        "%",
-        "share of steps, or of buckets, whose gradient was longer than the limit",
-        scale=100.0,
-        quiet=0.0,
-        quietly="clipped gradients: none",
-    ),
-    _Spec("grad_norm", "Gradient norm", "", "before clipping, of an interval's last step"),
-    _Spec(
-        "skipped_steps",
-        "Skipped steps",
-        "steps",
-        "of an interval: steps without an update, because a gradient was not finite",
-        quiet=0.0,
-        quietly="skipped steps: none",
-    ),
-    _Spec("learning_rate", "Learning rate", "", "of an interval's last step"),
-    _Spec(
-        "noise_scale",
-        "Gradient noise scale",
-        "sequences",
-        "batch at which noise and signal are equally strong, smoothed",
-        keys=(
-            ("noise_scale", "as the optimizer scales gradients"),
-            ("noise_scale_plain", "plain gradients"),
-        ),
-    ),
-    _Spec(
-        "memory",
-        "Peak memory",
-        "GiB",
-        "of rank 0 so far: allocated on a GPU, resident on a CPU",
-        keys=(("memory_bytes", ""),),
-        scale=2.0**-30,
-    ),
-    _Spec(
-        "slowest_over_median",
-        "Slowest rank",
-        f"{_TIMES} median",
-        "own work of the slowest rank over that of the median one, at evaluations",
-        floor=1.0,
-    ),
-)
+def _specs() -> dict[str, _Spec]:
+    text = resources.files(__package__).joinpath("charts.toml").read_text("utf-8")
+    return {key: _Spec(**each) for key, each in tomllib.loads(text).items()}
 
 
 def charts_of(runs: Sequence[RunFacts]) -> tuple[list[Chart], list[str]]:
@@ -131,14 +45,14 @@ def charts_of(runs: Sequence[RunFacts]) -> tuple[list[Chart], list[str]]:
     )
     charts = [_accuracy(runs, marks)] if any(each.run.evaluations for each in runs) else []
     quiet = []
-    for spec in SPECS:
-        series = tuple(_series_of(spec, runs))
+    for key, spec in _specs().items():
+        series = tuple(_series_of(spec.keys or {key: ""}, spec.scale, runs))
         values = [value for each in series for value in each.values]
         if values and spec.quiet is not None and all(value == spec.quiet for value in values):
             quiet.append(spec.quietly)
         elif values:
             chart = Chart(
-                key=spec.key,
+                key=key,
                 title=spec.title,
                 unit=spec.unit,
                 about=spec.about,
@@ -150,12 +64,11 @@ def charts_of(runs: Sequence[RunFacts]) -> tuple[list[Chart], list[str]]:
     return [*charts, *batch_charts(runs)], quiet
 
 
-def _series_of(spec: _Spec, runs: Sequence[RunFacts]) -> Iterable[Series]:
-    keys = spec.keys or ((spec.key, ""),)
+def _series_of(keys: Mapping[str, str], scale: float, runs: Sequence[RunFacts]) -> Iterable[Series]:
     most = max(_FEWEST_POINTS, POINTS_OF_A_CHART // (len(runs) * len(keys)))
     for number, facts in enumerate(runs):
-        for place, (key, name) in enumerate(keys):
-            points = _points(facts, key, spec.scale)
+        for place, (key, name) in enumerate(keys.items()):
+            points = _points(facts, key, scale)
             if any(value is not None for _, value in points):
                 yield Series(
                     run=number,

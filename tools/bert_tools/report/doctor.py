@@ -1,12 +1,15 @@
 """The diagnosis of a run: a verdict, the likeliest causes, and what made it slow.
 
-Known ways for a run to go wrong are told by what they leave in its own files. Most were met in
-public: docs/report.md names the threads.
+Known ways for a run to go wrong (causes.toml) are told by what they leave in its own files. Most
+were met in public: docs/report.md names the threads.
 """
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import resources
 from statistics import median
 from typing import Any
 
@@ -31,23 +34,11 @@ LEAST_RATES = 6  # that have a first and a last third
 DROP = 0.9  # of the first third's median rate
 SLOW_RANK = 1.5  # where the run's config is not there to say
 WAITING_SHARE = 0.05  # of a step's time
-_VERIFY = "mlperf_bert verify --full DATA/train, and DATA/eval"
-_OVERFLOW = "a loss scale or learning rate too high"
-_UNSTABLE = "learning rate too high, warm-up too short, or epsilon too small"
-_ALARM_CAUSES = {
-    "not_finite": f"the numbers overflowed: {_OVERFLOW}",
-    "skipped": f"gradients overflow: {_OVERFLOW}",
-    "collapsed": _UNSTABLE,
-    "diverged": _UNSTABLE,
-}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """What may have happened, what in this run speaks for it, and what to do.
-
-    One that is `decisive` makes a run off, whatever its curve.
-    """
+    """What may have happened, what in this run speaks for it, and what to do: see causes.toml."""
 
     name: str
     cause: str
@@ -98,39 +89,41 @@ class Diagnosis:
 def diagnose(run: Run, baseline: Baseline | None = None) -> Diagnosis:
     """Of a run; `baseline` is what a guess without context reaches on its held-out set."""
     verdict = judge(run.task, run.evaluations)
-    found = [
-        *_alarms(run, baseline),
-        _false_success(run),
-        _no_learning_rate(run),
-        _wrong_start(run),
-        _other_held_out_set(run),
-        _stays_at_initial(run),
-        _repeated_samples(run),
-        _stays_at_guess(run, baseline),
-    ]
-    causes = [cause for cause in found if cause is not None]
+    causes = _alarms(run, baseline) + _found(
+        false_success=_false_success(run),
+        no_learning_rate=_no_learning_rate(run),
+        not_initial=_not_initial(run),
+        other_vocabulary=_other_vocabulary(run),
+        other_held_out_set=_other_held_out_set(run),
+        stays_at_initial=_stays_at_initial(run),
+        repeated_samples=_repeated_samples(run),
+        stays_at_guess=_stays_at_guess(run, baseline),
+    )
     if any(cause.decisive for cause in causes):
         verdict = replace(verdict, kind="off")
     if not causes and verdict.kind in ("behind", "off"):
-        causes = [_unlike_published(run)]
-    slowness = (_throughput_drop(run), _slow_rank(run), _waits_for_data(run))
-    return Diagnosis(run.name, verdict, tuple(causes), tuple(filter(None, slowness)))
-
-
-def _unlike_published(run: Run) -> Cause:
-    """What is left where a run is late and none of the others speaks up."""
-    batch = run.task.global_batch_size
-    seen = f"global batch {'not known' if batch is None else f'{batch:,}'}, "
-    seen += f"optimizer {run.task.optimizer or 'not known'}"
-    if run.config is not None:
-        rate, warmup = run.config.optim.learning_rate, run.config.schedule.warmup_steps
-        seen += f", learning rate {rate:g}, {warmup} warm-up steps"
-    return Cause(
-        "hyper_parameters",
-        "the hyper-parameters do not fit the batch",
-        f"no other cause is seen; {seen}",
-        "compare them with the set published for this batch: docs/hyperparameters.md",
+        causes = _found(hyper_parameters=_hyper_parameters(run))
+    slowness = _found(
+        throughput_drop=_throughput_drop(run),
+        slow_rank=_slow_rank(run),
+        waits_for_data=_waits_for_data(run),
     )
+    return Diagnosis(run.name, verdict, tuple(causes), tuple(slowness))
+
+
+@cache
+def _known() -> dict[str, dict[str, Any]]:
+    text = resources.files(__package__).joinpath("causes.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def _found(**evidence: str | None) -> list[Cause]:
+    """The causes by name that something speaks for."""
+    return [
+        Cause(name=name, evidence=seen, **_known()[name])
+        for name, seen in evidence.items()
+        if seen is not None
+    ]
 
 
 def _alarms(run: Run, baseline: Baseline | None) -> list[Cause]:
@@ -143,47 +136,54 @@ def _alarms(run: Run, baseline: Baseline | None) -> list[Cause]:
     health = Health(baseline.masked_tokens if baseline else None)
     last = {alarm.kind: alarm for record in records for alarm in health.alarms(record)}
     lasting = health.state()
-    causes = [
-        Cause(
-            kind,
-            _ALARM_CAUSES[kind],
-            alarm.seen + ("" if lasting[kind] else "; it has recovered since"),
-            alarm.remedy,
-            decisive=bool(lasting[kind]),
-        )
-        for kind, alarm in last.items()
-    ]
-    order = list(_ALARM_CAUSES)
+    causes = []
+    for kind, alarm in last.items():
+        seen = alarm.seen + ("" if lasting[kind] else "; it has recovered since")
+        words: dict[str, Any] = {"remedy": alarm.remedy, "decisive": bool(lasting[kind])}
+        causes.append(Cause(name=kind, evidence=seen, **_known()[kind], **words))
+    order = list(_known())
     return sorted(causes, key=lambda cause: (not cause.decisive, order.index(cause.name)))
 
 
-def _false_success(run: Run) -> Cause | None:
-    target = run.task.target_accuracy
-    if run.ended != "success" or target is None or run.best_accuracy >= target:
+def _hyper_parameters(run: Run) -> str:
+    """What is left where a run is late and none of the others speaks up."""
+    batch = run.task.global_batch_size
+    seen = f"no other cause is seen; global batch {'not known' if batch is None else f'{batch:,}'}"
+    seen += f", optimizer {run.task.optimizer or 'not known'}"
+    if run.config is not None:
+        rate, warmup = run.config.optim.learning_rate, run.config.schedule.warmup_steps
+        seen += f", learning rate {rate:g}, {warmup} warm-up steps"
+    return seen
+
+
+def _false_success(run: Run) -> str | None:
+    best, target = run.best_accuracy, run.task.target_accuracy
+    if run.ended != "success" or target is None or best >= target:
         return None
-    return Cause(
-        "false_success",
-        "the target was compared wrongly",
-        f"ended as success; the best accuracy is {run.best_accuracy:.4f}, the target {target:g}",
-        "do not use this result; mend the program that wrote it",
-        decisive=True,
-    )
+    return f"ended as success; the best accuracy is {best:.4f}, the target {target:g}"
 
 
-def _no_learning_rate(run: Run) -> Cause | None:
-    rates = [record.get("learning_rate") for record in run.records]
-    if not rates or any(rates):
+def _no_learning_rate(run: Run) -> str | None:
+    if not run.records or any(record.get("learning_rate") for record in run.records):
         return None
-    return Cause(
-        "no_learning_rate",
-        "the learning rate is zero",
-        f"learning_rate is 0 in all {len(rates)} records",
-        "look at optim.learning_rate and schedule: mlperf_bert config FILE",
-        decisive=True,
-    )
+    return f"learning_rate is 0 in all {len(run.records)} records"
 
 
-def _wrong_start(run: Run) -> Cause | None:
+def _not_initial(run: Run) -> str | None:
+    evidence = _below_initial(run)
+    if evidence is None or run.initial_weights == "checkpoint":
+        return None
+    return evidence + ("; the log says random weights" if run.initial_weights == "random" else "")
+
+
+def _other_vocabulary(run: Run) -> str | None:
+    evidence = _below_initial(run)
+    if evidence is None or run.initial_weights != "checkpoint":
+        return None
+    return f"{evidence}; the log says that a checkpoint was loaded"
+
+
+def _below_initial(run: Run) -> str | None:
     """What speaks against MLPerf's initial checkpoint as the start, if anything does."""
     if not run.task.is_reference or not run.evaluations:
         return None
@@ -194,24 +194,10 @@ def _wrong_start(run: Run) -> Cause | None:
         guess = math.log(run.config.model.vocab_size)
         if loss > UNLOADED_LOSS_SHARE * guess:
             evidence += f"; the first loss is {loss:.2f}, that of a guess {guess:.2f}"
-    if run.initial_weights == "checkpoint":
-        return Cause(
-            "other_vocabulary",
-            "the data's words are not numbered as the checkpoint's",
-            f"{evidence}; the log says that a checkpoint was loaded",
-            "prepare the data with the vocabulary that belongs to the checkpoint",
-            decisive=True,
-        )
-    return Cause(
-        "not_initial",
-        "MLPerf's initial checkpoint was not loaded",
-        evidence + ("; the log says random weights" if run.initial_weights == "random" else ""),
-        "give it: train --init-checkpoint DIR",
-        decisive=True,
-    )
+    return evidence
 
 
-def _other_held_out_set(run: Run) -> Cause | None:
+def _other_held_out_set(run: Run) -> str | None:
     """An accuracy far below what the training loss speaks for.
 
     A model whose mean cross-entropy is L gives the right word exp(-L) or more on average (Jensen),
@@ -223,14 +209,9 @@ def _other_held_out_set(run: Run) -> Cause | None:
     accuracy, loss = records[-1]["mlm_accuracy"], records[-1]["loss"]
     if accuracy >= MISMATCH * math.exp(-loss):
         return None
-    return Cause(
-        "other_held_out_set",
-        "the held-out set is of another vocabulary or preparation than the training set, or the "
-        "training set was learned by heart",
-        f"accuracy {accuracy:.4f}, where a training loss of {loss:.3f} speaks for "
-        f"{math.exp(-loss):.3f} or more",
-        f"prepare both in one go; check them: {_VERIFY}",
-        decisive=True,
+    least = f"{math.exp(-loss):.3f}"
+    return (
+        f"accuracy {accuracy:.4f}, where a training loss of {loss:.3f} speaks for {least} or more"
     )
 
 
@@ -242,84 +223,58 @@ def _last_plateau(run: Run) -> tuple[float, float] | None:
     return min(last), max(last)
 
 
-def _stays_at_initial(run: Run) -> Cause | None:
-    plateau, expected = _last_plateau(run), published_samples(run.task)
+def _stays_at_initial(run: Run) -> str | None:
+    plateau, expected, best = _last_plateau(run), published_samples(run.task), run.best_accuracy
     if plateau is None or not expected:
         return None
     samples = run.evaluations[-1].samples
-    is_there = INITIAL[0] <= plateau[0] and run.best_accuracy <= INITIAL[1]
+    is_there = INITIAL[0] <= plateau[0] and best <= INITIAL[1]
     if not is_there or samples < INITIAL_SHARE * max(expected):
         return None
-    return Cause(
-        "stays_at_initial",
-        "the weights do not learn: learning rate too small, or updates that do not arrive",
-        f"accuracy never above {run.best_accuracy:.4f} in {samples:,} samples; the initial "
-        "checkpoint has 0.341",
-        "look at learning_rate and grad_norm in metrics.jsonl, and at the schedule",
-        decisive=True,
+    return (
+        f"accuracy never above {best:.4f} in {samples:,} samples; the initial checkpoint has 0.341"
     )
 
 
-def _repeated_samples(run: Run) -> Cause | None:
+def _repeated_samples(run: Run) -> str | None:
     plateau = _last_plateau(run)
     if not run.task.is_reference or plateau is None:
         return None
-    if not REPEATED[0] <= plateau[0] <= plateau[1] <= REPEATED[1]:
+    low, high = plateau
+    if not REPEATED[0] <= low <= high <= REPEATED[1]:
         return None
-    return Cause(
-        "repeated_samples",
-        "the training set holds few different samples, over and over",
-        f"the last {LEAST_EVALUATIONS} evaluations are within {plateau[0]:.4f} .. "
-        f"{plateau[1]:.4f}; runs on shards of one repeated sample stuck at 0.62 to 0.63",
-        f"look for duplicates: {_VERIFY}",
-        decisive=True,
-    )
+    seen = f"the last {LEAST_EVALUATIONS} evaluations are within {low:.4f} .. {high:.4f}"
+    return f"{seen}; runs on shards of one repeated sample stuck at 0.62 to 0.63"
 
 
-def _stays_at_guess(run: Run, baseline: Baseline | None) -> Cause | None:
+def _stays_at_guess(run: Run, baseline: Baseline | None) -> str | None:
     if baseline is None or _last_plateau(run) is None:
         return None
-    guess = baseline.context_free_accuracy
+    guess, best = baseline.context_free_accuracy, run.best_accuracy
     tokens = baseline.masked_tokens or MASKED_TOKENS_IF_UNKNOWN
-    error = GUESS_ERRORS * math.sqrt(guess * (1 - guess) / tokens)
-    if run.best_accuracy > guess + error:
+    if best > guess + GUESS_ERRORS * math.sqrt(guess * (1 - guess) / tokens):
         return None
-    return Cause(
-        "stays_at_guess",
-        "the model has learned how frequent words are and nothing else",
-        f"accuracy at most {run.best_accuracy:.4f}; the best guess without context has "
-        f"{guess:.4f} on this set",
-        "train longer, or with a learning rate that fits the model",
-    )
+    known = f"the best guess without context has {guess:.4f} on this set"
+    return f"accuracy at most {best:.4f}; {known}"
 
 
-def _throughput_drop(run: Run) -> Cause | None:
+def _throughput_drop(run: Run) -> str | None:
     rates, third = run.throughputs, len(run.throughputs) // 3
     if len(rates) < LEAST_RATES:
         return None
     before, after = median(rates[:third]), median(rates[-third:])
     if after >= DROP * before:
         return None
-    return Cause(
-        "throughput_drop",
-        "devices slowed down during the run: heat, power, other jobs, or a slower disk",
-        f"median {before:,.1f} samples/s in the first third, {after:,.1f} in the last",
-        "mlperf_bert doctor --burn-in 10m on the same nodes",
-    )
+    return f"median {before:,.1f} samples/s in the first third, {after:,.1f} in the last"
 
 
-def _slow_rank(run: Run) -> Cause | None:
+def _slow_rank(run: Run) -> str | None:
     known = run.known("slowest_over_median")
     factor = run.config.run.straggler_factor if run.config else SLOW_RANK
     if not known or median(known) <= factor:
         return None
-    return Cause(
-        "slow_rank",
-        "one rank is slower than the others, which wait for it",
-        f"the slowest rank needs {median(known):.2f} times the median for its own work "
-        f"(median of {len(known)} records)",
-        "stdout.log names rank and host: mlperf_bert doctor --burn-in 10m there",
-    )
+    seen = f"the slowest rank needs {median(known):.2f} times the median for its own work"
+    return f"{seen} (median of {len(known)} records)"
 
 
 def shares_waited(records: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -331,13 +286,8 @@ def shares_waited(records: Sequence[Mapping[str, Any]]) -> list[float]:
     ]
 
 
-def _waits_for_data(run: Run) -> Cause | None:
+def _waits_for_data(run: Run) -> str | None:
     shares = shares_waited(run.records)
     if not shares or median(shares) <= WAITING_SHARE:
         return None
-    return Cause(
-        "waits_for_data",
-        "steps wait for their data",
-        f"{median(shares):.0%} of the time of rank 0's steps (median of {len(shares)} records)",
-        "mlperf_bert stage-data, and mlperf_bert doctor --only disk",
-    )
+    return f"{median(shares):.0%} of the time of rank 0's steps (median of {len(shares)} records)"

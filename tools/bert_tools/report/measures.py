@@ -27,12 +27,12 @@ _FORMS: dict[str, Callable[[Number], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a run: `value` is in `unit`, which `key` names too where there is one."""
+    """One number of a run: `value`, of a run and the key, is in `unit`, which `key` names too."""
 
     key: str
     label: str
     form: str
-    value: Callable[[RunFacts], Number | None]
+    value: Callable[[RunFacts, str], Number | None]
     unit: str = ""
 
     def in_words(self, value: Number) -> str:
@@ -84,12 +84,32 @@ def time_split(facts: RunFacts) -> TimeSplit | None:
 
 def numbers_of(facts: RunFacts) -> dict[str, Number | None]:
     """All measures of a run by their keys; None where its files do not tell."""
-    return {each.key: each.value(facts) for each in MEASURES}
+    return {each.key: each.value(facts, each.key) for each in MEASURES}
 
 
-def _time_to_train_s(facts: RunFacts) -> float | None:
+def _told(path: str) -> Callable[[RunFacts, str], Any]:
+    """What is found along attributes; None where one of them is."""
+
+    def value(facts: RunFacts, _: str) -> Any:
+        found: Any = facts
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        return found
+
+    return value
+
+
+def _time_to_train_s(facts: RunFacts, _: str) -> float | None:
     is_whole = facts.state == "target reached" and not facts.resumes
     return facts.run.timing.run_s if facts.run.timing and is_whole else None
+
+
+def _best_accuracy(facts: RunFacts, _: str) -> float | None:
+    return facts.run.best_accuracy if facts.run.evaluations else None
+
+
+def _throughput(facts: RunFacts, _: str) -> float | None:
+    return median(facts.run.throughputs) if facts.run.throughputs else None
 
 
 def _with_steps(facts: RunFacts, key: str) -> Iterable[tuple[Number, int]]:
@@ -107,34 +127,31 @@ def _step_seconds(facts: RunFacts, key: str) -> float | None:
     return total if found and 0 <= total < math.inf else None
 
 
-def _median(key: str) -> Callable[[RunFacts], float | None]:
-    def value(facts: RunFacts) -> float | None:
-        found = facts.run.known(key)
-        return median(found) if found else None
-
-    return value
+def _median(facts: RunFacts, key: str) -> float | None:
+    found = facts.run.known(key)
+    return median(found) if found else None
 
 
-def _mean_by_steps(key: str) -> Callable[[RunFacts], float | None]:
-    def value(facts: RunFacts) -> float | None:
-        found = list(_with_steps(facts, key))
-        steps = sum(n for _, n in found)
-        return math.fsum(each * (n / steps) for each, n in found) if steps else None
-
-    return value
+def _mean_by_steps(facts: RunFacts, key: str) -> float | None:
+    found = list(_with_steps(facts, key))
+    steps = sum(n for _, n in found)
+    return math.fsum(each * (n / steps) for each, n in found) if steps else None
 
 
-def _wait_share(facts: RunFacts) -> float | None:
+def _wait_share(facts: RunFacts, _: str) -> float | None:
     wait, steps = _step_seconds(facts, "wait_ms"), _step_seconds(facts, "step_ms")
     return wait / steps if wait is not None and steps else None
 
 
-def _skipped(facts: RunFacts) -> int | None:
-    records = facts.run.records
-    return sum(record["skipped_steps"] for record in records) if records else None
+def _last_loss(facts: RunFacts, _: str) -> float | None:
+    return facts.run.records[-1]["loss"] if facts.run.records else None
 
 
-def _memory_gib(facts: RunFacts) -> float | None:
+def _skipped(facts: RunFacts, key: str) -> int | None:
+    return sum(facts.run.known(key)) if facts.run.records else None
+
+
+def _memory_gib(facts: RunFacts, _: str) -> float | None:
     most = max(facts.run.known("memory_bytes"), default=None)
     return most / 2**30 if most is not None else None
 
@@ -143,82 +160,24 @@ MEASURES = (
     Measure(
         "time_to_train_s", "Time to train (run_start to run_stop)", "seconds", _time_to_train_s
     ),
-    Measure(
-        "training_s",
-        "Training, all parts",
-        "seconds",
-        lambda facts: facts.run.outcome.seconds if facts.run.outcome else None,
-    ),
-    Measure(
-        "init_s",
-        "Start-up (init_start to init_stop)",
-        "seconds",
-        lambda facts: facts.run.timing.init_s if facts.run.timing else None,
-    ),
-    Measure(
-        "evaluation_s",
-        "Evaluations",
-        "seconds",
-        lambda facts: facts.run.timing.evaluation_s if facts.run.timing else None,
-    ),
-    Measure(
-        "target_accuracy",
-        "Target accuracy",
-        "accuracy",
-        lambda facts: facts.run.task.target_accuracy,
-    ),
-    Measure(
-        "best_accuracy",
-        "Best accuracy",
-        "accuracy",
-        lambda facts: facts.run.best_accuracy if facts.run.evaluations else None,
-    ),
-    Measure("samples_to_target", "Samples to target", "count", lambda each: each.samples_to_target),
-    Measure("samples", "Samples trained", "count", lambda each: each.samples),
-    Measure("steps", "Steps", "count", lambda each: each.steps),
-    Measure(
-        "samples_per_s",
-        "Throughput, median",
-        "number",
-        lambda facts: median(facts.run.throughputs) if facts.run.throughputs else None,
-        "samples/s",
-    ),
-    Measure(
-        "tokens_per_s",
-        "Token throughput, median",
-        "number",
-        _median("tokens_per_s"),
-        "tokens/s",
-    ),
-    Measure("step_ms", "Time of a step, median", "number", _median("step_ms"), "ms"),
+    Measure("training_s", "Training, all parts", "seconds", _told("run.outcome.seconds")),
+    Measure("init_s", "Start-up (init_start to init_stop)", "seconds", _told("run.timing.init_s")),
+    Measure("evaluation_s", "Evaluations", "seconds", _told("run.timing.evaluation_s")),
+    Measure("target_accuracy", "Target accuracy", "accuracy", _told("run.task.target_accuracy")),
+    Measure("best_accuracy", "Best accuracy", "accuracy", _best_accuracy),
+    Measure("samples_to_target", "Samples to target", "count", _told("samples_to_target")),
+    Measure("samples", "Samples trained", "count", _told("samples")),
+    Measure("steps", "Steps", "count", _told("steps")),
+    Measure("samples_per_s", "Throughput, median", "number", _throughput, "samples/s"),
+    Measure("tokens_per_s", "Token throughput, median", "number", _median, "tokens/s"),
+    Measure("step_ms", "Time of a step, median", "number", _median, "ms"),
     Measure("wait_share", "Wait for data, share of all step time", "percent", _wait_share, "%"),
+    Measure("imbalance_tokens", "Imbalance by tokens, mean", "number", _mean_by_steps, _TIMES),
     Measure(
-        "imbalance_tokens",
-        "Imbalance by tokens, mean",
-        "number",
-        _mean_by_steps("imbalance_tokens"),
-        _TIMES,
+        "slowest_over_median", "Slowest rank over median rank, median", "number", _median, _TIMES
     ),
-    Measure(
-        "slowest_over_median",
-        "Slowest rank over median rank, median",
-        "number",
-        _median("slowest_over_median"),
-        _TIMES,
-    ),
-    Measure(
-        "loss",
-        "Last training loss",
-        "number",
-        lambda facts: facts.run.records[-1]["loss"] if facts.run.records else None,
-    ),
-    Measure(
-        "clipped_fraction",
-        "Clipped gradients, mean",
-        "percent",
-        _mean_by_steps("clipped_fraction"),
-        "%",
-    ),
+    Measure("loss", "Last training loss", "number", _last_loss),
+    Measure("clipped_fraction", "Clipped gradients, mean", "percent", _mean_by_steps, "%"),
     Measure("skipped_steps", "Skipped steps", "count", _skipped),
     Measure("memory_gib", "Peak memory of rank 0", "number", _memory_gib, "GiB"),
 )

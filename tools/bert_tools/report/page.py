@@ -58,12 +58,6 @@ _PARTS = {
     "evaluation": "evaluation",
     "rest": "rest",
 }
-_PUBLISHED = (
-    "Published curves: one typical run of each of Samsung's open submissions to MLPerf Training "
-    "v1.1 and v2.0, named by round and number of GPUs."
-)
-_UNPUBLISHED = "No curve is published for this model, target, batch and optimizer."
-_AS_THE_POINT = " MLPerf's reference needs as many samples as the convergence point says."
 
 
 def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]) -> str:
@@ -80,8 +74,8 @@ def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequen
     filters = (percent, run_class, significant, seconds, device_in_words)
     environment.filters |= {each.__name__: each for each in filters}
     environment.filters |= {"state_in_words": _state_in_words, "said": _said}
+    first = numbers_of(runs[0])
     drawn = [(chart, chart.sample_scale(), chart.value_scale()) for chart in charts]
-    is_known = all(each.run.config is not None and each.environment for each in runs)
     return environment.from_string(_text_of("page.html")).render(
         runs=runs,
         drawn=drawn,
@@ -95,12 +89,16 @@ def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequen
         state_signs=_STATE_SIGNS,
         verdict_signs=_VERDICT_SIGNS,
         parts=_PARTS.items(),
-        tiles=_tiles(runs[0]),
+        tiles=[
+            (each, value)
+            for each in MEASURES
+            if each.key in _TILES and (value := first[each.key]) is not None
+        ],
         measures=list(_measure_rows(runs)),
         differences=differences(runs) if len(runs) > 1 else [],
-        known="" if is_known else ", as far as the files of the runs tell them",
-        left_out="Start times and drawn seeds are not compared.",
-        about_published=_about_published(runs, charts),
+        is_known=all(each.run.config is not None and each.environment for each in runs),
+        has_published=any(curves_for(each.run.task) for each in runs),
+        has_point=any(mark[1] == CONVERGENCE_POINT for chart in charts for mark in chart.marks),
         batches=[(each, in_words(each), batch_rows(each)) for each in batch_facts(runs)],
         time_bars=list(_time_bars(runs)),
         not_shown=_not_shown(runs, quiet),
@@ -202,20 +200,6 @@ def _state_in_words(facts: RunFacts) -> str:
     return words
 
 
-def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """The numbers one asks for first, of a single run: label, number, unit."""
-    numbers = numbers_of(facts)
-    return [
-        (
-            each.label.partition(" (")[0].partition(",")[0],
-            each.in_words(value).removesuffix(each.unit),
-            each.unit,
-        )
-        for each in MEASURES
-        if each.key in _TILES and (value := numbers[each.key]) is not None
-    ]
-
-
 def _measure_rows(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """All single numbers: for each run how much it differs from the first, and the number."""
     columns = [numbers_of(each) for each in runs]
@@ -242,13 +226,6 @@ def _change(first: Number | None, value: Number) -> str:
     if 0.1 < ratio < 10:
         return f"{100 * (ratio - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
     return f"{significant(ratio, 2)} \N{MULTIPLICATION SIGN}"
-
-
-def _about_published(runs: Sequence[RunFacts], charts: Sequence[Chart]) -> str:
-    if any(curves_for(each.run.task) for each in runs):
-        return _PUBLISHED
-    has_point = any(label == CONVERGENCE_POINT for chart in charts for _, label, _ in chart.marks)
-    return _UNPUBLISHED + (_AS_THE_POINT if has_point else "")
 
 
 def _time_bars(runs: Sequence[RunFacts]) -> Iterator[tuple[object, ...]]:

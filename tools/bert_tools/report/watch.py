@@ -11,10 +11,10 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 from mlperf_bert.common.errors import ConfigError, DataError
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from bert_tools.report.watch_frame import Characters
-    from bert_tools.report.watch_look import Look
+    from bert_tools.report.watch_look import Look, Watcher
 
-LookAgain: TypeAlias = "Callable[[], tuple[Look, bool]]"
 _SHORTEST_S, _LONGEST_S = 0.1, 3600.0
 ENDS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _OTHERS = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
@@ -58,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what curves are drawn with (default: what the locale says)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and end")
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write all numbers as TensorBoard scalars as they come, into a directory for each run",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError for an interval that cannot be, DataError where RUN is no directory, or with
     --once or --json is not there.
     """
+    from bert_tools.report.tensorboard import LiveScalars
     from bert_tools.report.watch_look import Watcher
     from mlperf_bert.common.console import OutputConsole
 
@@ -75,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     is_once = args.once or args.json or not sys.stdout.isatty()
     if is_once and not args.run_path.exists():
         raise DataError(str(args.run_path), "does not exist", "give a run directory")
-    watcher = Watcher(args.run_path)
+    scalars = LiveScalars(args.tensorboard) if args.tensorboard else None
+    watcher = Watcher(args.run_path, scalars)
     if args.json:
         print(json.dumps(watcher.whole_look().as_json(), allow_nan=False))
         return 0
@@ -88,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
         _print_frame(console, watcher.whole_look(), width, height, characters)
         return 0
     if console.is_dumb_terminal:
-        _follow_in_lines(console, watcher.look, args)
+        _follow_in_lines(console, watcher, args)
     else:
-        _follow(console, watcher.look, args, characters)
+        _follow(console, watcher, args, characters)
     return 0
 
 
@@ -106,6 +113,7 @@ class _Signals:
     """Collects signals while used as a context, in the main thread; whose they were comes back."""
 
     def __enter__(self) -> Self:
+        self.came: set[signal.Signals] = set()
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before = {number: signal.signal(number, _nothing) for number in (*ENDS, *_OTHERS)}
@@ -119,10 +127,10 @@ class _Signals:
         os.close(self._read)
         os.close(self._write)
 
-    def wait(self, seconds: float) -> set[signal.Signals]:
-        """Those that came, as soon as one has; empty when the time is over."""
+    def wait(self, seconds: float) -> None:
+        """Until one comes, or the time is over: `came` has those of this time."""
         ready, _, _ = select.select([self._read], [], [], seconds)
-        return {signal.Signals(number) for number in os.read(self._read, 512)} if ready else set()
+        self.came = {signal.Signals(each) for each in os.read(self._read, 512)} if ready else set()
 
 
 def _suspend() -> None:
@@ -136,10 +144,24 @@ def _nothing(_number: int, _frame: FrameType | None) -> None:
     """What came is in the pipe."""
 
 
+def _looks(
+    signals: _Signals, watcher: "Watcher", args: argparse.Namespace
+) -> Iterator[tuple["Look", bool]]:
+    """Moments, and whether more is there at once, until the run has ended or a signal comes."""
+    while True:
+        look, has_more = watcher.look()
+        yield look, has_more
+        if look.phase == "ended" and not has_more and args.on_end == "leave":
+            return
+        signals.wait(0.0 if has_more else args.interval)
+        if signals.came & ENDS:
+            return
+
+
 def _follow(
-    console: "Console", look_again: LookAgain, args: argparse.Namespace, characters: "Characters"
+    console: "Console", watcher: "Watcher", args: argparse.Namespace, characters: "Characters"
 ) -> None:
-    """Draw over the whole terminal until the run has ended, or a signal comes."""
+    """Draw over the whole terminal."""
     from rich.console import Group
     from rich.live import Live
 
@@ -155,27 +177,21 @@ def _follow(
     )
     drawn: list[Text] = []
     with _Signals() as signals, live:
-        while True:
-            look, has_more = look_again()
-            width, height = console.size = _terminal_size()
-            lines = frame(look, width, height, characters, hint)
-            if lines != drawn:  # what has not changed need not go over the network again
-                live.update(Group(*lines), refresh=True)
-            if look.phase == "ended" and not has_more and args.on_end == "leave":
-                break
-            came = signals.wait(0.0 if has_more else args.interval)
-            drawn = [] if came else lines
-            if came & ENDS:
-                break
-            if signal.SIGTSTP in came:
+        for look, _ in _looks(signals, watcher, args):
+            if signal.SIGTSTP in signals.came:
                 live.stop()
                 _suspend()
                 live.start()
+            width, height = console.size = _terminal_size()
+            lines = frame(look, width, height, characters, hint)
+            if signals.came or lines != drawn:  # the same need not go over the network again
+                live.update(Group(*lines), refresh=True)
+            drawn = lines
     if look.phase == "ended":
         _print_frame(console, look, width, height, characters)
 
 
-def _follow_in_lines(console: "Console", look_again: LookAgain, args: argparse.Namespace) -> None:
+def _follow_in_lines(console: "Console", watcher: "Watcher", args: argparse.Namespace) -> None:
     """A line for each change, where nothing can be drawn over."""
     from rich.text import Text
 
@@ -183,18 +199,13 @@ def _follow_in_lines(console: "Console", look_again: LookAgain, args: argparse.N
 
     said: set[str] = set()
     with _Signals() as signals:
-        while True:
-            look, has_more = look_again()
+        for look, has_more in _looks(signals, watcher, args):
             alerts = (f"! {each.text}" for each in look.alerts)
             lines = [] if has_more else [status_line(look), *alerts]
             for line in lines:
                 if line not in said:
                     console.print(Text(line), soft_wrap=True)
             said = set(lines) or said
-            if look.phase == "ended" and not has_more and args.on_end == "leave":
-                return
-            if signals.wait(0.0 if has_more else args.interval) & ENDS:
-                return
 
 
 def _print_frame(

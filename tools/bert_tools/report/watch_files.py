@@ -248,6 +248,7 @@ class History:
         self.skipped_steps = 0
         self.trained_s = 0.0  # without evaluations
         self.steps_between = 0  # the last two records
+        self.added: list[Record] = []  # at the last look
         self._health = Health(None)
         self._alarms: dict[AlarmKind, Alarm] = {}
 
@@ -269,6 +270,7 @@ class History:
             self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
         self._alarms |= {alarm.kind: alarm for alarm in self._health.alarms(record)}
         self.recent.append(record)
+        self.added.append(record)
         self.last = record
 
     @property
@@ -312,6 +314,7 @@ class WatchedRun:
         """Read what is new; whether another look finds more at once."""
         self.config.look()
         self.outcome.look()  # before the metrics: they are complete when it is there
+        self.history.added = []
         has_more = any([self._look_at_metrics(), self._look_at_log()])
         self._has_caught_up |= not has_more
         return has_more

@@ -17,6 +17,7 @@ from bert_tools.report.doctor import DROP, SLOW_RANK, WAITING_SHARE, shares_wait
 from bert_tools.report.published import judge, published_samples
 from bert_tools.report.run import Evaluation, Task, task_of
 from bert_tools.report.run_files import newest_run
+from bert_tools.report.tensorboard import LiveScalars
 from bert_tools.report.watch_files import History, Remarks, WatchedRun
 from mlperf_bert.common.console import as_clock
 from mlperf_bert.common.errors import DataError, one_line
@@ -131,8 +132,8 @@ class Look:
 class Watcher:
     """Looks at a run directory's newest run, or at one that was named."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, scalars: LiveScalars | None = None) -> None:
+        self._path, self._scalars = path, scalars
         self._run: WatchedRun | None = None
 
     def look(self) -> tuple[Look, bool]:
@@ -152,6 +153,8 @@ class Watcher:
         if self._run is None or self._run.directory != directory:
             self._run = WatchedRun(directory)
         has_more = self._run.look()
+        if self._scalars is not None:
+            self._scalars.write(directory.name, self._run.history.added)
         return _look(Path(*directory.parts[-2:]), self._run), has_more
 
     def whole_look(self) -> Look:
