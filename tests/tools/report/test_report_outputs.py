@@ -150,17 +150,31 @@ def test_no_file_is_written_where_one_of_the_event_files_cannot_be(
     assert "is not UTF-8, which TensorBoard cannot write to" in capsys.readouterr().err
 
 
-def test_without_tensorboard_a_line_names_the_extra(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "modules", "line"),
+    [
+        (
+            "--tensorboard",
+            ["tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"],
+            "tensorboard: is not installed; run in the checkout: tools/venv.sh tensorboard\n",
+        ),
+        ("--png", ["matplotlib.figure"], "matplotlib: is not installed, and draws the picture; "),
+    ],
+)
+def test_without_an_extra_a_line_names_it_and_nothing_is_written(
+    option: str,
+    modules: list[str],
+    line: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("event_pb2", "summary_pb2"):
-        monkeypatch.setitem(sys.modules, f"tensorboard.compat.proto.{name}", None)
-    assert main(["report", str(run), "--tensorboard", str(tmp_path / "scalars")]) == 2
-    assert capsys.readouterr().err == (
-        "mlperf_bert: error: tensorboard: is not installed; "
-        "run in the checkout: tools/venv.sh tensorboard\n"
-    )
-    assert not (tmp_path / "scalars").exists() and not (run / "report.html").exists()
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["report", str(run), option, str(tmp_path / "more")]) == 2
+    assert capsys.readouterr().err.startswith(f"mlperf_bert: error: {line}")
+    assert not (tmp_path / "more").exists() and not (run / "report.html").exists()
 
 
 @pytest.mark.parametrize(
