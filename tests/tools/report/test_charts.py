@@ -70,7 +70,7 @@ VALUES = st.one_of(st.none(), st.integers(-50, 50).map(float))
 
 
 @settings(deadline=None)
-@given(st.lists(VALUES, min_size=1, max_size=300), st.integers(8, 40))
+@given(st.lists(VALUES, min_size=30, max_size=300), st.integers(8, 40))
 def test_a_thinned_curve_keeps_its_ends_extremes_and_gaps(
     values: list[float | None], most: int
 ) -> None:

@@ -136,12 +136,16 @@ def test_problems_come_last() -> None:
     assert kinds(alerts) == ["silent", "health", "file"]
 
 
-def test_a_run_far_behind_published_ones_is_told(tmp_path: Path) -> None:
-    late = write_run(tmp_path / "late", BATCH_16K, records_16k([(20, 0.36), (120, 0.40)]))
-    assert "late" in kinds(list(Watcher(late).look()[0].alerts))
-    good = write_run(tmp_path / "good", BATCH_16K, records_16k([(20, 0.36), (120, 0.711)]))
-    look, _ = Watcher(good).look()
-    assert "late" not in kinds(list(look.alerts))
+@pytest.mark.parametrize(
+    ("step", "accuracy", "weights"),
+    [(120, 0.40, ["grave"]), (104, 0.5, ["mild"]), (120, 0.711, [])],
+)
+def test_a_run_behind_published_ones_is_told(
+    step: int, accuracy: float, weights: list[str], tmp_path: Path
+) -> None:
+    records = records_16k([(20, 0.36), (step, accuracy)])
+    look, _ = Watcher(write_run(tmp_path / "run", BATCH_16K, records)).look()
+    assert [alert.weight for alert in look.alerts if alert.kind == "late"] == weights
     assert look.remaining.basis == "published runs"
 
 
