@@ -80,7 +80,6 @@ def _report(args: argparse.Namespace) -> int:
     from bert_tools.report.charts import charts_of
     from bert_tools.report.facts import read_facts
     from bert_tools.report.measures import as_json, lines_of
-    from bert_tools.report.page import report_page
     from bert_tools.report.pictures import chart_picture
     from bert_tools.report.run_files import find_runs
     from bert_tools.report.tensorboard import write_scalars
@@ -105,6 +104,8 @@ def _report(args: argparse.Namespace) -> int:
             write_file(args.png / f"{chart.key}.png", chart_picture(chart))
         written.append(f"{len(charts)} pictures: {args.png}")
     if page:
+        from bert_tools.report.page import report_page  # with jinja2
+
         contents = report_page(runs, charts, quiet).encode("utf-8")
         write_file(page, contents)
         size = f"{len(contents) / 1e3:,.0f} kB"
