@@ -35,7 +35,7 @@ DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand a
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
     "watch": (
-        "bert_tools.watch.cli",
+        "bert_tools.report.watch",
         "a running job's curves, rates and alerts in the terminal",
     ),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),

@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from watch_cases import end_run, make_run, record
+from run_cases import end_run, tiny, write_watched
 
-from bert_tools.watch.frame import frame, state, status_line
-from bert_tools.watch.look import Look, Watcher
-from bert_tools.watch.remaining import Remaining
-from bert_tools.watch.snapshot import snapshot
+from bert_tools.report.watch_frame import frame, status_line
+from bert_tools.report.watch_look import Look, Remaining, Watcher
 
 SIZES = [(1, 1), (2, 2), (5, 3), (20, 8), (40, 12), (71, 20), (80, 24), (119, 30), (300, 90)]
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
@@ -18,16 +16,12 @@ LOG = ("evaluation at 160 samples: accuracy 0.1000 (0.5 s)", "checkpoint step_00
 
 
 def look_at(run: Path) -> Look:
-    watcher = Watcher(run)
-    look, has_more = watcher.look()
-    while has_more:
-        look, has_more = watcher.look()
-    return look
+    return Watcher(run).whole_look()
 
 
 def running(directory: Path) -> Path:
-    records = [record(step, 0.05 * step if step % 3 == 0 else None) for step in range(1, 15)]
-    make_run(directory, records, log=LOG)
+    records = [tiny(step, 0.05 * step if step % 3 == 0 else None) for step in range(1, 15)]
+    write_watched(directory, records, log=LOG)
     return directory
 
 
@@ -39,7 +33,7 @@ def text_of(look: Look, width: int = 80, height: int = 24, ascii_only: bool = Fa
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_frame_has_its_size(tmp_path: Path, width: int, height: int) -> None:
     waiting, started = tmp_path / "none", tmp_path / "started"
-    make_run(started)
+    write_watched(started)
     for look in map(look_at, (waiting, started, running(tmp_path / "running"))):
         for characters in ("unicode", "ascii"):
             lines = frame(look, width, height, characters, "the hint")
@@ -81,7 +75,7 @@ def test_how_a_run_ended(tmp_path: Path, outcome: str, stopped_by: str | None, w
     end_run(run / "run_0", "success" if outcome == "success" else "aborted", stopped_by)
     look = look_at(run)
     text = text_of(look)
-    assert state(look) == words and words in text
+    assert look.state == words and words in text
     assert "0:01:01 of training, 20 steps, 320 samples" in text
     assert words in status_line(look)
 
@@ -90,7 +84,7 @@ def test_what_an_outcome_says_is_escaped_too(tmp_path: Path) -> None:
     run = running(tmp_path / "run")
     end_run(run / "run_0", "aborted", stopped_by="\x1b]0;owned\x07")
     look = look_at(run)
-    for text in (*text_of(look).split("\n"), state(look), status_line(look)):
+    for text in (*text_of(look).split("\n"), look.state, status_line(look)):
         assert text.isprintable(), ascii(text)
     assert "stopped by \\x1b]0;owned\\x07" in text_of(look)
 
@@ -114,8 +108,8 @@ def test_a_target_beyond_the_last_step_is_told(
 
 
 def test_alerts_stay_where_there_is_little_room(tmp_path: Path) -> None:
-    records = [record(step, loss=None, slowest_over_median=2.5) for step in range(1, 15)]
-    make_run(tmp_path / "run", records)
+    records = [tiny(step, loss=None, slowest_over_median=2.5) for step in range(1, 15)]
+    write_watched(tmp_path / "run", records)
     lines = text_of(look_at(tmp_path / "run"), 60, 6).splitlines()
     assert "the loss is no number" in lines[1] and "2.50 times the median" in lines[2]
     assert lines[3].startswith("step")
@@ -123,7 +117,7 @@ def test_alerts_stay_where_there_is_little_room(tmp_path: Path) -> None:
 
 def test_many_alerts_are_counted(tmp_path: Path) -> None:
     slow = [f"rank {n} on n{n} is slow: 1 s for its own work" for n in range(9)]
-    make_run(tmp_path / "run", [record(1)], log=slow)
+    write_watched(tmp_path / "run", [tiny(1)], log=slow)
     text = text_of(look_at(tmp_path / "run"))
     assert "rank 3 on n3" in text and "rank 4 on n4" not in text
     assert "5 more alerts" in text
@@ -131,8 +125,10 @@ def test_many_alerts_are_counted(tmp_path: Path) -> None:
 
 def test_no_file_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
     run = tmp_path / "run\x1b]0;owned\x07\u202e"
-    records = [record(1), record(2, loss=1e299, step_ms=-1e299, grad_norm=1e-299)]
-    directory = make_run(run, [*records, record(2**62, 0.5, samples=2**62, idle_fraction=-1e200)])
+    records = [tiny(1), tiny(2, loss=1e299, step_ms=-1e299, grad_norm=1e-299)]
+    directory = write_watched(
+        run, [*records, tiny(2**62, 0.5, samples=2**62, idle_fraction=-1e200)]
+    )
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps({'step': HOSTILE})}\n")
     log = f"{HOSTILE}\nrank 1 on \x1b[31m is slow: {HOSTILE}\n".encode("utf-8", "surrogatepass")
@@ -153,19 +149,19 @@ def test_any_number_is_drawn_and_written(tmp_path: Path, number: float) -> None:
     keys += ("clipped_fraction", "grad_norm", "memory_bytes", "step_ms", "wait_ms", "loss")
     values = {**dict.fromkeys(keys, number), "slowest_over_median": number}
     steps = [1, 5, 2**60, 2**61, 2**62]
-    make_run(tmp_path / "run", [record(step, 0.1 + step / 2**64, **values) for step in steps])
+    write_watched(tmp_path / "run", [tiny(step, 0.1 + step / 2**64, **values) for step in steps])
     look = look_at(tmp_path / "run")
-    json.dumps(snapshot(look), allow_nan=False)
+    json.dumps(look.as_json(), allow_nan=False)
     for line in text_of(look).split("\n"):
         assert line.isprintable() and len(line) <= 80
 
 
 def test_a_long_run_is_drawn_of_bounded_memory(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    make_run(run)
+    write_watched(run)
     with (run / "run_0" / "metrics.jsonl").open("w") as file:
         for step in range(1, 20_001):
-            file.write(json.dumps(record(step, 0.3 if step % 20 == 0 else None)) + "\n")
+            file.write(json.dumps(tiny(step, 0.3 if step % 20 == 0 else None)) + "\n")
     look = look_at(run)
     history = look.history
     assert history.last is not None and history.last["step"] == 20_000

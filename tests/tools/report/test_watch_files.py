@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.watch.run_files import CHUNK_BYTES, Tail
+from bert_tools.report.watch_files import CHUNK_BYTES, Tail
 from mlperf_bert.common.errors import DataError
 
 

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from watch_cases import end_run, lines_of, make_run, record
+from run_cases import end_run, lines_of, tiny, write_watched
 
-from bert_tools.watch.look import Watcher
+from bert_tools.report.tensorboard import LiveScalars
+from bert_tools.report.watch_look import Watcher
 from mlperf_bert.__main__ import main
 
 
@@ -24,7 +25,7 @@ def test_once_prints_one_frame_and_so_does_what_is_no_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
-    make_run(tmp_path / "run", [record(step) for step in range(1, 9)])
+    write_watched(tmp_path / "run", [tiny(step) for step in range(1, 9)])
     once = out_of(capsys, tmp_path / "run", "--once")
     assert once == out_of(capsys, tmp_path / "run")
     lines = once.splitlines()
@@ -36,7 +37,7 @@ def test_the_newest_of_several_runs_or_the_one_that_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for index in (0, 2, 10):
-        make_run(tmp_path, [record(index + 1)], index=index)
+        write_watched(tmp_path, [tiny(index + 1)], index=index)
     for name in ("run_x", "run_", "run_9999999", "other_12"):
         (tmp_path / name).mkdir()
     assert json.loads(out_of(capsys, tmp_path, "--json"))["last_record"]["step"] == 11
@@ -46,15 +47,15 @@ def test_the_newest_of_several_runs_or_the_one_that_is_named(
 def test_runs_are_told_from_what_lies_beside_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_run(tmp_path, [record(3)], index=3)
+    write_watched(tmp_path, [tiny(3)], index=3)
     (tmp_path / "config.toml").write_text("")  # somebody's
     (tmp_path / "run_7").write_text("")  # and no run
     assert json.loads(out_of(capsys, tmp_path, "--json"))["run"].endswith("/run_3")
 
 
 def test_json_says_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [record(step, 0.05 * step, skipped_steps=1) for step in range(1, 9)]
-    run = make_run(tmp_path / "run", records)
+    records = [tiny(step, 0.05 * step, skipped_steps=1) for step in range(1, 9)]
+    run = write_watched(tmp_path / "run", records)
     found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
     assert found["schema_version"] == 1
     assert found["phase"] == "running" and found["run"] == "run/run_0"
@@ -74,7 +75,7 @@ def test_json_says_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_run_that_was_left_alone_is_silent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(tmp_path / "run", [record(1)])
+    run = write_watched(tmp_path / "run", [tiny(1)])
     os.utime(run / "metrics.jsonl", (1e9, 1e9))
     found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
     assert found["state"] == "silent" and found["alerts"][0]["kind"] == "silent"
@@ -86,7 +87,7 @@ def test_a_run_that_was_left_alone_is_silent(
 def test_the_start_up_of_a_resumed_run_is_not_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(tmp_path / "run", [record(1)], log=["target NOT reached"])
+    run = write_watched(tmp_path / "run", [tiny(1)], log=["target NOT reached"])
 
     def state_when(config_s: float, metrics_s: float, log_s: float) -> str:
         """By the seconds at which the files were last written; now is far later."""
@@ -113,10 +114,32 @@ def test_the_start_up_of_a_resumed_run_is_not_judged(
     assert state_when(1e9, 1e9 + 9, 1e9 + 9) == "silent"
 
 
+def test_numbers_become_scalars_as_they_come(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    scalars = tmp_path / "scalars"
+    run = write_watched(tmp_path / "run", [tiny(1, 0.1), tiny(2)])
+    watcher = Watcher(tmp_path / "run", LiveScalars(scalars))
+
+    def losses(name: str) -> list[tuple[int, float]]:
+        watcher.whole_look()
+        events = reader.EventAccumulator(str(scalars / name))
+        events.Reload()
+        return [(each.step, pytest.approx(each.value)) for each in events.Scalars("loss")]
+
+    assert losses("run_0") == [(1, 4.999), (2, 4.998)]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(lines_of([tiny(3)]))
+    assert losses("run_0")[2:] == [(3, 4.997)]
+    (run / "metrics.jsonl").write_text(lines_of([tiny(2), tiny(4)]))  # went on from step 2
+    assert [step for step, _ in losses("run_0")] == [1, 2, 3, 4]
+    write_watched(tmp_path / "run", [tiny(7)], index=1)
+    assert losses("run_1") == [(7, 4.993)]
+
+
 def test_before_the_first_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert "no run has begun here yet" in out_of(capsys, tmp_path / "empty", "--once")
-    make_run(tmp_path / "begun", log=["attention: grouped"])
+    write_watched(tmp_path / "begun", log=["attention: grouped"])
     once = out_of(capsys, tmp_path / "begun", "--once")
     assert "start-up" in once and "attention: grouped" in once
 
@@ -148,7 +171,7 @@ def test_mistakes_are_one_line(
 
 
 def test_a_directory_that_cannot_be_read_for_a_while_is_waited_for(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [record(1)])
+    run = write_watched(tmp_path / "run", [tiny(1)])
     watcher = Watcher(tmp_path / "run")
     assert watcher.look()[0].alerts == ()
     (tmp_path / "run").rename(tmp_path / "aside")
@@ -157,6 +180,6 @@ def test_a_directory_that_cannot_be_read_for_a_while_is_waited_for(tmp_path: Pat
     (tmp_path / "run").unlink()
     (tmp_path / "aside").rename(tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(lines_of([record(2)]))
+        file.write(lines_of([tiny(2)]))
     last = watcher.look()[0].history.last
     assert last is not None and last["step"] == 2

@@ -1,7 +1,6 @@
-"""Runs to watch, files that a test writes as a run would, and a terminal that can be read."""
+"""A terminal that a test can read, and `mlperf_bert watch` on it."""
 
 import fcntl
-import json
 import os
 import pty
 import select
@@ -10,69 +9,14 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import IO, Any, Self
 
 import pyte
 
-from mlperf_bert.run.outcome import RunOutcome, Status
-from support import TINY_CONFIG
-
 PATIENCE_S = 120.0
 WATCH = (sys.executable, "-m", "mlperf_bert", "watch")
 _ALTERNATE = 1049 << 5  # as pyte keeps private modes
-
-
-def record(step: int, accuracy: float | None = None, **values: Any) -> dict[str, Any]:
-    """One of `metrics.jsonl` of a run at a batch of 16, healthy but for `values`."""
-    return {
-        "step": step,
-        "samples": 16 * step,
-        "loss": 5.0 - step / 1000,
-        "mlm_accuracy": accuracy,
-        "learning_rate": 1e-3,
-        "samples_per_s": 800.0,
-        "tokens_per_s": 20_000.0,
-        "imbalance_tokens": 1.05,
-        "idle_fraction": 0.04,
-        "skipped_steps": 0,
-        "clipped_fraction": 0.25,
-        "grad_norm": 1.5,
-        "memory_bytes": 3 * 2**30,
-        "step_ms": 20.0,
-        "wait_ms": 0.1,
-        "slowest_over_median": None,
-        **values,
-    }
-
-
-def lines_of(records: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(f"{json.dumps(each)}\n" for each in records)
-
-
-def make_run(
-    directory: Path,
-    records: Sequence[Mapping[str, Any]] = (),
-    *,
-    log: Sequence[str] = (),
-    index: int = 0,
-) -> Path:
-    """`run_<index>` of a run directory, under way; 20 steps, target 0.99, a batch of 16."""
-    run = directory / f"run_{index}"
-    run.mkdir(parents=True)
-    (run / "config.toml").write_text(TINY_CONFIG, encoding="utf-8")
-    if records:
-        (run / "metrics.jsonl").write_text(lines_of(records), encoding="utf-8")
-    (run / "stdout.log").write_text("".join(f"12:00:00 {line}\n" for line in log), encoding="utf-8")
-    return run
-
-
-def end_run(run: Path, status: Status = "success", stopped_by: str | None = None) -> None:
-    outcome = RunOutcome(
-        status=status, steps=20, samples=320, seconds=61.0, mlm_accuracy=0.99, stopped_by=stopped_by
-    )
-    (run / "outcome.json").write_bytes(outcome.to_json())
 
 
 class Terminal:

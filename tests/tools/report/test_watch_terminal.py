@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from watch_cases import PATIENCE_S, WATCH, Terminal, end_run, lines_of, make_run, record
+from run_cases import end_run, lines_of, tiny, write_watched
+from terminal_cases import PATIENCE_S, WATCH, Terminal
 
-from bert_tools.watch.remarks import Remarks
+from bert_tools.report.watch_files import Remarks
 from mlperf_bert.common.errors import STOPPED
 
 LONG = ("run.max_steps=90000", "schedule.decay_steps=90000", "run.log_interval_steps=5")
@@ -101,21 +102,21 @@ def test_a_real_training_is_watched_to_its_end(
 
 
 def test_what_is_written_meanwhile_is_shown(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs")
+    run = write_watched(tmp_path / "runs")
     with Terminal(tmp_path / "runs", "--interval", "0.1") as terminal:
         terminal.until(lambda: "not written any metrics yet" in terminal.text)
-        (run / "metrics.jsonl").write_text(lines_of([record(1)]))
+        (run / "metrics.jsonl").write_text(lines_of([tiny(1)]))
         terminal.until(lambda: "1 of 20" in terminal.text)
         with (run / "metrics.jsonl").open("a") as file:
-            file.write(lines_of([record(2, 0.125)]))
-            file.write(lines_of([record(3)])[:50])  # half a line
+            file.write(lines_of([tiny(2, 0.125)]))
+            file.write(lines_of([tiny(3)])[:50])  # half a line
         terminal.until(lambda: "2 of 20" in terminal.text and "0.1250 of 0.99" in terminal.text)
         with (run / "metrics.jsonl").open("a") as file:
-            file.write(lines_of([record(3)])[50:])
+            file.write(lines_of([tiny(3)])[50:])
         terminal.until(lambda: "3 of 20" in terminal.text)
-        (run / "metrics.jsonl").write_text(lines_of([record(2)]))  # resumed from an earlier step
+        (run / "metrics.jsonl").write_text(lines_of([tiny(2)]))  # resumed from an earlier step
         terminal.until(lambda: "2 of 20" in terminal.text and "no evaluation yet" in terminal.text)
-        make_run(tmp_path / "runs", [record(7)], index=1)  # the next of several
+        write_watched(tmp_path / "runs", [tiny(7)], index=1)  # the next of several
         terminal.until(lambda: "run_1" in terminal.lines[0] and "7 of 20" in terminal.text)
         end_run(tmp_path / "runs" / "run_1")
         assert terminal.until_left() == 0
@@ -123,17 +124,17 @@ def test_what_is_written_meanwhile_is_shown(tmp_path: Path) -> None:
 
 
 def test_after_the_end_the_next_run_may_be_waited_for(tmp_path: Path) -> None:
-    end_run(make_run(tmp_path / "runs", [record(20, 0.99)]))
+    end_run(write_watched(tmp_path / "runs", [tiny(20, 0.99)]))
     with Terminal(tmp_path / "runs", "--interval", "0.1", "--on-end", "wait") as terminal:
         terminal.until(lambda: "ended: target reached" in terminal.text)
-        make_run(tmp_path / "runs", [record(3)], index=1)
+        write_watched(tmp_path / "runs", [tiny(3)], index=1)
         terminal.until(lambda: "runs/run_1" in terminal.text and "3 of 20" in terminal.text)
         terminal.type(b"\x03")
         assert terminal.until_left() == 0
 
 
 def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs", [record(1)])
+    write_watched(tmp_path / "runs", [tiny(1)])
     with Terminal("--norc", "-i", program=["bash"]) as terminal:
         line = shlex.join([*WATCH, str(tmp_path / "runs"), "--interval", "0.1"])
         terminal.type(f"{line}\n".encode())
@@ -150,7 +151,7 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(tmp_path: Path) -> None
 
 
 def test_a_signal_that_ends_it_leaves_the_terminal_clean(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs", [record(1)])
+    write_watched(tmp_path / "runs", [tiny(1)])
     with Terminal(tmp_path / "runs") as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
         terminal.process.send_signal(signal.SIGTERM)
@@ -159,7 +160,7 @@ def test_a_signal_that_ends_it_leaves_the_terminal_clean(tmp_path: Path) -> None
 
 
 def test_a_terminal_that_is_closed_ends_it(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs", [record(1)])
+    run = write_watched(tmp_path / "runs", [tiny(1)])
     with (tmp_path / "errors").open("w") as errors, Terminal(run, stderr=errors) as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
         terminal.hang_up()
@@ -168,7 +169,7 @@ def test_a_terminal_that_is_closed_ends_it(tmp_path: Path) -> None:
 
 
 def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs", [record(1, skipped_steps=1, loss=None)])
+    run = write_watched(tmp_path / "runs", [tiny(1, skipped_steps=1, loss=None)])
     with Terminal(run, "--once", LC_ALL="C") as coloured:
         assert coloured.until_left() == 0
     with Terminal(run, "--once", LC_ALL="C", NO_COLOR="1") as plain:
@@ -178,7 +179,7 @@ def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path: Path) -> None:
     with Terminal(run, "--interval", "0.1", TERM="dumb") as dumb:
         dumb.until(lambda: "step 1 of 20" in dumb.text)
         with (run / "metrics.jsonl").open("a") as file:
-            file.write(lines_of([record(2)]))
+            file.write(lines_of([tiny(2)]))
         dumb.until(lambda: "step 2 of 20" in dumb.text)
         end_run(run, "aborted", stopped_by="SIGTERM")
         assert dumb.until_left() == 0
