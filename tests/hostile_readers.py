@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mlperf_bert.prepare.sandbox_server import READ, STATUS
+from mlperf_bert.prepare.sandbox import READ, STATUS
 
 
 def obey(path: str) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
@@ -32,10 +33,7 @@ def own_text(path: Path, texts: list[str]) -> OwnText:
         held_out_share=0.2,
         vocab_path=None,
         vocab_size=300,
-        max_seq_length=48,
-        max_predictions=8,
-        dupe_factor=2,
-        seed=12345,
+        settings=ShardSettings(max_seq_length=48, max_predictions=8, dupe_factor=2, seed=12345),
     )
 
 

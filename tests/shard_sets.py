@@ -13,7 +13,7 @@ from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_in
 from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.build import write_shard
 
 MAX_LENGTH = 40
 MAX_PREDICTIONS = 6

@@ -14,7 +14,7 @@ from typing import Any
 
 import bert_tools
 import mlperf_bert
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import prepare_text
 
 REPOSITORY = Path(__file__).parents[1]
@@ -98,10 +98,19 @@ def make_synthetic_data(directory: Path) -> Path:
     return directory
 
 
-def prepare_small(texts: Sequence[Path], vocabulary: Path, out: Path, **options: Any) -> Manifest:
-    """`prepare_text` in this process, quietly; `options` go over what is the same everywhere."""
-    same = {"seed": 12345, "workers": 1, "pick_eval": None, "split_sentences": False, "quiet": True}
-    return prepare_text(texts, vocabulary, out, **{**same, **options})
+def prepare_small(
+    texts: Sequence[Path],
+    vocabulary: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    with_baseline: bool = False,
+    **settings: Any,
+) -> Manifest:
+    """`prepare_text`, quietly, in this process if not told otherwise."""
+    how = ShardSettings(**{"seed": 12345, **settings})
+    places = (texts, vocabulary, out)
+    return prepare_text(*places, how, workers=workers, with_baseline=with_baseline, quiet=True)
 
 
 TINY_CONFIG = """

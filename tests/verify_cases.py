@@ -24,7 +24,7 @@ from mlperf_bert.data.index import (
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.full import LAYOUT_READER
 from mlperf_bert.prepare.verify.report import Report

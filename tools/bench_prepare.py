@@ -24,7 +24,7 @@ from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 

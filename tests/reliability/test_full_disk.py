@@ -13,7 +13,7 @@ from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.run.mlperf_log import MlperfLog
 from support import make_tiny_inputs, mlperf_records
 

@@ -28,7 +28,7 @@ from foreign_files import (
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, NUM_ROWS
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, NUM_ROWS
 from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.import_examples import (
     READING,

@@ -17,7 +17,7 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest, ShardSettings, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.prepare.examples import ExampleMaker
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents
 from support import prepare_small

@@ -11,7 +11,7 @@ import pytest
 
 from foreign_files import Example, write_fixed, write_packed, write_ragged
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.prepare.foreign_features import (
+from mlperf_bert.prepare.hdf5_reader import (
     ABSENT,
     FEATURES,
     MOST_ROWS,
@@ -21,7 +21,7 @@ from mlperf_bert.prepare.foreign_features import (
 from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.import_examples import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.sandbox_server import Limits
+from mlperf_bert.prepare.sandbox import Limits
 
 WIDTH, ROOM = 16, 4
 

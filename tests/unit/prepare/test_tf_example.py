@@ -10,7 +10,7 @@ import pytest
 
 from foreign_files import field, floats, integers, message, varint
 from mlperf_bert.prepare import tf_example
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES
 from mlperf_bert.prepare.tf_example import feature_names, parse_examples, room_for_rows
 from support import run_process
 

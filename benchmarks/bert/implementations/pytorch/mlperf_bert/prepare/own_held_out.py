@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.prepare.clean_text import DIGIT, LETTER, codes_of, kind_table
-from mlperf_bert.prepare.own_parts import digest_of, documents_of
-from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.documents import digest_of
+from mlperf_bert.prepare.own_parts import documents_of
+from mlperf_bert.prepare.pool import finished_files
 
 Hashes = NDArray[np.uint64]
 
@@ -99,7 +99,7 @@ def _mixed(hashes: Hashes) -> Hashes:
     return mixed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class HeldOut:
     """The documents to evaluate on, and what became of the others."""
 
@@ -108,29 +108,12 @@ class HeldOut:
     not_needed: int
 
 
-@dataclass(frozen=True, slots=True)
-class SeenJob:
-    """A part of the training text to compare with the held-out windows beside it."""
-
-    path: Path
-
-    @property
-    def seen_path(self) -> Path:
-        """Where the result is."""
-        return self.path.with_suffix(".seen")
-
-
 def choose_held_out(
-    held_out: Sequence[Path], train: Sequence[Path], workers: int, *, died: str, quiet: bool
+    held_out: Sequence[Path], train: Sequence[Path], workers: int, *, quiet: bool
 ) -> HeldOut:
-    """The documents to evaluate on, in the order of their digests; resumable.
+    """The documents of the parts `held_out` to evaluate on, by their digests; resumable.
 
-    Args:
-        held_out: parts with documents that are held out.
-        train: parts with all the others.
-        workers: processes.
-        died: the problem to report when a worker dies.
-        quiet: show no progress.
+    `train` are the parts with all other documents.
     """
     candidates, total = candidates_of(held_out)
     windows = held_out_windows(candidates)
@@ -138,22 +121,15 @@ def choose_held_out(
         hashes = windows.hashes.astype("<u8")
         write_file(train[0].with_name(HASHES), hashes.tobytes())
     seen = np.zeros(len(windows.hashes), dtype=bool)
-    sizes = {path: path.stat().st_size for path in train}
     words = ("compared", "parts with held-out text")
-    jobs = [SeenJob(path) for path in train]
-    with progress_of(len(jobs), sum(sizes.values()), quiet=quiet, words=words) as advance:
-        for job, found in finished(find_seen, jobs, workers, died=died):
-            seen |= found
-            advance(job.path.name, sizes[job.path])
+    for _, found in finished_files(find_seen, train, workers, words, quiet=quiet):
+        seen |= found
     repeated = np.array(shares(windows, seen)) > MOST_SHARE
     kept = [text for text, is_copy in zip(candidates, repeated, strict=True) if not is_copy]
     documents = _first_bytes(kept, EVAL_BYTES)
     near_duplicates = int(repeated.sum())
-    return HeldOut(
-        documents=documents,
-        near_duplicates=near_duplicates,
-        not_needed=total - near_duplicates - len(documents),
-    )
+    not_needed = total - near_duplicates - len(documents)
+    return HeldOut(documents, near_duplicates, not_needed)
 
 
 def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], int]:
@@ -171,20 +147,21 @@ def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], int]:
     return [text for _, text in _lowest(found)], total
 
 
-def find_seen(job: SeenJob) -> NDArray[np.bool_]:
+def find_seen(path: Path) -> NDArray[np.bool_]:
     """Which held-out windows a part has, bool; kept beside it, behind a digest of both."""
-    hashes = np.fromfile(job.path.with_name(HASHES), dtype="<u8")
-    made_of = hashlib.sha256(hashes.tobytes() + job.path.read_bytes()).digest()
+    seen_path = path.with_suffix(".seen")
+    hashes = np.fromfile(path.with_name(HASHES), dtype="<u8")
+    made_of = hashlib.sha256(hashes.tobytes() + path.read_bytes()).digest()
     num_bytes = len(made_of) + (len(hashes) + 7) // 8
-    if job.seen_path.exists() and job.seen_path.stat().st_size == num_bytes:
-        before = job.seen_path.read_bytes()
+    if seen_path.exists() and seen_path.stat().st_size == num_bytes:
+        before = seen_path.read_bytes()
         if before.startswith(made_of):
             packed = np.frombuffer(before[len(made_of) :], dtype=np.uint8)
             return np.unpackbits(packed, count=len(hashes)).astype(bool)
     seen = np.zeros(len(hashes), dtype=bool)
-    for document in documents_of(job.path):
+    for document in documents_of(path):
         mark_seen(document, hashes, seen)
-    write_file(job.seen_path, made_of + np.packbits(seen).tobytes())
+    write_file(seen_path, made_of + np.packbits(seen).tobytes())
     return seen
 
 

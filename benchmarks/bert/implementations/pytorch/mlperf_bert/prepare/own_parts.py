@@ -11,15 +11,16 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.records import Record, read_record, write_json
 from mlperf_bert.prepare.clean_text import REASONS, clean_document
+from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.own_files import (
     DocumentRule,
     Piece,
-    Section,
     TextFile,
     next_document,
     sections,
@@ -73,7 +74,7 @@ class Part:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Cleaned:
     """What a job, or all together, made."""
 
@@ -97,10 +98,8 @@ def default_share(files: Sequence[TextFile]) -> float:
 
 def fingerprint(files: Sequence[TextFile], digests: Sequence[str], rules: Rules) -> str:
     """The digest of what decides the parts: the contents of the files in their order, `digests`."""
-    return _fingerprint(
-        [(file.form, file.packing, digest) for file, digest in zip(files, digests, strict=True)],
-        rules,
-    )
+    pairs = zip(files, digests, strict=True)
+    return _fingerprint([(file.form, file.packing, digest) for file, digest in pairs], rules)
 
 
 def plan_jobs(
@@ -143,7 +142,9 @@ def clean(job: CleanJob) -> Cleaned:
     held_out = _PartWriter(job.text_dir, f"held_out-{job.number:05d}")
     left_out: Counter[str] = Counter()
     to, opens = train, True
-    for section in _sections(job):
+    rules = job.rules
+    found = (sections(piece, rules.documents, rules.text_field) for piece in job.pieces)
+    for section in chain.from_iterable(found):
         opens = opens or section.opens  # also where the section that did was left out
         cleaned = clean_document(section.paragraphs)
         if isinstance(cleaned, str):
@@ -151,19 +152,13 @@ def clean(job: CleanJob) -> Cleaned:
             continue
         text = "".join(sentence + "\n" for sentence in cleaned)
         if opens:
-            to = held_out if digest_of(text) < job.rules.held_out_share * 2**64 else train
+            to = held_out if digest_of(text) < rules.held_out_share * 2**64 else train
         to.add(text)
         opens = False
-    made = Cleaned(train=train.finish(), held_out=held_out.finish(), left_out=dict(left_out))
+    made = Cleaned(train.finish(), held_out.finish(), dict(left_out))
     values = {"format_version": RECORD_VERSION, "fingerprint": job.fingerprint, **asdict(made)}
     write_file(job.record_path, write_json(values))
     return made
-
-
-def digest_of(document: str) -> int:
-    """A document's place in the order by which documents are held out, 0 .. 2**64 - 1."""
-    digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
-    return int.from_bytes(digest, "big")
 
 
 def documents_of(path: Path) -> Iterator[str]:
@@ -178,11 +173,6 @@ def documents_of(path: Path) -> Iterator[str]:
                 lines = []
     if lines:
         yield "".join(lines)
-
-
-def _sections(job: CleanJob) -> Iterator[Section]:
-    for piece in job.pieces:
-        yield from sections(piece, job.rules.documents, job.rules.text_field)
 
 
 def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[tuple[Piece, int]]:
@@ -206,8 +196,7 @@ class _PartWriter:
     """Writes documents to files of about MOST_PART_BYTES."""
 
     def __init__(self, directory: Path, stem: str) -> None:
-        self._directory = directory
-        self._stem = stem
+        self._path = directory / stem
         self._contents = bytearray()
         self._documents = 0
         self._parts: list[Part] = []
@@ -228,11 +217,11 @@ class _PartWriter:
         return tuple(self._parts)
 
     def _flush(self) -> None:
-        name = f"{self._stem}-{len(self._parts):03d}.txt"
+        path = self._path.with_name(f"{self._path.name}-{len(self._parts):03d}.txt")
         contents = bytes(self._contents)
-        write_file(self._directory / name, contents)
+        write_file(path, contents)
         digest = hashlib.sha256(contents).hexdigest()
-        self._parts.append(Part(name, self._documents, len(contents), digest))
+        self._parts.append(Part(path.name, self._documents, len(contents), digest))
         self._contents, self._documents = bytearray(), 0
 
 
@@ -249,9 +238,9 @@ def _read(job: CleanJob) -> Cleaned | None:
         return None
     left_out = record.record("left_out")
     return Cleaned(
-        train=_parts(record, "train"),
-        held_out=_parts(record, "held_out"),
-        left_out={name: left_out.integer(name) for name in REASONS if left_out.has(name)},
+        _parts(record, "train"),
+        _parts(record, "held_out"),
+        {name: left_out.integer(name) for name in REASONS if left_out.has(name)},
     )
 
 
