@@ -8,6 +8,8 @@ from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
 
+SETTINGS = ShardSettings(max_seq_length=48, max_predictions=8, dupe_factor=2, seed=12345)
+
 
 def made_up_document(rng: random.Random) -> str:
     """A few sentences."""
@@ -33,7 +35,7 @@ def own_text(path: Path, texts: list[str]) -> OwnText:
         held_out_share=0.2,
         vocab_path=None,
         vocab_size=300,
-        settings=ShardSettings(max_seq_length=48, max_predictions=8, dupe_factor=2, seed=12345),
+        settings=SETTINGS,
     )
 
 

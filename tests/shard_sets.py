@@ -12,8 +12,8 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index
 from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.data.shards import Samples
-from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.build import write_shard
+from mlperf_bert.prepare.examples import ExampleArrays
 
 MAX_LENGTH = 40
 MAX_PREDICTIONS = 6
@@ -29,8 +29,6 @@ def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Ma
         max_predictions=MAX_PREDICTIONS,
         seed=seed,
         dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
     )
     entries, lengths, masked_counts = [], [], []
     for number, (num_samples, dtype) in enumerate(shards):

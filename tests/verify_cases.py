@@ -22,9 +22,9 @@ from mlperf_bert.data.index import (
     write_index,
 )
 from mlperf_bert.data.shards import Shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.full import LAYOUT_READER
 from mlperf_bert.prepare.verify.report import Report

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare.build import compile_maker, write_shard
 from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
-from mlperf_bert.prepare.build import write_shard
+from mlperf_bert.prepare.examples import ExampleMaker
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
@@ -78,8 +78,6 @@ def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) ->
         max_predictions=76,
         seed=12345,
         dupe_factor=10,
-        split_sentences=False,
-        pick_eval=None,
     )
     source = read_text(text_path)
     documents = tokenize_documents(source.text, Tokenizer(vocabulary), split=False)
@@ -115,7 +113,7 @@ def peaks_of(way: str, *paths: Path) -> dict[str, int]:
 
 def print_peaks(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> None:
     """What `peaks_of` reads."""
-    compile_examples(load_vocabulary(vocab_path))
+    compile_maker("pair", load_vocabulary(vocab_path))
     start = high_water_bytes()
     make_shard(way, text_path, vocab_path, shard_path)
     print(json.dumps({"start_peak_bytes": start, "peak_bytes": high_water_bytes()}))
@@ -131,7 +129,7 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
     """Run both ways in turn, `repeats` times; medians."""
     text_path, vocab_path = directory / "text.txt", directory / "vocab.txt"
     write_corpus(text_path, vocab_path, num_sentences)
-    compile_examples(load_vocabulary(vocab_path))
+    compile_maker("pair", load_vocabulary(vocab_path))
     shards = {way: directory / f"{way}.hdf5" for way in MAKERS}
     runs: dict[str, list[Times]] = {way: [] for way in MAKERS}
     count = 0

@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 import pytest
 
-from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from plain_examples import PlainExampleMaker
+from support import prepare_small
 
 OWN = Path(__file__).parent / "data"
 SHARED = Path(
@@ -84,17 +84,7 @@ def test_reference_sets_come_out_of_whole_preparations(name: str, tmp_path: Path
     shards: dict[int, dict[str, bytes]] = {}
     for workers in (1, 2):
         out = tmp_path / str(workers)
-        prepare_text(
-            texts,
-            VOCAB,
-            out,
-            **SETS[name],
-            dupe_factor=2,
-            workers=workers,
-            pick_eval=None,
-            split_sentences=False,
-            quiet=True,
-        )
+        prepare_small(texts, VOCAB, out, **SETS[name], dupe_factor=2, workers=workers)
         shards[workers] = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
     assert len(shards[1]) == 4
     assert shards[1] == shards[2]

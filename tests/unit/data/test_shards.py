@@ -16,8 +16,8 @@ from mlperf_bert.data import shards
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest, ShardSettings, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.prepare.examples import ExampleMaker
 from mlperf_bert.prepare.build import write_shard
+from mlperf_bert.prepare.examples import ExampleMaker
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents
 from support import prepare_small
@@ -125,8 +125,6 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
         max_predictions=3,
         seed=0,
         dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
     )
     path = tmp_path / "wide.hdf5"
     write_shard(path, examples, source_name="t", source_sha256="1" * 64, settings=settings)

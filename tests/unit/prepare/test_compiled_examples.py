@@ -125,10 +125,10 @@ def test_no_place_for_machine_code_is_no_error() -> None:
 def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
     code = (
         "from mlperf_bert.prepare.examples import add_pass\n"
-        "from mlperf_bert.prepare.examples import compile_examples\n"
+        "from mlperf_bert.prepare.build import compile_maker\n"
         "from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary\n"
         "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
-        "compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
+        "compile_maker('pair', Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
         "print(sum(add_pass.stats.cache_hits.values()))"
     )
     environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -143,11 +143,11 @@ def test_first_uses_at_the_same_time(tmp_path: Path) -> None:
 
 def test_a_damaged_cache_is_one_line(tmp_path: Path) -> None:
     code = (
-        "from mlperf_bert.prepare.examples import compile_examples\n"
+        "from mlperf_bert.prepare.build import compile_maker\n"
         "from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary\n"
         "from mlperf_bert.common.errors import ConfigError\n"
         "ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}\n"
-        "try: compile_examples(Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
+        "try: compile_maker('pair', Vocabulary(SPECIAL_TOKENS, ids, '', b''))\n"
         "except ConfigError as error: print(error)"
     )
     environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}

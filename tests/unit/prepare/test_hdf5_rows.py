@@ -11,6 +11,7 @@ import pytest
 
 from foreign_files import Example, write_fixed, write_packed, write_ragged
 from mlperf_bert.common.errors import DataError
+from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.hdf5_reader import (
     ABSENT,
     FEATURES,
@@ -18,10 +19,8 @@ from mlperf_bert.prepare.hdf5_reader import (
     MOST_VALUES,
     NUM_ROWS,
 )
-from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.import_examples import READING, ROWS_READER, read_hdf5
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.sandbox import Limits
+from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
 
 WIDTH, ROOM = 16, 4
 

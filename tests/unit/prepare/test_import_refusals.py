@@ -119,8 +119,6 @@ def refusal(path: Path) -> str:
         vocabulary_sha256=vocabulary.sha256,
         seed=0,
         dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
     )
     with pytest.raises(DataError) as raised:
         examples = collect_examples(path, read_hdf5(path, shared_sandbox()), vocabulary, limits)

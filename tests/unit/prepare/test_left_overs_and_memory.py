@@ -35,10 +35,10 @@ def compile_and_limit(segments, vocabulary, compile_maker=build.compile_maker):
 build.compile_maker = compile_and_limit
 text, vocab, out = map(Path, sys.argv[1:4])
 try:
-    build.prepare_text(
-        [text], vocab, out, max_seq_length=64, max_predictions=10, dupe_factor=10_000, seed=1,
-        workers=1, pick_eval=None, split_sentences=False, quiet=True,
+    settings = build.ShardSettings(
+        max_seq_length=64, max_predictions=10, dupe_factor=10_000, seed=1
     )
+    build.prepare_text([text], vocab, out, settings, workers=1, quiet=True)
 except build.DataError as error:
     print(error)
 """

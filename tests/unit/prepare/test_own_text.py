@@ -12,12 +12,15 @@ import pytest
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest, Segments
 from mlperf_bert.prepare import own_files, own_parts
-from mlperf_bert.prepare.own_parts import digest_of, documents_of
+from mlperf_bert.prepare.documents import digest_of
+from mlperf_bert.prepare.own_parts import documents_of
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from own_texts import contents, made_up_document, made_up_texts, make, own_text
+from own_texts import SETTINGS, contents, made_up_document, made_up_texts, make, own_text
+
+LONGER = replace(SETTINGS, max_seq_length=64)
 
 
 @pytest.fixture
@@ -159,11 +162,11 @@ def test_long_documents_stay_on_one_side(
     [
         ({"held_out_share": 0.3}, "was made with other text, or rules for it"),
         ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
-        ({"max_seq_length": 32}, "was made with max_seq_length = 48, now it is 32"),
+        ({"settings": LONGER}, "was made with max_seq_length = 48, now it is 64"),
     ],
 )
 def test_a_directory_of_something_else_is_refused(
-    wanted: OwnText, tmp_path: Path, change: dict[str, int], problem: str
+    wanted: OwnText, tmp_path: Path, change: dict[str, object], problem: str
 ) -> None:
     out = make(wanted, tmp_path / "out")
     before = contents(out)
@@ -228,5 +231,5 @@ def test_rare_characters_leave_a_vocabulary_room() -> None:
 
 @pytest.mark.parametrize("segments", ["pair", "single"])
 def test_kinds_of_examples(wanted: OwnText, tmp_path: Path, segments: Segments) -> None:
-    out = make(replace(wanted, segments=segments), tmp_path / "out")
+    out = make(replace(wanted, settings=replace(SETTINGS, segments=segments)), tmp_path / "out")
     assert {Manifest.load(out / name).segments for name in ("train", "eval")} == {segments}

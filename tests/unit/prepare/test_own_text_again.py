@@ -11,7 +11,7 @@ import pytest
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_parts
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
-from own_texts import contents, made_up_texts, make, own_text
+from own_texts import SETTINGS, contents, made_up_texts, make, own_text
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
     ("change", "workers", "problem"),
     [
         ({"vocab_size": 100}, 1, "--vocab-size: is 100"),
-        ({"max_seq_length": 4}, 1, "max_seq_length: is 4"),
-        ({"dupe_factor": -1}, 1, "dupe_factor: is -1"),
+        ({"settings": replace(SETTINGS, max_seq_length=4)}, 1, "max_seq_length: is 4"),
+        ({"settings": replace(SETTINGS, dupe_factor=-1)}, 1, "dupe_factor: is -1"),
         ({}, 0, "workers: is 0"),
         ({}, -3, "workers: is -3"),
     ],
@@ -105,7 +105,7 @@ def test_text_that_changes_before_the_sets_are_begun(
 ) -> None:
     out, original = tmp_path / "out", wanted.source.read_text()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mlperf_bert.prepare.own_text.prepare_text", _interrupt)
+        patched.setattr("mlperf_bert.prepare.own_text.prepare_pair", _interrupt)
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))

@@ -14,8 +14,7 @@ import pytest
 
 from hostile_readers import DEEDS
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.sandbox import Limits
+from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
 from support import run_process
 
 LIMITS = Limits(memory_bytes=2**28, cpu_seconds=1, wall_seconds=3, answer_bytes=2**20)

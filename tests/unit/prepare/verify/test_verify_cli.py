@@ -10,8 +10,7 @@ import pytest
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.prepare.verify.cli import add_arguments, run
-from mlperf_bert.prepare.verify.report import MAX_PROBLEM_LINES
+from mlperf_bert.prepare.verify.report import MAX_PROBLEM_LINES, add_arguments, run
 from verify_cases import check, flip, shard
 
 
@@ -71,7 +70,7 @@ def test_a_wrong_number_of_workers(made: Path, workers: int) -> None:
 def test_building_the_parser_imports_nothing_heavy() -> None:
     code = (
         "import argparse, sys\n"
-        "from mlperf_bert.prepare.verify.cli import add_arguments\n"
+        "from mlperf_bert.prepare.verify.report import add_arguments\n"
         "add_arguments(argparse.ArgumentParser())\n"
         "print({'torch', 'numpy', 'h5py', 'rich'} & set(sys.modules))"
     )

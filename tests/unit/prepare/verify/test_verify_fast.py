@@ -12,7 +12,7 @@ import pytest
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import Manifest, sidecar_path
-from mlperf_bert.prepare.verify.set_files import check_manifest, check_sidecars
+from mlperf_bert.prepare.verify.check import check_manifest, check_sidecars
 from support import write_synthetic_text
 from verify_cases import (
     SPECIAL,

@@ -11,7 +11,7 @@ import pytest
 
 from mlperf_bert.data.index import Manifest, masked_count_table, read_sidecar
 from mlperf_bert.prepare.verify.contents import COPY_BITS
-from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
+from mlperf_bert.prepare.verify.full import MAX_SURPRISE, surprise
 from verify_cases import (
     VOCAB_SIZE,
     Arrays,

@@ -16,7 +16,7 @@ import numpy as np
 from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import file_digest
-from mlperf_bert.data.index import Manifest, ShardSettings, special_ids
+from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare import tf_example
 from mlperf_bert.prepare.build import (
@@ -36,13 +36,7 @@ from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
 from mlperf_bert.prepare.tf_example import read_records
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.contents import check_arrays
-from mlperf_bert.prepare.verify.rates import (
-    MAX_COPIED_SHARE,
-    check_masking,
-    check_next_sentence,
-    check_unknown,
-    check_vocabulary_size,
-)
+from mlperf_bert.prepare.verify.full import MAX_COPIED_SHARE, rate_checks
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
 _HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
@@ -190,12 +184,7 @@ def check_examples(
     if contents.faults:
         raise DataError(str(path), "; also ".join(contents.faults), REMEDY)
     tally = contents.tally
-    for check in (
-        check_masking({path: tally}, tally, len(vocabulary)),
-        check_vocabulary_size({path: tally}, tally, len(vocabulary), special_ids(manifest)),
-        check_next_sentence({path: tally}, tally),
-        check_unknown(path, tally),
-    ):
+    for check in rate_checks(path, manifest, {path: tally}, tally):
         for problem in check.problems:
             raise DataError(problem.args[0], problem.args[1], REMEDY)
     if contents.copied > MAX_COPIED_SHARE * len(examples):
