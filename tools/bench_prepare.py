@@ -24,18 +24,18 @@ from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.build import compile_maker, write_shard
 from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleMaker
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
 # The plain version belongs to the tests, which are no package: it is there to check, not to use.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from plain_examples import PlainExampleMaker
+from plain_examples import plain_examples
 
 VOCAB_SIZE = 8192
 SENTENCES_A_DOCUMENT = 12  # of the middle document; the mean is about twice that
-MAKERS = {"plain": PlainExampleMaker, "compiled": ExampleMaker}
+MAKERS = {"plain": plain_examples, "compiled": make_examples}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,7 @@ def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) ->
     source = read_text(text_path)
     documents = tokenize_documents(source.text, Tokenizer(vocabulary), split=False)
     tokenized_s = time.perf_counter()
-    maker = MAKERS[way](
-        vocabulary,
-        max_seq_length=settings.max_seq_length,
-        max_predictions=settings.max_predictions,
-        seed=settings.seed,
-    )
-    examples = maker.make(documents, settings.dupe_factor)
+    examples = MAKERS[way](documents, vocabulary, settings)
     made_s = time.perf_counter()
     write_shard(
         shard_path,

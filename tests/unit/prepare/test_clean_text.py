@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_bert.prepare.clean_text import (
+from mlperf_bert.prepare.documents import (
     LEAST_CHARS,
     SENTENCE_CHARS,
     any_sentences,

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
+from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare.examples import ExampleArrays, make_examples
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
-from plain_examples import Document, PlainExampleMaker, as_documents
+from plain_examples import Document, as_documents, plain_examples
 
 
 def vocabulary_of(size: int) -> Vocabulary:
@@ -25,12 +26,10 @@ def vocabulary_of(size: int) -> Vocabulary:
 VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
 
 
-def assert_both_agree(
-    nested: list[Document], vocabulary: Vocabulary, dupe_factor: int, **options: int
-) -> ExampleArrays:
-    documents = as_documents(nested, len(vocabulary))
-    plain = PlainExampleMaker(vocabulary, **options).make(documents, dupe_factor)
-    compiled = ExampleMaker(vocabulary, **options).make(documents, dupe_factor)
+def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ExampleArrays:
+    documents, vocabulary = as_documents(nested, vocab_size), VOCABULARIES[vocab_size]
+    plain = plain_examples(documents, vocabulary, ShardSettings(**settings))
+    compiled = make_examples(documents, vocabulary, ShardSettings(**settings))
     for name in plain.__slots__:
         expected, found = getattr(plain, name), getattr(compiled, name)
         assert found.dtype == expected.dtype
@@ -66,8 +65,8 @@ def test_any_text(
     ]
     assert_both_agree(
         nested,
-        VOCABULARIES[vocab_size],
-        dupe_factor,
+        vocab_size,
+        dupe_factor=dupe_factor,
         max_seq_length=max_seq_length,
         max_predictions=max_predictions,
         seed=seed,
@@ -81,8 +80,8 @@ def test_a_large_text() -> None:
         num_sentences = min(400, int(rng.paretovariate(1.1)) + rng.randrange(4))
         lengths = [max(1, int(rng.lognormvariate(3.1, 0.6))) for _ in range(max(1, num_sentences))]
         nested.append([[rng.randrange(5, 1000) for _ in range(length)] for length in lengths])
-    options = {"max_seq_length": 128, "max_predictions": 20, "seed": 12345}
-    examples = assert_both_agree(nested, VOCABULARIES[1000], 3, **options)
+    options = {"max_seq_length": 128, "max_predictions": 20, "dupe_factor": 3, "seed": 12345}
+    examples = assert_both_agree(nested, 1000, **options)
     # The text is what it is meant to be: long, short and odd, so that all branches are taken.
     assert sum(map(len, nested)) > 1500
     assert min(map(len, nested)) == 1
@@ -96,17 +95,9 @@ def test_a_large_text() -> None:
 def test_the_longest_examples() -> None:
     length = 65_535
     documents = [[[7] * 70_000], [[5]]]
-    examples = assert_both_agree(
-        documents, VOCABULARIES[1000], 2, max_seq_length=length, max_predictions=255, seed=0
-    )
+    options = {"max_seq_length": length, "max_predictions": 255, "dupe_factor": 2, "seed": 0}
+    examples = assert_both_agree(documents, 1000, **options)
     assert np.diff(examples.offsets).max() == length
-
-
-def test_one_maker_gives_the_same_twice() -> None:
-    documents = as_documents([[[7, 8, 9]] * 20, [[10, 11]] * 20], 1000)
-    maker = ExampleMaker(VOCABULARIES[1000], max_seq_length=16, max_predictions=3, seed=0)
-    first, second = maker.make(documents, 2), maker.make(documents, 2)
-    np.testing.assert_array_equal(first.input_ids, second.input_ids)
 
 
 def test_no_place_for_machine_code_is_no_error() -> None:
@@ -174,8 +165,9 @@ def test_examples_are_well_formed(vocab_size: int) -> None:
         ]
         for _ in range(30)
     ]
-    maker = ExampleMaker(VOCABULARIES[vocab_size], max_seq_length=48, max_predictions=5, seed=3)
-    examples = maker.make(as_documents(nested, vocab_size), 2)
+    settings = ShardSettings(max_seq_length=48, max_predictions=5, dupe_factor=2, seed=3)
+    documents = as_documents(nested, vocab_size)
+    examples = make_examples(documents, VOCABULARIES[vocab_size], settings)
     assert {0, 1} == set(examples.next_sentence_label.tolist())
     spans = zip(pairwise(examples.offsets), pairwise(examples.masked_lm_offsets), strict=True)
     for i, ((start, end), (masked_start, masked_end)) in enumerate(spans):

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from mlperf_bert.prepare.own_held_out import (
+from mlperf_bert.prepare.own_parts import (
     WINDOW,
     held_out_windows,
     mark_seen,

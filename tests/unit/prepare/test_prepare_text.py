@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import LengthIndex, Manifest
+from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
+from mlperf_bert.prepare.examples import ExampleArrays, make_examples
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
 Prepare = Callable[..., Manifest]
@@ -30,8 +30,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 def expected_examples(text: Path, vocab: Path) -> ExampleArrays:
     vocabulary = load_vocabulary(vocab)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
-    maker = ExampleMaker(vocabulary, max_seq_length=64, max_predictions=10, seed=12345)
-    return maker.make(documents, 3)
+    settings = ShardSettings(max_seq_length=64, max_predictions=10, seed=12345, dupe_factor=3)
+    return make_examples(documents, vocabulary, settings)
 
 
 def test_the_set_holds_the_examples_of_its_texts(

@@ -51,7 +51,7 @@ from mlperf_bert.prepare.documents import (
     read_text,
     tokenize_documents,
 )
-from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker, add_pass, pick_evenly
+from mlperf_bert.prepare.examples import ExampleArrays, add_pass, make_examples, pick_evenly
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.prepare.whole_sequences import make_sequences
 from mlperf_bert.vocabulary.any_vocabulary import (
@@ -444,13 +444,7 @@ def _make_examples(
 ) -> ExampleArrays:
     if settings.segments == "single":
         return make_sequences(documents, vocabulary, settings, source_sha256)
-    maker = ExampleMaker(
-        vocabulary,
-        max_seq_length=settings.max_seq_length,
-        max_predictions=settings.max_predictions,
-        seed=settings.seed,
-    )
-    return maker.make(documents, settings.dupe_factor)
+    return make_examples(documents, vocabulary, settings)
 
 
 def _check_documents(path: Path, documents: Documents, least: int) -> None:

@@ -1,9 +1,9 @@
 """Documents of token ids to masked examples, identical to the MLPerf reference's token by token.
 
-From top to bottom, in compiled code: CPython's random stream, every draw in the reference's order;
-one pass over the documents; one document; one example; arrays that grow. Then, in plain Python,
-what calls it. The compiled part is one file because of numba's cache, see compiled.py.
-tests/plain_examples.py does the same in plain Python, and tests compare the two.
+In compiled code: CPython's random stream, every draw in the reference's order; one pass over the
+documents; one document; one example; arrays that grow. Then what calls it. The compiled part is one
+file because of numba's cache, see compiled.py. tests/plain_examples.py does the same in plain
+Python, and tests compare the two.
 
 Sentences of a document lie end to end, so a segment is a span of the text's tokens: nothing is
 copied until an example is written.
@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled, usable_cache
+from mlperf_bert.common.compiled import compiled
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 IntArray = NDArray[np.int64]
 Span = tuple[int, int]  # start, end
@@ -325,64 +325,38 @@ class ExampleArrays:
         return len(self.segment_b_start)
 
 
-class ExampleMaker:
-    """The reference procedure over the documents of one text file."""
+def make_examples(
+    documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings
+) -> ExampleArrays:
+    """All examples of every pass, shuffled; needs two documents at least.
 
-    def __init__(
-        self, vocabulary: AnyVocabulary, *, max_seq_length: int, max_predictions: int, seed: int
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._max_seq_length = max_seq_length
-        self._max_predictions = max_predictions
-        self._seed = seed
-
-    def make(self, documents: Documents, dupe_factor: int) -> ExampleArrays:
-        """All examples of `dupe_factor` passes, shuffled; needs two documents at least.
-
-        The same arguments give the same examples. At its peak this holds the examples about
-        twice: as they were made, and in their shuffled order. Ctrl-C waits for the end of a pass.
-        """
-        vocabulary = self._vocabulary
-        work = Work(
-            stream=new_stream(self._seed),
-            tokens=documents.tokens,
-            sentence_offsets=documents.sentence_offsets,
-            document_offsets=documents.document_offsets,
-            order=np.arange(len(documents)),
-            candidates=np.empty(self._max_seq_length, dtype=np.int64),
-            originals=np.full(self._max_seq_length, -1, dtype=np.int64),
-            room=self._max_seq_length - 3,
-            max_predictions=self._max_predictions,
-            vocab_size=len(vocabulary),
-            cls_id=vocabulary.cls_id,
-            sep_id=vocabulary.sep_id,
-            mask_id=vocabulary.mask_id,
-        )
-        found = room_for(*_FIRST, documents.tokens.dtype)
-        count = 0
-        shuffle(work.stream, work.order)
-        for _ in range(dupe_factor):
-            with interrupt_deferred():
-                found, count = add_pass(work, found, count)
-        order = np.arange(count)
-        shuffle(work.stream, order)
-        return take_examples(used_part(found, count), order)
-
-
-def compile_examples(vocabulary: AnyVocabulary) -> None:
-    """Compile what `ExampleMaker.make` runs for this vocabulary, or load it from the cache.
-
-    The first use after an installation takes about 5 s, later ones a fraction of a second.
-    Raises ConfigError when the cache is damaged or cannot be written.
+    At its peak this holds the examples about twice: as they were made, and in their shuffled order.
+    Ctrl-C waits for the end of a pass.
     """
-    documents = Documents(
-        tokens=np.zeros(2, dtype=token_dtype(len(vocabulary))),
-        sentence_offsets=np.arange(3),
-        document_offsets=np.arange(3),
+    longest = settings.max_seq_length
+    work = Work(
+        stream=new_stream(settings.seed),
+        tokens=documents.tokens,
+        sentence_offsets=documents.sentence_offsets,
+        document_offsets=documents.document_offsets,
+        order=np.arange(len(documents)),
+        candidates=np.empty(longest, dtype=np.int64),
+        originals=np.full(longest, -1, dtype=np.int64),
+        room=longest - 3,
+        max_predictions=settings.max_predictions,
+        vocab_size=len(vocabulary),
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        mask_id=vocabulary.mask_id,
     )
-    maker = ExampleMaker(vocabulary, max_seq_length=8, max_predictions=1, seed=0)
-    with usable_cache(add_pass):
-        maker.make(documents, dupe_factor=1)
+    found, count = room_for(*_FIRST, documents.tokens.dtype), 0
+    shuffle(work.stream, work.order)
+    for _ in range(settings.dupe_factor):
+        with interrupt_deferred():
+            found, count = add_pass(work, found, count)
+    order = np.arange(count)
+    shuffle(work.stream, order)
+    return take_examples(used_part(found, count), order)
 
 
 def new_stream(seed: int) -> Stream:
@@ -419,8 +393,9 @@ def pick_evenly(examples: ExampleArrays, count: int) -> ExampleArrays:
 def used_part(found: Collected, count: int) -> ExampleArrays:
     """The first `count` examples, as views."""
     num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
+    arrays: tuple[NDArray[Any], ...] = found
     ends = (num_tokens, count + 1, count, num_masked, num_masked, count + 1, count)
-    return ExampleArrays(*(values[:end] for values, end in zip(found, ends, strict=True)))
+    return ExampleArrays(*(values[:end] for values, end in zip(arrays, ends, strict=True)))
 
 
 def joined(parts: Sequence[ExampleArrays]) -> ExampleArrays:

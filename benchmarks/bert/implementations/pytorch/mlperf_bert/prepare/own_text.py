@@ -20,12 +20,13 @@ from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.own_files import DocumentRule, TextFile, digests, find_files
-from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
 from mlperf_bert.prepare.own_parts import (
     REMEDY,
     Cleaned,
     CleanJob,
+    HeldOut,
     Rules,
+    choose_held_out,
     clean,
     default_share,
     fingerprint,
