@@ -47,12 +47,3 @@ def bring(files: list[Path], out: Path, **changes: Any) -> Manifest:
     options = {name: changes.pop(name, value) for name, value in options.items()}
     settings = ShardSettings(**{**SMALL, "seed": 0, "dupe_factor": 1, **changes})
     return import_set(files, options.pop("vocab"), out, settings, quiet=True, **options)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """All files below, by name."""
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }

@@ -61,6 +61,12 @@ def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess
     )
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """Name below a directory -> what the file holds."""
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+
+
 def write_synthetic_text(path: Path, num_documents: int, seed: int) -> None:
     """Documents of made-up words, each of which foretells the next, so that models can learn."""
     rng = random.Random(seed)

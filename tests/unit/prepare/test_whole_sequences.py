@@ -14,17 +14,14 @@ from mlperf_bert.data.index import LengthIndex, Manifest, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.prepare.whole_sequences import cut
 from support import prepare_small, write_synthetic_text
-from verify_cases import check, failed, spoil
+from verify_cases import check, failed, spoil, write_vocabulary
 
 SIZES = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("words") / "words.txt"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path.write_text("\n".join([*special, *(f"w{n}" for n in range(64))]) + "\n")
-    return path
+    return write_vocabulary(tmp_path_factory.mktemp("words") / "words.txt")
 
 
 @pytest.fixture(scope="module")

@@ -94,17 +94,13 @@ def prepare_text(
 ) -> Manifest:
     """Make, or finish making, the prepared set `out_dir`. Shards are ordered by file stem.
 
-    Args:
-        texts: one shard is made of each; see documents.py for the two layouts.
-        vocab_path: the vocabulary, or a tokenizer.json; its copy goes into the set.
-        out_dir: created; a shard already finished with the same text and settings is kept.
-        settings: of the shards; the vocabulary's digest is put into them.
-        with_baseline: store the context-free baseline; always done with `settings.pick_eval`.
-        workers, corpus, quiet: as of `make_set`.
+    One shard is made of each text, see documents.py for the two layouts; one that is already
+    finished with the same text and settings is kept. `vocab_path` is a vocabulary or a
+    tokenizer.json, whose copy goes into the set, and its digest into the settings. With
+    `settings.pick_eval` the context-free baseline is always stored; for the rest see `make_set`.
 
-    Raises:
-        ConfigError: an option out of range, or numba's cache cannot be used.
-        DataError: a text, the vocabulary, or a shard that was finished with other settings.
+    Raises ConfigError for an option out of range, or where numba's cache cannot be used; DataError
+    for a text, the vocabulary, or a shard that was finished with other settings.
     """
     vocabulary = load_any_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
@@ -163,18 +159,11 @@ def make_set(
 ) -> Manifest:
     """Make what is not finished of these shards of one set, then its index.
 
-    Args:
-        jobs: of `shard_jobs`; `make` does one of them, and nothing where it is finished.
-        make: runs in worker processes, so it must be a function of a module, or a partial of one.
-        vocabulary: that of the jobs.
-        workers: processes; 1 works in this process.
-        with_baseline: store the context-free baseline.
-        corpus: provenance to store in the manifest.
-        quiet: show no progress.
-        words: of the progress, as `progress_of` takes them.
-
-    Raises:
-        DataError: as `make` does; a shard that was finished with other settings, or is of no job.
+    `jobs` are of `shard_jobs`. `make` does one of them, and nothing where it is finished; it runs
+    in worker processes (1: in this one), so it must be a function of a module, or a partial of one.
+    `corpus` is provenance for the manifest; `words` are of the progress, as `progress_of` takes
+    them. Raises DataError as `make` does, and where a shard was finished with other settings or is
+    of no job.
     """
     check_left_overs(jobs)
     make_shards(jobs, make, vocabulary, workers=workers, quiet=quiet, words=words)

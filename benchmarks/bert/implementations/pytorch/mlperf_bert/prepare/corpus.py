@@ -174,13 +174,9 @@ def _summary(corpus: dict[str, str], train: Manifest, held_out: Manifest) -> str
 
 
 def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
-    """Distinct documents of at least two sentences, ASCII only.
+    """Distinct documents of at least two sentences, ASCII only, of `stdlib` or of this Python's.
 
-    Args:
-        stdlib: directory to read; that of the running Python if not given.
-
-    Raises:
-        DataError: there is not enough text, as in a Python installed without its sources.
+    Raises DataError where there is not enough text, as in a Python without its sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if stdlib is None else stdlib
     documents = [prose_sentences(text) for text in _topics(root / "pydoc_data" / "topics.py")]

@@ -134,16 +134,9 @@ def read_tfrecord(path: Path) -> Iterator[Rows]:
 def collect_examples(
     path: Path, lots: Iterable[Rows], vocabulary: Vocabulary, settings: ShardSettings
 ) -> ExampleArrays:
-    """The examples of all rows of a file, in their order.
+    """The examples of all rows of the file `path`, which come in lots, in their order.
 
-    Args:
-        path: the file, for messages.
-        lots: its rows, in lots; see `read_tfrecord` and `read_hdf5`.
-        vocabulary: that of the examples.
-        settings: what an example may be.
-
-    Raises:
-        DataError: there are none or too many, or a row holds no example; which one, from 0.
+    Raises DataError where there are none or too many, or a row holds no example; which one, from 0.
     """
     bounds = Bounds(
         len(vocabulary), vocabulary.pad_id, settings.max_seq_length, settings.max_predictions
@@ -204,19 +197,8 @@ def import_set(
 ) -> Manifest:
     """Make, or finish making, the prepared set `out_dir`, and verify it (fast).
 
-    Args:
-        files: one shard is made of each; shards are ordered by file stem.
-        vocab_path: the vocabulary that the examples were made with.
-        out_dir: created; a shard already finished with the same file and limits is kept.
-        settings: the limits as the examples were made with; with `pick_eval`, so many examples are
-            taken evenly out of all of the only file, and the context-free baseline is stored.
-        format_name: of FORMATS.
-        workers: processes; 1 works in this process.
-        quiet: show no progress.
-
-    Raises:
-        ConfigError: an option out of range, or numba's cache cannot be used.
-        DataError: a file, the vocabulary, or a shard that was finished with other limits.
+    As `prepare_text`; `settings` are the limits with which the examples were made, and
+    `vocab_path` is the vocabulary. Raises ConfigError and DataError.
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path}: files of examples are read with word pieces"
