@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare.build import compile_maker, write_shard
 from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
 # The plain version belongs to the tests, which are no package: it is there to check, not to use.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from plain_examples import PlainExampleMaker
+from plain_examples import plain_examples
 
 VOCAB_SIZE = 8192
 SENTENCES_A_DOCUMENT = 12  # of the middle document; the mean is about twice that
-MAKERS = {"plain": PlainExampleMaker, "compiled": ExampleMaker}
+MAKERS = {"plain": plain_examples, "compiled": make_examples}
 
 
 def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
@@ -65,19 +65,11 @@ def make_shard(
         max_predictions=76,
         seed=12345,
         dupe_factor=10,
-        split_sentences=False,
-        pick_eval=None,
     )
     source = read_text(text_path)
     documents = tokenize_documents(source.text, Tokenizer(vocabulary), split=False)
     tokenized_s = time.perf_counter()
-    maker = MAKERS[way](
-        vocabulary,
-        max_seq_length=settings.max_seq_length,
-        max_predictions=settings.max_predictions,
-        seed=settings.seed,
-    )
-    examples = maker.make(documents, settings.dupe_factor)
+    examples = MAKERS[way](documents, vocabulary, settings)
     made_s = time.perf_counter()
     write_shard(
         shard_path,
@@ -104,7 +96,7 @@ def peaks_of(way: str, *paths: Path) -> dict[str, int]:
 
 def print_peaks(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> None:
     """What `peaks_of` reads."""
-    compile_examples(load_vocabulary(vocab_path))
+    compile_maker("pair", load_vocabulary(vocab_path))
     start = high_water_bytes()
     make_shard(way, text_path, vocab_path, shard_path)
     print(json.dumps({"start_peak_bytes": start, "peak_bytes": high_water_bytes()}))
@@ -120,7 +112,7 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
     """Run both ways in turn, `repeats` times; medians."""
     text_path, vocab_path = directory / "text.txt", directory / "vocab.txt"
     write_corpus(text_path, vocab_path, num_sentences)
-    compile_examples(load_vocabulary(vocab_path))
+    compile_maker("pair", load_vocabulary(vocab_path))
     shards = {way: directory / f"{way}.hdf5" for way in MAKERS}
     runs: dict[str, list[dict[str, float]]] = {way: [] for way in MAKERS}
     count = 0

@@ -26,8 +26,8 @@ from mlperf_bert.data.length_histogram import (
     wikipedia_lengths,
 )
 from mlperf_bert.data.shards import IntArray, Samples
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.prepare.shard_job import write_shard
 
 DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
 VOCAB_SIZE = 30522
@@ -110,8 +110,6 @@ def set_settings(
         max_predictions=max_predictions,
         seed=seed,
         dupe_factor=dupe_factor,
-        split_sentences=False,
-        pick_eval=None,
     )
 
 

@@ -43,7 +43,7 @@ COMMANDS = {
     "export": ("mlperf_bert.cli.export", "a checkpoint to what other programs load"),
     "fill": ("mlperf_bert.cli.fill", "what a checkpoint puts in the place of [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
-    "verify": ("mlperf_bert.prepare.verify.cli", "whether prepared data is whole and right"),
+    "verify": ("mlperf_bert.prepare.verify.report", "whether prepared data is whole and right"),
     "stage-data": (
         "mlperf_bert.cli.stage_data",
         "copy a node's part of the data to local disk",

@@ -1,5 +1,6 @@
 """The fast check of `verify`: what shows without reading a sample is found and named."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.index import Manifest, sidecar_path
-from mlperf_bert.prepare.verify.set_files import check_manifest, check_sidecars
+from mlperf_bert.common.records import write_json
+from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, sidecar_path
+from mlperf_bert.prepare.verify.check import check_manifest, check_sidecars
 from support import write_synthetic_text
 from verify_cases import (
     SPECIAL,
     check,
     failed,
+    first_checks,
     flip,
     mend_digests,
     prepare_set,
@@ -50,28 +53,23 @@ def make_directory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, make_pipe, make_directory])
-def test_a_shard_of_another_size_or_kind(pair: Path, damage: Callable[[Path], None]) -> None:
-    damage(shard(pair))
-    problems = failed(check(pair))
-    assert set(problems) == {"shard sizes"}
-    assert str(shard(pair)) in problems["shard sizes"]
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, cut, make_pipe, make_directory])
 @pytest.mark.parametrize(
     ("name", "check_name"),
     [
+        ("shards/b.hdf5", "shard sizes"),
         ("shards/b.hdf5.json", "sidecars"),
         ("index/dataset.json", "manifest"),
         ("index/lengths.u16", "index files"),
         ("vocab.txt", "vocabulary"),
     ],
 )
-def test_other_files_gone_cut_or_of_another_kind(
+def test_files_gone_cut_or_of_another_kind(
     pair: Path, name: str, check_name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(pair / "train" / name)
-    assert str(pair / "train" / name) in failed(check(pair))[check_name]
+    problems = failed(check(pair))
+    assert str(pair / "train" / name) in problems[check_name]
+    assert name != "shards/b.hdf5" or set(problems) == {check_name}
 
 
 def test_every_flipped_bit_of_a_sidecar_is_found(pair: Path) -> None:
@@ -103,23 +101,15 @@ def test_every_flipped_bit_of_a_manifest_that_changes_a_value_is_found(pair: Pat
     assert harmless < 10
 
 
-@pytest.mark.parametrize(
-    ("name", "check_name"),
-    [
-        ("vocab.txt", "vocabulary"),
-        ("index/lengths.u16", "index files"),
-        ("index/masked_counts.u8", "index files"),
-        ("index/order_by_length.u32", "index files"),
-    ],
-)
-def test_flipped_bits_of_vocabulary_and_index_are_found(
-    pair: Path, name: str, check_name: str
-) -> None:
-    path = pair / "train" / name
-    for bit in np.random.default_rng(0).integers(0, 8 * path.stat().st_size, 20).tolist():
-        flip(path, bit)
-        assert str(path) in failed(check(pair / "train"))[check_name]
-        flip(path, bit)
+def test_flipped_bits_of_vocabulary_and_index_are_found(pair: Path) -> None:
+    names = ["index/lengths.u16", "index/masked_counts.u8", "index/order_by_length.u32"]
+    for name in ("vocab.txt", *names):
+        path = pair / "train" / name
+        for bit in np.random.default_rng(0).integers(0, 8 * path.stat().st_size, 20).tolist():
+            flip(path, bit)
+            check_name = "vocabulary" if name == "vocab.txt" else "index files"
+            assert str(path) in failed(check(pair / "train"))[check_name]
+            flip(path, bit)
 
 
 OTHERS: dict[str, dict[str, int]] = {
@@ -182,18 +172,15 @@ def test_the_same_text_twice(made: Path, tmp_path: Path) -> None:
     assert "again.hdf5: was made from the same text as a.hdf5" in problems["different texts"]
 
 
-@pytest.mark.parametrize(
-    "name", ["shards/x.hdf5", "shards/.b.hdf5.1.tmp", "index/x", "index/.x.tmp", ".vocab.txt.1.tmp"]
-)
-def test_files_that_do_not_belong(pair: Path, name: str) -> None:
-    (pair / "train" / name).touch()
-    assert str(pair / "train" / name) in failed(check(pair))["no other files"]
-
-
-@pytest.mark.parametrize("name", [".notes.tmp", ".notes.77.tmp", ".vocab.txt.tmp"])
-def test_notes_of_the_user_do_no_harm(pair: Path, name: str) -> None:
-    (pair / "train" / name).touch()
+def test_files_that_do_not_belong_and_notes_of_the_user(pair: Path) -> None:
+    for name in (".notes.tmp", ".notes.77.tmp", ".vocab.txt.tmp"):
+        (pair / "train" / name).touch()
     assert failed(check(pair)) == {}
+    names = ("shards/x.hdf5", "shards/.b.hdf5.1.tmp", "index/x", "index/.x.tmp", ".vocab.txt.1.tmp")
+    for name in names:
+        (pair / "train" / name).touch()
+        assert failed(check(pair))["no other files"].startswith(str(pair / "train" / name))
+        (pair / "train" / name).unlink()
 
 
 def test_train_and_eval_of_different_vocabularies(pair: Path, tmp_path: Path) -> None:
@@ -242,3 +229,50 @@ def test_hostile_names_make_a_report_of_plain_lines(pair: Path, file: str, check
             values = json.loads(path.read_bytes())
             write_signed(path, values)
     assert check_name in problems
+
+
+MANIFEST = "train/index/dataset.json"
+
+
+def test_all_samples_of_no_token(pair: Path) -> None:
+    values = json.loads((pair / MANIFEST).read_bytes())
+    histogram = values["length_histogram"]
+    values["length_histogram"] = [sum(histogram)] + [0] * (len(histogram) - 1)
+    write_signed(pair / MANIFEST, values)
+    report = check(pair)
+    assert "does not count the lengths" in failed(report)["index files"]
+    assert "mean length 0.0" in report.to_text()
+
+
+def test_far_more_samples_than_the_shard_has_room_for(pair: Path) -> None:
+    count = 2**32 - 1000
+    path = sidecar_path(shard(pair))
+    sidecar = json.loads(path.read_bytes())
+    sidecar |= {"num_samples": count, "shard_bytes": 2**55}
+    for name, place in sidecar["datasets"].items():
+        place["count"] = count + name.endswith("offsets")
+    path.write_bytes(write_json(sidecar))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    values = json.loads((pair / MANIFEST).read_bytes())
+    (entry,) = (one for one in values["shards"] if one["file"] == "b.hdf5")
+    values["shards"] = [{**entry, "num_samples": count, "sidecar_sha256": digest}]
+    values["num_samples"] = count
+    values["length_histogram"] = [0] * values["max_seq_length"] + [count]
+    for file, (_, dtype) in zip(values["index_files"], INDEX_ARRAYS, strict=True):
+        file["size_bytes"] = count * int(dtype[-1])
+    write_signed(pair / MANIFEST, values)
+    report = check(pair, full=True)
+    assert f"where {2**55} belong" in failed(report)["shard sizes"]
+    found = first_checks(report)
+    assert "not read: b.hdf5" in found["shard contents"].summary
+
+
+def test_an_unknown_key_nested_to_any_depth(pair: Path) -> None:
+    path = pair / MANIFEST
+    text = path.read_text()
+    problems = []
+    for depth in range(900, 1000):
+        nested = "[" * depth + "]" * depth
+        path.write_text(text.replace("{", '{"x": ' + nested + ",", 1))
+        problems.append(failed(check(pair))["manifest"])
+    assert any("nested too deeply" in problem for problem in problems)

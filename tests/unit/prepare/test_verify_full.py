@@ -1,22 +1,25 @@
-"""The full check of `verify`: contents forged with all digests right, copies and leaks."""
+"""The full check of `verify`: forged contents and structure, copies and leaks."""
 
 import dataclasses
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
-from mlperf_bert.data.index import Manifest, masked_count_table, read_sidecar
+from mlperf_bert.data.index import Manifest, masked_count_table, read_sidecar, sidecar_path
 from mlperf_bert.prepare.verify.contents import COPY_BITS
-from mlperf_bert.prepare.verify.rates import MAX_SURPRISE, surprise
+from mlperf_bert.prepare.verify.full import MAX_SURPRISE, surprise
 from verify_cases import (
     VOCAB_SIZE,
     Arrays,
     check,
     failed,
+    first_checks,
     flip,
     mend_digests,
     prepare_set,
@@ -147,14 +150,14 @@ def test_labels_all_1_of_a_whole_set(pair: Path) -> None:
     for name in "abc":
         spoil(shard(pair, name), all_labels(1))
     report = check(pair, full=True)
-    found = {one.name: one for one in report.sets[0].checks}["next sentence"]
+    found = first_checks(report)["next sentence"]
     assert found.status == "ok"  # single-sentence documents give it, and `prepare` takes them
     assert "nothing to learn" in found.summary
 
 
 def test_an_unread_shard_is_not_called_right(pair: Path) -> None:
     flip(shard(pair), 5)
-    found = {one.name: one for one in check(pair, full=True).sets[0].checks}
+    found = first_checks(check(pair, full=True))
     for name in ("shard contents", "index contents"):
         assert (found[name].status, found[name].summary) == (
             "skipped",
@@ -165,7 +168,7 @@ def test_an_unread_shard_is_not_called_right(pair: Path) -> None:
 def test_samples_too_short_to_tell_copies(made: Path, tmp_path: Path) -> None:
     vocab = made.parent / "words.txt"
     prepare_set([made.parent / "a.txt"], tmp_path / "set", vocab=vocab, max_seq_length=8)
-    found = {one.name: one for one in check(tmp_path / "set", full=True).sets[0].checks}
+    found = first_checks(check(tmp_path / "set", full=True))
     assert found["duplicates"].status == "skipped"
     assert "0 copies among 0 examples" in found["duplicates"].summary
 
@@ -275,3 +278,111 @@ def test_surprise_is_half_the_square_of_the_standard_errors() -> None:
         count = round(0.1 * trials + distance * error)
         assert surprise(trials, count, 0.1) == pytest.approx(distance**2 / 2, rel=0.01)
     assert surprise(1, 0, 0.8) < MAX_SURPRISE < surprise(100, 100, 0.8)
+
+
+CHECK = "HDF5 structure"
+Change = Callable[[h5py.File], None]
+
+
+def change_file(pair: Path, change: Change) -> None:
+    """Change a shard through HDF5, then make every size and digest right."""
+    with h5py.File(shard(pair), "r+") as file:
+        change(file)
+    size = shard(pair).stat().st_size
+    sidecar = replace(read_sidecar(shard(pair)), shard_bytes=size)
+    sidecar_path(shard(pair)).write_bytes(sidecar.to_json())
+    sign(pair / "train")
+
+
+def remade(shape: tuple[int, ...] = (-1,), **options: object) -> Change:
+    """The same values elsewhere in the file; where the sidecar points the old ones still lie."""
+
+    def change(file: h5py.File) -> None:
+        values = file["masked_lm_ids"][:].reshape(shape)
+        file.create_dataset("new", data=values, **options)
+        del file["masked_lm_ids"]
+        file.move("new", "masked_lm_ids")
+
+    return change
+
+
+def rename(file: h5py.File) -> None:
+    file.move("masked_lm_ids", "masked\nids")
+
+
+def group(file: h5py.File) -> None:
+    del file["masked_lm_ids"]
+    file.create_group("masked_lm_ids")
+
+
+def link_outside(file: h5py.File) -> None:
+    del file["masked_lm_ids"]
+    file["masked_lm_ids"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def lie_outside(file: h5py.File) -> None:
+    shape = file["masked_lm_ids"].shape
+    del file["masked_lm_ids"]
+    external = [("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
+    file.create_dataset("masked_lm_ids", shape, "<u2", external=external)
+
+
+def add_many(file: h5py.File) -> None:
+    for number in range(70):
+        file.create_group(f"more{number}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (remade(), "masked_lm_ids: has offset"),
+        (remade(dtype="<u4"), "masked_lm_ids: has dtype '<u4' where its sidecar says '<u2'"),
+        (remade(chunks=(16,)), "masked_lm_ids: has kind 'chunked'"),
+        (remade(shape=(-1, 1)), "masked_lm_ids: has shape '"),
+        (rename, "masked_lm_ids: is not in the file"),
+        (rename, r"'masked\nids': is no dataset of a shard"),
+        (group, "masked_lm_ids: has kind 'group'"),
+        (link_outside, "masked_lm_ids: has kind 'link'"),
+        (lie_outside, "masked_lm_ids: has kind 'in other files'"),
+        (add_many, "it has 77 entries, at most 64"),
+    ],
+)
+def test_hdf5_that_differs_from_its_sidecar(pair: Path, change: Change, words: str) -> None:
+    change_file(pair, change)
+    assert failed(check(pair)) == {}
+    problems = failed(check(pair, full=True))
+    assert set(problems) == {CHECK}
+    assert all(line.startswith(str(shard(pair))) for line in problems[CHECK].splitlines())
+    assert words in problems[CHECK]
+
+
+def test_a_damaged_shard_that_hdf5_can_still_read(pair: Path) -> None:
+    place = read_sidecar(shard(pair)).datasets["input_ids"]
+    flip(shard(pair), 8 * place.offset)
+    assert set(failed(check(pair, full=True))) == {"shard digests"}
+
+
+def test_a_damaged_shard_that_is_no_hdf5_any_more(pair: Path) -> None:
+    flip(shard(pair), 5)
+    problems = failed(check(pair, full=True))
+    assert set(problems) == {"shard digests", CHECK}
+    assert f"{shard(pair)}: cannot be read (" in problems[CHECK]
+
+
+def test_a_shard_without_a_sidecar_is_not_compared(pair: Path) -> None:
+    sidecar_path(shard(pair)).unlink()
+    found = first_checks(check(pair, full=True))[CHECK]
+    assert (found.status, found.summary) == ("skipped", "2 of 3; not read: b.hdf5")
+
+
+def test_random_damage_to_what_hdf5_says_never_ends_in_a_traceback(pair: Path) -> None:
+    rng = np.random.default_rng(4)
+    pristine = shard(pair).read_bytes()
+    first = min(place.offset for place in read_sidecar(shard(pair)).datasets.values())
+    for _ in range(30):
+        damaged = bytearray(pristine)
+        for place in rng.integers(0, first, 4):
+            damaged[place] = rng.integers(256)
+        shard(pair).write_bytes(damaged)
+        problems = failed(check(pair / "train", full=True))
+        assert str(shard(pair)) in problems["shard digests"]
