@@ -31,7 +31,7 @@ from block_cases import (
 from kernel_table import compile_instead
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import bert
-from mlperf_bert.model.blocks import ReferenceBlocks
+from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.fused_blocks import FusedBlocks
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
@@ -61,9 +61,7 @@ def check_autocast(fused: FusedBlocks, block: str) -> None:
     """What is float32 under autocast with the reference, and what bfloat16, is so with `fused`."""
     modules, inputs, run = make_case(block, 3, 24, torch.float32, "cpu", dropout=True)
     with torch.autocast("cpu", torch.bfloat16):
-        found, expected = (
-            results(run, blocks, modules, inputs) for blocks in (fused, ReferenceBlocks())
-        )
+        found, expected = (results(run, blocks, modules, inputs) for blocks in (fused, Blocks()))
     assert_near(found, expected, TOLERANCES[torch.bfloat16])
 
 
@@ -139,7 +137,7 @@ def check_model(fused: FusedBlocks) -> None:
     batch = ragged_batch((7, 5, 9))
     config = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
     found = []
-    for blocks in (fused, ReferenceBlocks()):
+    for blocks in (fused, Blocks()):
         with patch.object(bert, "choose_blocks", lambda *_, blocks=blocks: blocks):
             model = scattered_model(config, spread=0.2, dtype=torch.float64)
         loss = our_loss(model, batch)

@@ -28,11 +28,11 @@ from fp8_cases import (
     scales_of,
     values_of,
 )
-from mlperf_bert.model import fp8_cast, fused_fp8_blocks, triton_fp8
-from mlperf_bert.model.dropout import make_site
+from mlperf_bert.model import fp8_cast, fused_blocks, triton_fp8
+from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
-from mlperf_bert.model.fused_fp8_blocks import FusedFp8Blocks
-from mlperf_bert.model.triton_fp8_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
+from mlperf_bert.model.fused_blocks import FusedFp8Blocks
+from mlperf_bert.model.triton_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
 
 UNIT = 0.25
 # Name and which of the results is in FP8: all, or a matrix without its transpose.
@@ -51,7 +51,7 @@ def interpret() -> None:
         gelu_in_float32(*shape)
         sums_in_float32(*shape)
     for name, place in KERNELS.items():
-        setattr(fused_fp8_blocks, name, rounded_by_torch(getattr(fused_fp8_blocks, name), place))
+        setattr(fused_blocks, name, rounded_by_torch(getattr(fused_blocks, name), place))
     copies_are_taken()
     for rows in (1, 17):
         check_blocks(FusedFp8Blocks, rows, None, "cpu")

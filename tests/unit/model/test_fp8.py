@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fp8_cases import E4M3, E5M2, SHAPES, Case, make_scales, step_of, values_of
-from mlperf_bert.model.fp8 import DTYPES, FIRST_MAXIMA, GRADIENT, HEADROOM, INPUT, product
-from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Target, cast
+from mlperf_bert.model.fp8 import DTYPES, FIRST_MAXIMA, GRADIENT, HEADROOM, INPUT, cast, product
+from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Target
 from support import run_process
 
 LIMITS = torch.tensor([torch.finfo(dtype).max for dtype in DTYPES])

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
-from mlperf_bert.model.attention_choice import AttentionChoice, choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
-from mlperf_bert.model.blocks import Blocks, choose_blocks
-from mlperf_bert.model.dropout import DropoutKeys
-from mlperf_bert.model.fp8 import Fp8Scales
-from mlperf_bert.model.fp8_blocks import PRODUCTS_PER_LAYER, choose_fp8_blocks, products_of
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.choices import AttentionChoice, choose_attention, choose_blocks
+from mlperf_bert.model.dropout_keys import DropoutKeys
+from mlperf_bert.model.fp8 import PRODUCTS_PER_LAYER, Fp8Scales, products_of
 from mlperf_bert.model.heads import LossSums, Pooler, PretrainingHeads, PretrainingLogits
 from mlperf_bert.model.layers import Embeddings, Encoder
 
@@ -140,9 +139,7 @@ class BertForPretraining(nn.Module):
         self.fp8: Fp8Scales | None = None
         if config.precision == "fp8":
             self.fp8 = Fp8Scales(PRODUCTS_PER_LAYER * config.num_layers, device)
-            blocks = choose_fp8_blocks(config, device, self.fp8)
-        else:
-            blocks = choose_blocks(config.kernels, device, config.hidden_size)
+        blocks = choose_blocks(config, device, self.fp8)
         self.config = config
         self.attention = attention or choose_attention(config, device, dtype)
         self.dropout_seed = 0

@@ -1,12 +1,15 @@
-"""The fused blocks: torch's matrix products, and around them one Triton kernel in each direction.
+"""The fused blocks: matrix products, and around them one Triton kernel in each direction.
 
 A block's product stands outside its autograd function, so that autocast casts what it multiplies;
 the kernels take tensors of mixed dtypes and compute in float32 (float64 for float64). In 16 bits
-that rounds less often than the reference does. Imported on CUDA only, or in Triton's interpreter.
+that rounds less often than the reference does. With products in FP8 they write FP8 themselves; what
+comes without an FP8 copy (embeddings, chosen rows, attention's context and gradients) is cast by a
+kernel of its own. Imported on CUDA only, or in Triton's interpreter.
 
 Shape letters: T tokens, R rows, D hidden, P masked positions, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,16 +17,51 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.blocks import side_by_side
-from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
+from mlperf_bert.model.blocks import Blocks, Three, side_by_side
+from mlperf_bert.model.dropout import keep_bits
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
+from mlperf_bert.model.fp8 import (
+    GRADIENT,
+    INPUT,
+    Fp8Blocks,
+    ProductScales,
+    multiply_inputs,
+    product_gradients,
+    take_copy,
+)
+from mlperf_bert.model.fp8_cast import Fp8Matrix
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
-from mlperf_bert.model.triton_embedding import embedding_norm, embedding_norm_backward
-from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
-from mlperf_bert.model.triton_norm import residual_norm, residual_norm_backward
+from mlperf_bert.model.triton_fp8 import beside_transpose
+from mlperf_bert.model.triton_gelu import (
+    bias_gelu,
+    bias_gelu_backward,
+    bias_gelu_fp8,
+    bias_gelu_fp8_backward,
+)
+from mlperf_bert.model.triton_norm import (
+    embedding_norm,
+    embedding_norm_backward,
+    residual_norm,
+    residual_norm_backward,
+)
 
 
-class FusedBlocks:
+class FusedBlocks(Blocks):
     """See `Blocks`."""
+
+    def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+        """See `Blocks`. In one product.
+
+        Where the gradients of the results are the columns of one tensor, as attention's backward
+        may leave them, they are multiplied where they are; else they are copied together first.
+        """
+        if len(layers) == 1:
+            return (layers[0](x),)
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
+        widths = [layer.out_features for layer in layers]
+        parts: tuple[Tensor, ...] = _Columns.apply(F.linear(x, weight, bias), widths)  # type: ignore[no-untyped-call]
+        return parts
 
     def residual_output(
         self,
@@ -35,9 +73,16 @@ class FusedBlocks:
     ) -> Tensor:
         """See `Blocks`."""
         product = F.linear(x, dense.weight)
-        keep, scale = kept(site, product.shape[1])
+        keep, scale = _kept(site, product.shape[1])
         output, again = _ResidualNorm.apply(
-            product, dense.bias, take_again(residual), norm.weight, norm.bias, norm.eps, keep, scale
+            product,
+            dense.bias,
+            _take_again(residual),
+            norm.weight,
+            norm.bias,
+            norm.eps,
+            keep,
+            scale,
         )  # type: ignore[no-untyped-call]
         output.again = again
         return output  # type: ignore[no-any-return]
@@ -50,42 +95,16 @@ class FusedBlocks:
 
     def embed(
         self,
-        ids: tuple[Tensor, Tensor, Tensor],
+        ids: Three,
         tables: tuple[nn.Embedding, nn.Embedding, nn.Embedding],
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
         """See `Blocks`."""
-        keep, scale = kept(site, norm.weight.shape[0])
-        output: Tensor = _EmbeddingNorm.apply(
-            *ids,
-            *(table.weight for table in tables),
-            norm.weight,
-            norm.bias,
-            norm.eps,
-            keep,
-            scale,
-        )  # type: ignore[no-untyped-call]
+        keep, scale = _kept(site, norm.weight.shape[0])
+        weights = (*(table.weight for table in tables), norm.weight, norm.bias)
+        output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
         return output
-
-    def project_qkv(
-        self,
-        hidden: Tensor,
-        wanted: Tensor,
-        query: nn.Linear,
-        key: nn.Linear,
-        value: nn.Linear,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Blocks`. One product, or two where not all rows are wanted.
-
-        Where the gradients of the results are the columns of one tensor, as attention's backward
-        may leave them, they are multiplied where they are; else they are copied together first.
-        """
-        if wanted is hidden:
-            q, k, v = _project(hidden, query, key, value)
-        else:
-            q, (k, v) = query(wanted), _project(hidden, key, value)
-        return q, k, v
 
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
@@ -99,19 +118,50 @@ class FusedBlocks:
         return total
 
 
-def kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
+class FusedFp8Blocks(Fp8Blocks, FusedBlocks):
+    """See `Blocks`. What `intermediate` returns is for the `residual_output` behind it alone."""
+
+    def residual_output(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        dense: nn.Linear,
+        norm: nn.LayerNorm,
+        site: DropoutSite | None,
+    ) -> Tensor:
+        """See `Blocks`."""
+        keep, scale = _kept(site, dense.out_features)
+        output, again, y8 = _ResidualOutputFp8.apply(
+            *(x, take_copy(x), _take_again(residual)),
+            *(dense.weight, dense.bias, norm.weight, norm.bias, norm.eps, keep, scale),
+            *(self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()),
+        )  # type: ignore[no-untyped-call]
+        output.again, output.fp8 = again, y8
+        return output  # type: ignore[no-any-return]
+
+    def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
+        """[R, D] -> [R, F] without values: they are in the FP8 copy alone, all else reads NaN."""
+        output, y8 = _IntermediateFp8.apply(
+            *(hidden, take_copy(hidden), dense.weight, dense.bias),
+            *(self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()),
+        )  # type: ignore[no-untyped-call]
+        output.fp8 = y8
+        return output  # type: ignore[no-any-return]
+
+
+def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
     """Keep bits of a dropout, and the scale of what is kept."""
     if site is None:
         return None, 1.0
     return keep_bits(site, channels), scale_of(site.probability)
 
 
-def another(x: Tensor) -> Tensor:
+def _another(x: Tensor) -> Tensor:
     """The same memory as another tensor, for a function that returns it twice."""
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def take_again(x: Tensor) -> Tensor:
+def _take_again(x: Tensor) -> Tensor:
     """`x` for the residual sum: where a LayerNorm made it, its second output.
 
     Two outputs have two gradients, which the LayerNorm's backward adds as it reads them; those of
@@ -119,15 +169,6 @@ def take_again(x: Tensor) -> Tensor:
     """
     again: Tensor = x.__dict__.pop("again", x)
     return again
-
-
-def _project(hidden: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """[T, D] by every layer, in one product."""
-    weight = torch.cat([layer.weight for layer in layers])
-    bias = torch.cat([layer.bias for layer in layers])
-    widths = [layer.out_features for layer in layers]
-    parts: tuple[Tensor, ...] = _Columns.apply(F.linear(hidden, weight, bias), widths)  # type: ignore[no-untyped-call]
-    return parts
 
 
 class _Columns(torch.autograd.Function):
@@ -163,7 +204,7 @@ class _ResidualNorm(torch.autograd.Function):
         ctx.save_for_backward(product, bias, residual, weight, statistics, keep)
         ctx.scale = scale
         ctx.set_materialize_grads(False)
-        return output, another(output)
+        return output, _another(output)
 
     @staticmethod
     @once_differentiable
@@ -245,3 +286,82 @@ class _CrossEntropySum(torch.autograd.Function):
         # torch does not see what a kernel writes; told, it refuses a second backward.
         torch.autograd.graph.increment_version(logits)
         return logits.detach(), of_bias, None
+
+
+class _IntermediateFp8(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        x8: Fp8Matrix | None,
+        weight: Tensor,
+        bias: Tensor,
+        scales: ProductScales,
+        behind: ProductScales,
+        records: bool,
+    ) -> tuple[Tensor, Fp8Matrix]:
+        projected, *transposed = multiply_inputs(hidden, x8, (weight,), (), scales, records)
+        target = behind.target(INPUT, records=records)
+        y8 = bias_gelu_fp8(projected, bias, target, transpose=records)
+        ctx.save_for_backward(*transposed, projected, bias)
+        ctx.scales = scales
+        return projected.new_full((), float("nan")).expand_as(projected), y8
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        x8_transposed, w8_transposed, projected, bias = ctx.saved_tensors
+        g8, of_bias = bias_gelu_fp8_backward(
+            gradient.contiguous(), projected, bias, ctx.scales.target(GRADIENT)
+        )
+        of_hidden, of_weight = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
+        return of_hidden, None, of_weight, of_bias, None, None, None
+
+
+class _ResidualOutputFp8(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        x8: Fp8Matrix | None,
+        residual: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        norm_weight: Tensor,
+        norm_bias: Tensor,
+        epsilon: float,
+        keep: Tensor | None,
+        scale: float,
+        scales: ProductScales,
+        behind: ProductScales | None,
+        records: bool,
+    ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
+        projected, *transposed = multiply_inputs(x, x8, (weight,), (), scales, records)
+        residual = residual.contiguous()
+        target = None if behind is None else behind.target(INPUT, records=records)
+        output, statistics, rows8 = residual_norm(
+            projected, bias, residual, norm_weight, norm_bias, epsilon, keep, scale, target
+        )
+        y8 = None
+        if rows8 is not None and target is not None:
+            y8 = beside_transpose(rows8, target) if records else Fp8Matrix(target.unit, rows8, None)
+        saved = (projected, bias, residual, norm_weight, statistics, keep)
+        ctx.save_for_backward(*transposed, *saved)
+        ctx.scales, ctx.scale = scales, scale
+        ctx.set_materialize_grads(False)
+        return output, _another(output), y8
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        x8_transposed, w8_transposed, *saved = ctx.saved_tensors
+        projected, bias, residual, norm_weight, statistics, keep = saved
+        given = [each.contiguous() for each in gradients if each is not None]
+        target = ctx.scales.target(GRADIENT)
+        rows8, of_residual, (of_bias, of_norm_weight, of_norm_bias) = residual_norm_backward(
+            given, projected, bias, residual, norm_weight, statistics, keep, ctx.scale, target
+        )
+        g8 = beside_transpose(rows8, target)
+        of_x, of_weight = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
+        of_norm = (of_norm_weight, of_norm_bias)
+        return of_x, None, of_residual, of_weight, of_bias, *of_norm, *(None,) * 6

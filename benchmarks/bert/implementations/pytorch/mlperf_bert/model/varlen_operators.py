@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.dropout import DropoutSite
+from mlperf_bert.model.dropout_keys import DropoutSite
 
 
 def flash(
@@ -29,7 +29,7 @@ def cudnn(
     """cuDNN's attention over ragged rows: heads of at most 128 channels, a multiple of 8.
 
     Its backward in torch 2.13 and older takes the head size for the length of the longest sequence
-    and writes behind its buffer (github.com/pytorch/pytorch/pull/186142): `attention_choice`
+    and writes behind its buffer (github.com/pytorch/pytorch/pull/186142): `choices`
     lets it run from torch 2.14 on.
     """
     return _attend(_CudnnAttention, q, k, v, layout, site)
