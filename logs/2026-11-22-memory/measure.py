@@ -79,12 +79,10 @@ def large() -> None:
     from triton.runtime.jit import JITFunction
 
     from mlperf_bert.model import dropout, fp8, triton_attention, triton_fp8
-    from mlperf_bert.model.fused_blocks import FusedBlocks, FusedFp8Blocks
+    from mlperf_bert.model.fused_blocks import FusedBlocks
 
     JITFunction.run = lambda *_, **__: None
-    bert.choose_blocks = lambda _config, _device, scales: (
-        FusedBlocks() if scales is None else FusedFp8Blocks(scales)
-    )
+    bert.choose_blocks = lambda _config, _device, scales: FusedBlocks(scales)
     # In the place of readable forms, which a GPU does not run, what their kernels allocate.
     fp8.cast, fp8.cast_with_sums = triton_fp8.cast, triton_fp8.cast_with_sums
     dropout.kept_bytes = lambda counter, *_: torch.empty(

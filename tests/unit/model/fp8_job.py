@@ -31,7 +31,7 @@ from fp8_cases import (
 from mlperf_bert.model import fp8_cast, fused_blocks, triton_fp8
 from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
-from mlperf_bert.model.fused_blocks import FusedFp8Blocks
+from mlperf_bert.model.fused_blocks import FusedBlocks
 from mlperf_bert.model.triton_gelu import bias_gelu_fp8, bias_gelu_fp8_backward
 
 UNIT = 0.25
@@ -54,8 +54,8 @@ def interpret() -> None:
         setattr(fused_blocks, name, rounded_by_torch(getattr(fused_blocks, name), place))
     copies_are_taken()
     for rows in (1, 17):
-        check_blocks(FusedFp8Blocks, rows, None, "cpu")
-        check_blocks(FusedFp8Blocks, rows, make_site(0.3, 5, make_keys(rows, "cpu")), "cpu")
+        check_blocks(FusedBlocks, rows, None, "cpu")
+        check_blocks(FusedBlocks, rows, make_site(0.3, 5, make_keys(rows, "cpu")), "cpu")
 
 
 class InFloat32(Target):
@@ -66,7 +66,7 @@ def copies_are_taken() -> None:
     """A product reads the FP8 copy that its input carries, and takes it away."""
     made = make_layers(17, "cpu")
     layers, hidden = made
-    blocks = FusedFp8Blocks(scales_of(made, "cpu"))
+    blocks = FusedBlocks(scales_of(made, "cpu"))
     attended = blocks.residual_output(
         hidden, hidden, layers["first"], layers["norm_of_first"], None
     )

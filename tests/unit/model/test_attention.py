@@ -16,8 +16,8 @@ from torch import Tensor
 from attention_cases import NUM_HEADS, check_policy, layout_of, make_case, queries_of, results
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
+from mlperf_bert.model.attention_layout import build_groups, build_rows
 from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
-from mlperf_bert.model.padded_slots import build_groups, build_rows
 from mlperf_bert.model.varlen_operators import flash
 from support import run_process
 

@@ -77,16 +77,10 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSection], BertForPr
     from triton.runtime.jit import JITFunction
 
     from mlperf_bert.model import triton_attention
-    from mlperf_bert.model.fused_blocks import FusedBlocks, FusedFp8Blocks
+    from mlperf_bert.model.fused_blocks import FusedBlocks
 
     monkeypatch.setattr(JITFunction, "run", lambda *_, **__: None)
-    monkeypatch.setattr(
-        bert,
-        "choose_blocks",
-        lambda _config, _device, scales: (
-            FusedBlocks() if scales is None else FusedFp8Blocks(scales)
-        ),
-    )
+    monkeypatch.setattr(bert, "choose_blocks", lambda *chosen_by: FusedBlocks(chosen_by[2]))
     attention = AttentionChoice("triton", triton_attention.attend, "")
 
     def make(config: ModelSection) -> BertForPretraining:

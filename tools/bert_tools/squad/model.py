@@ -61,13 +61,13 @@ class _Body(nn.Module):
     ) -> None:
         super().__init__()
         if part.has_embeddings:
-            self.embeddings = Embeddings(config, blocks, META)
+            self.embeddings = Embeddings(config, blocks)
         first_stream = DROPOUT_STREAM + 1
         self.encoder = nn.Module()
         self.encoder.layer = nn.ModuleDict(
             {
                 str(number): EncoderLayer(
-                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number, META
+                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number
                 )
                 for number in range(part.first, part.end)
             }

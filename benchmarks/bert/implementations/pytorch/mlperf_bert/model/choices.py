@@ -313,6 +313,6 @@ def choose_blocks(
     if name == "reference" or not can_run_fused:
         return Blocks() if scales is None else Fp8Blocks(scales)
     # Imported here, because elsewhere nothing needs triton.
-    from mlperf_bert.model.fused_blocks import FusedBlocks, FusedFp8Blocks
+    from mlperf_bert.model.fused_blocks import FusedBlocks
 
-    return FusedBlocks() if scales is None else FusedFp8Blocks(scales)
+    return FusedBlocks(scales)

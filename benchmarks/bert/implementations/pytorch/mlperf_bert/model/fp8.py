@@ -198,8 +198,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         g8, of_biases = cast_with_sums(grads, ctx.scales.target(GRADIENT))
-        x8_transposed, w8_transposed = ctx.saved_tensors
-        of_x, of_weights = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
+        of_x, of_weights = product_gradients(g8, ctx.saved_tensors, ctx.scales)
         of_parameters = (each.split_with_sizes(ctx.sizes) for each in (of_weights, of_biases))
         return of_x, None, None, None, None, *chain.from_iterable(of_parameters)
 
@@ -225,10 +224,14 @@ def multiply_inputs(
 
 
 def product_gradients(
-    g8: Fp8Matrix, x8_transposed: Tensor, w8_transposed: Tensor, scales: ProductScales
+    g8: Fp8Matrix, transposed: Sequence[Tensor], scales: ProductScales
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of input [R, K] and weights [N, K], bfloat16, from that of the result [R, N]."""
+    """Gradients of input [R, K] and weights [N, K], bfloat16, from that of the result [R, N].
+
+    `transposed` are both factors' transposes in FP8.
+    """
     assert g8.transposed is not None
+    x8_transposed, w8_transposed = transposed
     input_unit, weight_unit, _ = scales.units.unbind()
     of_x = _multiply(g8.rows, w8_transposed, g8.unit, weight_unit)
     return of_x, _multiply(g8.transposed, x8_transposed, g8.unit, input_unit)
@@ -258,12 +261,17 @@ class Fp8Blocks(Blocks):
     """
 
     def __init__(self, scales: Fp8Scales) -> None:
-        self.scales = scales
+        self._scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
         """See `Blocks`."""
-        weights, biases = [each.weight for each in layers], [each.bias for each in layers]
-        return product(x, weights, biases, self.scales.of(layers[0]), take_copy(x))
+        return multiply_fp8(self._scales, x, layers)
+
+
+def multiply_fp8(scales: Fp8Scales, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """`Blocks.multiply` in FP8."""
+    weights, biases = [each.weight for each in layers], [each.bias for each in layers]
+    return product(x, weights, biases, scales.of(layers[0]), take_copy(x))
 
 
 def take_copy(x: Tensor) -> Fp8Matrix | None:

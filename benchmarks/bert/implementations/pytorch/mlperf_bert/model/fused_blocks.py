@@ -23,13 +23,14 @@ from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
 from mlperf_bert.model.fp8 import (
     GRADIENT,
     INPUT,
-    Fp8Blocks,
+    Fp8Scales,
     ProductScales,
+    multiply_fp8,
     multiply_inputs,
     product_gradients,
     take_copy,
 )
-from mlperf_bert.model.fp8_cast import Fp8Matrix
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_fp8 import beside_transpose
 from mlperf_bert.model.triton_gelu import (
@@ -45,9 +46,18 @@ from mlperf_bert.model.triton_norm import (
     residual_norm_backward,
 )
 
+# Scales of the product and of the one behind it; whether a backward follows.
+OfFp8 = tuple[ProductScales, ProductScales | None, bool]
+
 
 class FusedBlocks(Blocks):
-    """See `Blocks`."""
+    """See `Blocks`; with `scales`, products in FP8.
+
+    What `intermediate` then returns is for the `residual_output` behind it alone.
+    """
+
+    def __init__(self, scales: Fp8Scales | None = None) -> None:
+        self.scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
         """See `Blocks`. In one product.
@@ -55,6 +65,8 @@ class FusedBlocks(Blocks):
         Where the gradients of the results are the columns of one tensor, as attention's backward
         may leave them, they are multiplied where they are; else they are copied together first.
         """
+        if self.scales is not None:
+            return multiply_fp8(self.scales, x, layers)
         if len(layers) == 1:
             return (layers[0](x),)
         weight = torch.cat([layer.weight for layer in layers])
@@ -72,26 +84,29 @@ class FusedBlocks(Blocks):
         site: DropoutSite | None,
     ) -> Tensor:
         """See `Blocks`."""
-        product = F.linear(x, dense.weight)
-        keep, scale = _kept(site, product.shape[1])
-        output, again = _ResidualNorm.apply(
-            product,
-            dense.bias,
-            _take_again(residual),
-            norm.weight,
-            norm.bias,
-            norm.eps,
-            keep,
-            scale,
+        keep, scale = _kept(site, dense.out_features)
+        output, again, y8 = _ResidualOutput.apply(
+            *(*self._factors(x, dense), _take_again(residual)),
+            *(dense.bias, norm.weight, norm.bias, norm.eps, keep, scale),
         )  # type: ignore[no-untyped-call]
-        output.again = again
+        output.again, output.fp8 = again, y8
         return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """See `Blocks`."""
-        product = F.linear(hidden, dense.weight)
-        output: Tensor = _BiasGelu.apply(product, dense.bias)  # type: ignore[no-untyped-call]
-        return output
+        """See `Blocks`. In FP8 without values: they are in the copy alone, all else reads NaN."""
+        output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)  # type: ignore[no-untyped-call]
+        output.fp8 = y8
+        return output  # type: ignore[no-any-return]
+
+    def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
+        """A product, or its factors and how to multiply them in FP8: input, weight, copy, scales.
+
+        `dense`'s bias is added elsewhere.
+        """
+        if self.scales is None:
+            return F.linear(x, dense.weight), None, None, None
+        scales = self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()
+        return x, dense.weight, take_copy(x), scales
 
     def embed(
         self,
@@ -116,37 +131,6 @@ class FusedBlocks(Blocks):
         logits = F.linear(hidden, weight, bias.detach())
         total: Tensor = _CrossEntropySum.apply(logits, bias, labels)  # type: ignore[no-untyped-call]
         return total
-
-
-class FusedFp8Blocks(Fp8Blocks, FusedBlocks):
-    """See `Blocks`. What `intermediate` returns is for the `residual_output` behind it alone."""
-
-    def residual_output(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        dense: nn.Linear,
-        norm: nn.LayerNorm,
-        site: DropoutSite | None,
-    ) -> Tensor:
-        """See `Blocks`."""
-        keep, scale = _kept(site, dense.out_features)
-        output, again, y8 = _ResidualOutputFp8.apply(
-            *(x, take_copy(x), _take_again(residual)),
-            *(dense.weight, dense.bias, norm.weight, norm.bias, norm.eps, keep, scale),
-            *(self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()),
-        )  # type: ignore[no-untyped-call]
-        output.again, output.fp8 = again, y8
-        return output  # type: ignore[no-any-return]
-
-    def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """[R, D] -> [R, F] without values: they are in the FP8 copy alone, all else reads NaN."""
-        output, y8 = _IntermediateFp8.apply(
-            *(hidden, take_copy(hidden), dense.weight, dense.bias),
-            *(self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()),
-        )  # type: ignore[no-untyped-call]
-        output.fp8 = y8
-        return output  # type: ignore[no-any-return]
 
 
 def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
@@ -184,50 +168,99 @@ class _Columns(torch.autograd.Function):
         return side_by_side(gradients), None
 
 
-class _ResidualNorm(torch.autograd.Function):
+class _ResidualOutput(torch.autograd.Function):
+    """Around a product that stands outside, or with one in FP8: see `FusedBlocks._factors`."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        product: Tensor,
-        bias: Tensor,
+        x: Tensor,
+        matrix: Tensor | None,
+        x8: Fp8Matrix | None,
+        of_fp8: OfFp8 | None,
         residual: Tensor,
+        bias: Tensor,
         weight: Tensor,
         norm_bias: Tensor,
         epsilon: float,
         keep: Tensor | None,
         scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        product, residual = product.contiguous(), residual.contiguous()
-        output, statistics, _ = residual_norm(
-            product, bias, residual, weight, norm_bias, epsilon, keep, scale
+    ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
+        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        residual = residual.contiguous()
+        output, statistics, rows8 = residual_norm(
+            product, bias, residual, weight, norm_bias, epsilon, keep, scale, target
         )
-        ctx.save_for_backward(product, bias, residual, weight, statistics, keep)
-        ctx.scale = scale
+        y8 = None
+        if rows8 is not None and target is not None:
+            y8 = Fp8Matrix(target.unit, rows8, None)
+            if of_fp8 is not None and of_fp8[2]:
+                y8 = beside_transpose(rows8, target)
+        ctx.save_for_backward(product, bias, residual, weight, statistics, keep, *transposed)
+        ctx.of_fp8, ctx.scale = of_fp8, scale
         ctx.set_materialize_grads(False)
-        return output, _another(output)
+        return output, _another(output), y8
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         given = [each.contiguous() for each in gradients if each is not None]
-        product, bias, residual, weight, statistics, keep = ctx.saved_tensors
-        of_product, of_residual, (of_bias, of_weight, of_norm_bias) = residual_norm_backward(
-            given, product, bias, residual, weight, statistics, keep, ctx.scale
+        product, bias, residual, weight, statistics, keep, *transposed = ctx.saved_tensors
+        scales = None if ctx.of_fp8 is None else ctx.of_fp8[0]
+        target = None if scales is None else scales.target(GRADIENT)
+        of_x, of_residual, (of_bias, *of_norm) = residual_norm_backward(
+            given, product, bias, residual, weight, statistics, keep, ctx.scale, target
         )
-        return of_product, of_bias, of_residual, of_weight, of_norm_bias, None, None, None
+        of_matrix = None
+        if scales is not None and target is not None:
+            of_x, of_matrix = product_gradients(beside_transpose(of_x, target), transposed, scales)
+        return of_x, of_matrix, None, None, of_residual, of_bias, *of_norm, None, None, None
 
 
-class _BiasGelu(torch.autograd.Function):
+class _Intermediate(torch.autograd.Function):
+    """As `_ResidualOutput`."""
+
     @staticmethod
-    def forward(ctx: Any, product: Tensor, bias: Tensor) -> Tensor:
-        product = product.contiguous()
-        ctx.save_for_backward(product, bias)
-        return bias_gelu(product, bias)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        matrix: Tensor | None,
+        x8: Fp8Matrix | None,
+        of_fp8: OfFp8 | None,
+        bias: Tensor,
+    ) -> tuple[Tensor, Fp8Matrix | None]:
+        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        ctx.save_for_backward(product, bias, *transposed)
+        ctx.of_fp8 = of_fp8
+        if of_fp8 is None or target is None:
+            return bias_gelu(product, bias), None
+        y8 = bias_gelu_fp8(product, bias, target, transpose=of_fp8[2])
+        return product.new_full((), float("nan")).expand_as(product), y8
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return bias_gelu_backward(gradient.contiguous(), *ctx.saved_tensors)
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        product, bias, *transposed = ctx.saved_tensors
+        gradient, of_matrix = gradient.contiguous(), None
+        if ctx.of_fp8 is None:
+            of_x, of_bias = bias_gelu_backward(gradient, product, bias)
+        else:
+            scales = ctx.of_fp8[0]
+            g8, of_bias = bias_gelu_fp8_backward(gradient, product, bias, scales.target(GRADIENT))
+            of_x, of_matrix = product_gradients(g8, transposed, scales)
+        return of_x, of_matrix, None, None, of_bias
+
+
+def _product(
+    x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, of_fp8: OfFp8 | None
+) -> tuple[Tensor, list[Tensor | None], Target | None]:
+    """It, in FP8 what its backward needs, and what the next product's input is cast to."""
+    if of_fp8 is None or matrix is None:
+        return x.contiguous(), [], None
+    scales, behind, records = of_fp8
+    product, *transposed = multiply_inputs(x, x8, (matrix,), (), scales, records)
+    target = None if behind is None else behind.target(INPUT, records=records)
+    return product, transposed, target
 
 
 class _EmbeddingNorm(torch.autograd.Function):
@@ -286,82 +319,3 @@ class _CrossEntropySum(torch.autograd.Function):
         # torch does not see what a kernel writes; told, it refuses a second backward.
         torch.autograd.graph.increment_version(logits)
         return logits.detach(), of_bias, None
-
-
-class _IntermediateFp8(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        x8: Fp8Matrix | None,
-        weight: Tensor,
-        bias: Tensor,
-        scales: ProductScales,
-        behind: ProductScales,
-        records: bool,
-    ) -> tuple[Tensor, Fp8Matrix]:
-        projected, *transposed = multiply_inputs(hidden, x8, (weight,), (), scales, records)
-        target = behind.target(INPUT, records=records)
-        y8 = bias_gelu_fp8(projected, bias, target, transpose=records)
-        ctx.save_for_backward(*transposed, projected, bias)
-        ctx.scales = scales
-        return projected.new_full((), float("nan")).expand_as(projected), y8
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        x8_transposed, w8_transposed, projected, bias = ctx.saved_tensors
-        g8, of_bias = bias_gelu_fp8_backward(
-            gradient.contiguous(), projected, bias, ctx.scales.target(GRADIENT)
-        )
-        of_hidden, of_weight = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
-        return of_hidden, None, of_weight, of_bias, None, None, None
-
-
-class _ResidualOutputFp8(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        x8: Fp8Matrix | None,
-        residual: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        norm_weight: Tensor,
-        norm_bias: Tensor,
-        epsilon: float,
-        keep: Tensor | None,
-        scale: float,
-        scales: ProductScales,
-        behind: ProductScales | None,
-        records: bool,
-    ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
-        projected, *transposed = multiply_inputs(x, x8, (weight,), (), scales, records)
-        residual = residual.contiguous()
-        target = None if behind is None else behind.target(INPUT, records=records)
-        output, statistics, rows8 = residual_norm(
-            projected, bias, residual, norm_weight, norm_bias, epsilon, keep, scale, target
-        )
-        y8 = None
-        if rows8 is not None and target is not None:
-            y8 = beside_transpose(rows8, target) if records else Fp8Matrix(target.unit, rows8, None)
-        saved = (projected, bias, residual, norm_weight, statistics, keep)
-        ctx.save_for_backward(*transposed, *saved)
-        ctx.scales, ctx.scale = scales, scale
-        ctx.set_materialize_grads(False)
-        return output, _another(output), y8
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        x8_transposed, w8_transposed, *saved = ctx.saved_tensors
-        projected, bias, residual, norm_weight, statistics, keep = saved
-        given = [each.contiguous() for each in gradients if each is not None]
-        target = ctx.scales.target(GRADIENT)
-        rows8, of_residual, (of_bias, of_norm_weight, of_norm_bias) = residual_norm_backward(
-            given, projected, bias, residual, norm_weight, statistics, keep, ctx.scale, target
-        )
-        g8 = beside_transpose(rows8, target)
-        of_x, of_weight = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
-        of_norm = (of_norm_weight, of_norm_bias)
-        return of_x, None, of_residual, of_weight, of_bias, *of_norm, *(None,) * 6

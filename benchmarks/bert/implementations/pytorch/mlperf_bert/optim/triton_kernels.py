@@ -22,10 +22,7 @@ def _kernel(function: Callable[..., None]) -> Any:
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """One step of `adamw_update` on every element of a shard, in place.
-
-    Where `scalars.skip` is 1.0, nothing is written.
-    """
+    """See `Kernels`."""
     _adamw[(len(shard.tensor_of_block),)](
         *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
         *(constants.beta_1, constants.beta_2, constants.epsilon, BLOCK),
@@ -33,12 +30,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-    """The first half of `lamb_update`: new moments, in place, and what the norms are made of.
-
-    Returns:
-        [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2 and
-        of update**2. Where `scalars.skip` is 1.0 they are zero, and nothing is written.
-    """
+    """See `Kernels`."""
     num_blocks, num_tensors = len(shard.tensor_of_block), len(shard.weight_decay)
     device = shard.masters.device
     # Of each tensor its first block here and the one behind its last: both 0 where it has none.
@@ -56,13 +48,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """The second half of `lamb_update`, from the moments of the first: new masters and weights.
-
-    Where `scalars.skip` is 1.0, nothing is written.
-
-    Args:
-        ratios: [tensors] float32 or float64, what each tensor's update is multiplied by.
-    """
+    """See `Kernels`."""
     _apply[(len(shard.tensor_of_block),)](
         *(_state(shard, ratios), _of_blocks(shard), _on_device(scalars), constants.epsilon, BLOCK)
     )
