@@ -1,8 +1,6 @@
 """Blocks: the reference is `transformers`', the fused ones are the reference."""
 
 import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +11,11 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
-from support import run_process
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS, HIDDEN, WIDE = 17, 24, 40
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
-
-
-@needs_triton
-@pytest.mark.parametrize("how", ["interpret", "compile"])
-def test_fused_blocks(how: str, tmp_path: Path) -> None:
-    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = run_process(sys.executable, Path(__file__).with_name("blocks_job.py"), how, **environ)
-    assert done.returncode == 0, done.stderr
 
 
 def their_config() -> Any:

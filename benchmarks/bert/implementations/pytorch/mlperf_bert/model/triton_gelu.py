@@ -201,8 +201,8 @@ def _normal_tail(sizes: tl.tensor) -> Any:
 
     In float32 two to the power of a polynomial, fitted by ourselves to log2 Phi(-z): Phi is off by
     8e-7 at most, and between z = 0 and 4 by 0.4 % of itself, where rounding to bf16 is off by as
-    much (`blocks_job.py` holds it to that). An erf takes four times the instructions, and the block
-    would wait for them and not for memory.
+    much (`triton_jobs.py` holds it to that). An erf takes four times the instructions, and the
+    block would wait for them and not for memory.
     """
     if sizes.dtype == tl.float64:
         return 0.5 - 0.5 * tl.erf(sizes * 0.7071067811865476)  # 1 / sqrt(2)
