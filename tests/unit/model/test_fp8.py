@@ -1,6 +1,5 @@
 """Products in FP8: casts, scales one step behind, bounds, what is not finite; Triton's casts."""
 
-
 import pytest
 import torch
 from torch import Tensor
