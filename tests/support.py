@@ -187,10 +187,15 @@ def run_shell(command: str, directory: Path, timeout: float) -> subprocess.Compl
     )
 
 
-def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
-    """The losses of a run, one an interval."""
+def metrics_records(run_dir: Path, index: int = 0) -> list[dict[str, Any]]:
+    """The records of a run, one an interval."""
     lines = (run_dir / f"run_{index}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
+    """Their losses."""
+    return [record["loss"] for record in metrics_records(run_dir, index)]
 
 
 def mlperf_records(log: Path, key: str | None = None) -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ from bert_tools.bench.training_run import run_updates, training_run
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.model import bert, fp8_blocks
-from mlperf_bert.model.attention_choice import AttentionChoice
+from mlperf_bert.model import bert
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.parts.memory_plan import (
     GIB,
@@ -79,8 +79,7 @@ def large() -> None:
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     JITFunction.run = lambda *_, **__: None
-    for module in (bert, fp8_blocks):
-        module.choose_blocks = lambda *_: FusedBlocks()
+    bert.choose_blocks = lambda _config, _device, scales: FusedBlocks(scales)
     # In the place of readable forms, which a GPU does not run, what their kernels allocate.
     fp8.cast, fp8.cast_with_sums = triton_fp8.cast, triton_fp8.cast_with_sums
     dropout.kept_bytes = lambda counter, *_: torch.empty(

@@ -24,7 +24,7 @@ from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.build import build_step, check_memory, make_model
 from mlperf_bert.parts.memory_plan import forward_of_lengths, forward_of_shape
-from mlperf_bert.step.eager import Step
+from mlperf_bert.step.captured import Step
 from mlperf_bert.step.warm_up import synthetic_batch
 
 ALONE = RankInfo(

@@ -18,10 +18,10 @@ from bert_tools.squad.settings import SquadPrecision
 from bert_tools.squad.spans import SpanBatch, span_loss_sum
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy
-from mlperf_bert.model.attention_choice import choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.blocks import Blocks, choose_blocks
-from mlperf_bert.model.dropout import DropoutKeys
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.choices import choose_attention, choose_blocks
+from mlperf_bert.model.dropout_keys import DropoutKeys
 from mlperf_bert.model.layers import DROPOUT_STREAM, STREAMS_PER_LAYER, Embeddings, EncoderLayer
 
 EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
@@ -61,13 +61,13 @@ class _Body(nn.Module):
     ) -> None:
         super().__init__()
         if part.has_embeddings:
-            self.embeddings = Embeddings(config, blocks, META)
+            self.embeddings = Embeddings(config, blocks)
         first_stream = DROPOUT_STREAM + 1
         self.encoder = nn.Module()
         self.encoder.layer = nn.ModuleDict(
             {
                 str(number): EncoderLayer(
-                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number, META
+                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number
                 )
                 for number in range(part.first, part.end)
             }
@@ -108,7 +108,7 @@ class SpanModel(nn.Module):
         self._autocast = precision == "bf16"
         computed_in = torch.bfloat16 if self._autocast else self.dtype
         attend = choose_attention(config, device, computed_in).policy
-        blocks = choose_blocks(config.kernels, device, config.hidden_size)
+        blocks = choose_blocks(config, device)
         self.bert = _Body(config, part, attend, blocks)
         if part.has_head:
             self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)

@@ -1,4 +1,4 @@
-"""Which attention policy a model gets: the one that is named, or the fastest that is right here.
+"""Which attention policy and which blocks a model gets: those named, or the fastest right ones.
 
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 """
@@ -17,10 +17,12 @@ from mlperf_bert.config.sections import AttentionName, ModelSection
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
-from mlperf_bert.model.blocks import side_by_side
-from mlperf_bert.model.dropout import DropoutKeys, make_site
+from mlperf_bert.model.blocks import Blocks, side_by_side
+from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
+from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
 from mlperf_bert.model.varlen_operators import cudnn, flash
 
+MOST_CHANNELS = 4096  # of a row that one program of a GPU normalises in its registers
 TRITON_HEADS = (16, 32, 64, 128)  # channels of a head
 SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `varlen_operators.cudnn`
 # Of the largest element of the context and of each gradient. bf16 itself rounds to 0.004.
@@ -281,3 +283,36 @@ def _policy(name: AttentionName) -> AttentionPolicy:
         "cudnn": cudnn,
     }
     return policies[name]
+
+
+def choose_blocks(
+    config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
+) -> Blocks:
+    """The blocks that `config.kernels` names; "auto" is "fused" where that can run.
+
+    Args:
+        config: its hidden size is at most 4,096 for fused blocks.
+        device: where the model lives.
+        scales: of the encoder's products, where they are in FP8.
+
+    Raises:
+        ConfigError: FP8 products, or fused blocks, cannot run.
+    """
+    if scales is not None:
+        check_fp8(config, device)
+    name, hidden_size = config.kernels, config.hidden_size
+    has_triton = importlib.util.find_spec("triton") is not None
+    can_run_fused = device.type == "cuda" and has_triton and hidden_size <= MOST_CHANNELS
+    if name == "fused" and not can_run_fused:
+        raise ConfigError(
+            "model.kernels",
+            f"'fused' cannot run on {device.type} with hidden size {hidden_size}"
+            + ("" if has_triton else " and without triton"),
+            f"use 'reference' (or a CUDA device with triton, and at most {MOST_CHANNELS} channels)",
+        )
+    if name == "reference" or not can_run_fused:
+        return Blocks() if scales is None else Fp8Blocks(scales)
+    # Imported here, because elsewhere nothing needs triton.
+    from mlperf_bert.model.fused_blocks import FusedBlocks
+
+    return FusedBlocks(scales)
