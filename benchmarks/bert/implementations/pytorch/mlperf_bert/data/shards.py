@@ -35,7 +35,10 @@ class ShardArrays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """n samples laid end to end, in the order of the ids asked for; all arrays int64."""
+    """n samples laid end to end, in the order of the ids asked for.
+
+    All arrays are int64, but of what was received (data/token_packets.py).
+    """
 
     input_ids: IntArray  # [T]
     lengths: IntArray  # [n]

@@ -10,8 +10,7 @@ from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.gather import Gatherer, ReadAhead
-from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
-from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.mpi_readers import (
     MpiSource,
