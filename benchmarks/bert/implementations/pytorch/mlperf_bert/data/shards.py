@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import check_size, map_file
-from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, read_sidecar
-from mlperf_bert.data.set_checks import is_partial
+from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, is_partial, read_sidecar
 
 IntArray = NDArray[np.int64]
 

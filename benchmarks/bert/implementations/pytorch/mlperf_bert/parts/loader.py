@@ -20,7 +20,7 @@ from mlperf_bert.data.mpi_readers import (
     WindowReader,
     serve_trainer,
 )
-from mlperf_bert.data.open_data import open_index
+from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import token_dtype

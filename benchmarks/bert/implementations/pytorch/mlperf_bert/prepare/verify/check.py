@@ -11,8 +11,8 @@ from typing import Any
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.data.index import Manifest, Sidecar
-from mlperf_bert.data.set_checks import PAIR_REMEDY, is_partial, shared_texts
+from mlperf_bert.data.index import Manifest, Sidecar, is_partial
+from mlperf_bert.data.set_checks import PAIR_REMEDY, shared_texts
 from mlperf_bert.prepare.pool import finished
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.full import LAYOUT_READER, FullCheck, VerifyJob, verify_shard
