@@ -12,7 +12,8 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.network_test import all_ranks
-from mlperf_bert.distributed.network_test import measure as network_findings
+from mlperf_bert.distributed.network_test import findings as network_findings
+from mlperf_bert.distributed.network_test.all_ranks import ring_pairs
 from mlperf_bert.distributed.network_test.findings import (
     Finding,
     Options,
@@ -25,7 +26,6 @@ from mlperf_bert.distributed.network_test.findings import (
     ok,
     warn,
 )
-from mlperf_bert.distributed.network_test.measure import ring_pairs
 
 GOOD = ok("disk.read", "900 MB/s")
 SLOW = warn("disk.read", "9 MB/s", "copy the data")
