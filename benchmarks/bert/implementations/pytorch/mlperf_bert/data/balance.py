@@ -8,7 +8,7 @@ step from the length index, so denominators and imbalance are known everywhere w
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,16 @@ class Balance:
 
     def __call__(self, cost: Float64Array) -> Assignment:
         """Assign a global batch, given the costs of its samples in the order drawn, [R, A, b]."""
-        return _POLICIES[self.policy](cost, self)
+        ranks, forwards, size = cost.shape
+        if self.policy == "none":
+            return Assignment(np.arange(cost.size), np.full((ranks, forwards), size))
+        if self.policy == "presort_global":
+            give = _least_loaded_rows if self.counts == "equal" else even_slots
+            order, slot = give(cost.ravel(), ranks * forwards)
+            counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
+            return Assignment(order[np.argsort(slot, kind="stable")], counts)
+        group_size = ranks if self.policy == "exchange_global" else self.ranks_per_node
+        return _dealt_in_groups(cost, group_size, self.deal)
 
 
 AS_DRAWN = Balance()
@@ -100,14 +109,6 @@ def _dealt(cost: Float64Array, num_hands: int, direction: Deal) -> Int64Array:
     return table.transpose(0, 2, 1)
 
 
-def _as_drawn(cost: Float64Array, options: Balance) -> Assignment:
-    return Assignment(np.arange(cost.size), np.full(cost.shape[:2], cost.shape[2]))
-
-
-def _within_node(cost: Float64Array, options: Balance) -> Assignment:
-    return _dealt_in_groups(cost, options.ranks_per_node, options.deal)
-
-
 def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> Assignment:
     """Deal among neighbouring ranks, each forward for itself as the ranks would exchange it."""
     ranks, forwards, size = cost.shape
@@ -118,14 +119,6 @@ def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> As
     by_rank = places.reshape(ranks // group_size, forwards, group_size, size)
     by_rank = by_rank.transpose(0, 2, 1, 3)
     return Assignment(by_rank.ravel(), np.full((ranks, forwards), size))
-
-
-def _least_loaded(cost: Float64Array, options: Balance) -> Assignment:
-    ranks, forwards, _ = cost.shape
-    give = _least_loaded_rows if options.counts == "equal" else even_slots
-    order, slot = give(cost.ravel(), ranks * forwards)
-    counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
-    return Assignment(order[np.argsort(slot, kind="stable")], counts)
 
 
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
@@ -142,15 +135,6 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
         slot[start : start + num_slots] = to
         load[to] += cost[row]
     return order, slot
-
-
-_POLICIES: dict[BalancePolicy, Callable[[Float64Array, Balance], Assignment]] = {
-    "none": _as_drawn,
-    "exchange_global": lambda cost, options: _dealt_in_groups(cost, len(cost), options.deal),
-    "exchange_local": _within_node,
-    "presort_local": _within_node,
-    "presort_global": _least_loaded,
-}
 
 
 def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, Int64Array]:

@@ -41,6 +41,14 @@ VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prep
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
 LOWEST_TARGET_OVER_GUESS = 1.5
+_OF_A_PLAN = {
+    "run": ("seed",),
+    "data": (
+        *("sampler", "quantiles", "balance", "deal", "counts_per_rank", "balance_model"),
+        *("cost_a", "cost_b", "exchange_window_steps"),  # so far ahead readers read
+    ),
+    "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
+}
 NOT_STAGED = 255  # as next_sentence_label: out of range, so that reading such a sample is refused
 
 
@@ -148,24 +156,13 @@ def _shared(
 
 def plan_settings(config: RunConfig) -> dict[str, Any]:
     """Every setting that decides which samples a rank reads in which step."""
-    data, parallel = config.data, config.parallel
     cost_a, cost_b = config.cost_coefficients
-    return {
-        "run.seed": config.run.seed,
-        "data.sampler": data.sampler,
-        "data.quantiles": data.quantiles,
-        "data.balance": data.balance,
-        "data.deal": data.deal,
-        "data.counts_per_rank": data.counts_per_rank,
-        "data.balance_model": data.balance_model,
-        "data.cost_a": cost_a,
-        "data.cost_b": cost_b,
-        "data.exchange_window_steps": data.exchange_window_steps,  # so far ahead readers read
-        "parallel.nodes": parallel.nodes,
-        "parallel.ranks_per_node": parallel.ranks_per_node,
-        "parallel.local_batch_size": parallel.local_batch_size,
-        "parallel.grad_accum_steps": parallel.grad_accum_steps,
+    found = {
+        f"{section}.{key}": getattr(getattr(config, section), key)
+        for section, keys in _OF_A_PLAN.items()
+        for key in keys
     }
+    return found | {"data.cost_a": cost_a, "data.cost_b": cost_b}
 
 
 def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
