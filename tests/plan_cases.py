@@ -28,7 +28,7 @@ def planner_of(
         make_sampler(
             sampler,
             order_by_length=np.argsort(lengths, kind="stable"),
-            length_histogram=np.bincount(lengths, minlength=513).tolist(),
+            length_histogram=np.bincount(lengths, minlength=int(lengths.max()) + 1).tolist(),
             global_batch_size=global_batch_size,
             seed=seed,
         ),

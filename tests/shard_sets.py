@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,18 +21,25 @@ MAX_PREDICTIONS = 6
 VOCAB_SIZES = {"<u2": 1000, "<u4": 100_000}  # by the dtype of the tokens
 
 
+def settings_of(**changes: Any) -> ShardSettings:
+    """What shards of these sets were made with."""
+    same = {"dupe_factor": 1, "split_sentences": False, "pick_eval": None, "seed": 1}
+    limits = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS}
+    return ShardSettings(**{"vocabulary_sha256": "0" * 64, **limits, **same, **changes})
+
+
+def manifest_of(shards: tuple[ShardEntry, ...], **changes: Any) -> Manifest:
+    """The manifest of a set of made-up samples, without what `write_index` fills in."""
+    ids = {name: n for n, name in enumerate(("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"))}
+    same = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS, "dupe_factor": 1}
+    num_samples = sum(entry.num_samples for entry in shards)
+    known = {"num_samples": num_samples, "vocabulary_sha256": "0" * 64, "seed": 1, "shards": shards}
+    return Manifest(**{"vocab_size": 1000, **ids, **same, **known, **changes})
+
+
 def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Manifest:
     """Write shards of (samples, dtype of the tokens) and their index."""
     (set_dir / "shards").mkdir(parents=True)
-    settings = ShardSettings(
-        vocabulary_sha256="0" * 64,
-        max_seq_length=MAX_LENGTH,
-        max_predictions=MAX_PREDICTIONS,
-        seed=seed,
-        dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
-    )
     entries, lengths, masked_counts = [], [], []
     for number, (num_samples, dtype) in enumerate(shards):
         generator = np.random.default_rng((seed, number))
@@ -47,25 +55,13 @@ def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Ma
             _as_examples(samples, dtype),
             source_name="made up",
             source_sha256="1" * 64,
-            settings=settings,
+            settings=settings_of(seed=seed),
         )
         entries.append(ShardEntry.of(path))
         lengths.append(samples.lengths)
         masked_counts.append(samples.masked_counts)
-    manifest = Manifest(
-        num_samples=sum(entry.num_samples for entry in entries),
-        vocab_size=max(VOCAB_SIZES[dtype] for _, dtype in shards),
-        vocabulary_sha256="0" * 64,
-        pad_id=0,
-        unk_id=1,
-        cls_id=2,
-        sep_id=3,
-        mask_id=4,
-        max_seq_length=MAX_LENGTH,
-        max_predictions=MAX_PREDICTIONS,
-        seed=seed,
-        dupe_factor=1,
-        shards=tuple(entries),
+    manifest = manifest_of(
+        tuple(entries), vocab_size=max(VOCAB_SIZES[dtype] for _, dtype in shards), seed=seed
     )
     return write_index(
         set_dir,

@@ -16,7 +16,8 @@ from mlperf_bert.config.sections import (
     SamplerName,
 )
 from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
-from mlperf_bert.data.sampler import Int64Array, make_sampler
+from mlperf_bert.data.sampler import Int64Array
+from plan_cases import planner_of
 
 LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
 MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)
@@ -34,16 +35,11 @@ def planner(
     counts: CountsPerRank = "equal",
     model: BalanceModel = "tokens",
 ) -> StepPlanner:
-    return StepPlanner(
-        make_sampler(
-            sampler,
-            order_by_length=np.argsort(LENGTHS, kind="stable"),
-            length_histogram=np.bincount(LENGTHS, minlength=513).tolist(),
-            global_batch_size=48,
-            seed=9,
-        ),
+    return planner_of(
         LENGTHS,
-        MASKED,
+        48,
+        sampler,
+        masked_counts=MASKED,
         world_size=world_size,
         grad_accum_steps=accumulation,
         loss_normalization=normalization,
