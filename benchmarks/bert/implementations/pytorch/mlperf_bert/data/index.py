@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import (
     Annotated,
@@ -83,10 +84,15 @@ Parsed = TypeVar("Parsed")
 
 def _parse(kind: type[Parsed], record: Record, **found: Any) -> Parsed:
     """A dataclass from the keys of a record; `found` has those fields that are no plain values."""
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for name, hint in _hints(kind).items():  # type: ignore[arg-type]
         if name not in found:
             found[name] = _plain_value(record, name, hint)
     return kind(**found)
+
+
+@cache  # a set may have thousands of sidecars
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _plain_value(record: Record, key: str, hint: Any) -> Any:
