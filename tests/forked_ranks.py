@@ -1,19 +1,25 @@
 """Ranks of one machine without a launcher: `forked_ranks.py SETTINGS TARGET [ARGUMENT ...]`.
 
 Importing torch costs as much as most of what tests have ranks do, so one process imports it and
-becomes all ranks. TARGET is a script, or a module where it does not end in .py. What launchers do
-is tested with launchers (distributed/test_ranks.py).
+becomes all ranks. TARGET is a script, or a module where it does not end in .py: a test file says by
+`as_rank` what its ranks do, and reads by `what_ranks_saw` what they found. What launchers do is
+tested with launchers (distributed/test_ranks.py).
 """
 
 import importlib
 import json
 import os
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlperf_bert.distributed.launch import RankInfo
 
 
 def free_port() -> str:
@@ -21,6 +27,17 @@ def free_port() -> str:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return str(sock.getsockname()[1])
+
+
+def mpiexec_of(processes: int) -> list[str]:
+    """The beginning of a command in so many processes; the test is skipped where there is none."""
+    import pytest
+
+    found = Path(sys.executable).parent / "mpiexec"
+    if not found.exists() and shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec: tools/venv.sh dev")
+    command = str(found) if found.exists() else "mpiexec"
+    return [command, "-n", str(processes), sys.executable]
 
 
 def run_ranks(
@@ -52,11 +69,35 @@ def run_ranks(
     return json.loads(statuses), printed
 
 
+def what_ranks_saw(
+    script: str, arguments: tuple[object, ...], ranks: int, output: Path, **options: Any
+) -> list[Any]:
+    """What `as_rank` of a script wrote on each rank; OUTPUT is the last of its arguments."""
+    import torch
+
+    statuses, printed = run_ranks(script, (*arguments, output), ranks, **options)
+    assert statuses == [0] * ranks, printed
+    return [torch.load(output / f"rank_{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def as_rank(work: Callable[["RankInfo"], Any], output: Path) -> None:
+    """Run `work` in the ranks' process group, and write what it returns to OUTPUT/rank_<n>.pt."""
+    import torch
+
+    from mlperf_bert.distributed.session import in_session
+
+    def run(info: "RankInfo", _: torch.device) -> int:
+        torch.save(work(info), output / f"rank_{info.rank}.pt")
+        return 0
+
+    sys.exit(in_session(run, "cpu", "refuse"))
+
+
 def run_as_rank(target: str, arguments: list[str]) -> None:
     """Do what the command would have done."""
     sys.argv = [target, *arguments]
     if target.endswith(".py"):
-        sys.path[0] = str(Path(target).parent)
+        sys.path.insert(0, str(Path(target).parent))
         runpy.run_path(target, run_name="__main__")
     else:
         runpy.run_module(target, run_name="__main__", alter_sys=True)

@@ -21,7 +21,7 @@ from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.data.open_data import RunData, open_data
+from mlperf_bert.data.set_checks import RunData, open_data
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
 from mlperf_bert.distributed.clipping import (
     combine_norms,

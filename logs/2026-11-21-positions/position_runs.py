@@ -20,7 +20,7 @@ from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.data.open_data import RunData, open_data
+from mlperf_bert.data.set_checks import RunData, open_data
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import correct_predictions

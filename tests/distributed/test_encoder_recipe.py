@@ -1,15 +1,13 @@
 """Masked LM alone, on single segments masked anew each time: the same run however it is made."""
 
 import os
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from test_ranks import sizes, torchrun
 
-from forked_ranks import free_port
+from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
 from resume_cases import DROPOUT, MISSED, run_train
 from support import metrics_losses, prepare_small, run_process, write_synthetic_text
@@ -73,14 +71,10 @@ def test_a_captured_step_on_two_ranks_that_exchange(
 
 def test_reader_processes(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    if not mpiexec.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: tools/venv.sh dev")
     settings = (*RECIPE, "data.balance=exchange_local", "data.loader=mpi_readers")
     places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
     done = run_process(
-        *(mpiexec if mpiexec.exists() else "mpiexec", "-n", "4", sys.executable),
-        *("-m", "mlperf_bert", "train", *places, *words(settings), *sizes(2, 8)),
+        *(*mpiexec_of(4), "-m", "mlperf_bert", "train", *places, *words(settings), *sizes(2, 8)),
         MASTER_PORT=free_port(),
         PYTHONPATH=os.environ.get("PYTHONPATH", ""),
     )

@@ -1,32 +1,158 @@
 """Exchange policies on four real ranks, two "nodes" of two: batches, losses and errors."""
 
-import json
+import hashlib
+import sys
+from contextlib import closing
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from exchange_job import POLICIES, STEPS
+import torch
+import torch.distributed as dist
 
-from forked_ranks import run_ranks
+from forked_ranks import as_rank, what_ranks_saw
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import StepPlanner, make_planner
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.exchange import ExchangeSource
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.token_packets import token_dtype
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import check_nodes, make_exchange_group
+from mlperf_bert.parts.build import Run, build
+from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.train import train
 from support import metrics_losses
+
+SIZES = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=4")
+POLICIES = ("none", "exchange_local", "exchange_global", "presort_local", "presort_global")
+BATCH_CASES = {
+    f"{policy} {deal}": (f"data.balance={policy}", f"data.deal={deal}")
+    for policy in POLICIES
+    for deal in ("snake", "one_direction")
+}
+TRAIN_CASES = {
+    **{policy: (f"data.balance={policy}",) for policy in POLICIES},
+    **{
+        f"per_rank {policy}": (f"data.balance={policy}", "optim.loss_normalization=per_rank")
+        for policy in ("none", "exchange_global")
+    },
+}
+WITHOUT_EXTRAS = ("checkpoint.save=never", "eval.interval_samples=1000000")
+STEPS = range(1, 6)
+
+
+class BrokenReader(SampleReader):
+    """Cannot read on rank 3, from the second step on."""
+
+    reads = 0
+
+    def read(self, ids: np.ndarray) -> Samples:
+        """Read, or fail."""
+        self.reads += 1
+        if dist.get_rank() == 3 and self.reads > 1:
+            raise DataError("shard", "is broken", "mend it")
+        return super().read(ids)
+
+
+def digest(batch: UnpaddedBatch) -> str:
+    """One digest of all that a batch holds, types included."""
+    contents = hashlib.sha256()
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, torch.Tensor):
+            value = (str(value.dtype), value.tolist())
+        contents.update(repr(value).encode())
+    return contents.hexdigest()
+
+
+def open_planned(config: RunConfig, data: Path) -> tuple[StepPlanner, SampleReader]:
+    """The planner of a config, and a reader of its samples."""
+    index = LengthIndex.open(data / "train")
+    return make_planner(config, index, seed=5), SampleReader(data / "train", index.manifest)
+
+
+def planned_batches(
+    config: RunConfig, data: Path, info: RankInfo, steps: range = STEPS
+) -> list[str]:
+    """Digests of what the plan, the policy's single-process definition, gives to this rank."""
+    planner, reader = open_planned(config, data)
+    found = []
+    for plan in map(planner.plan, steps):
+        for forward in range(plan.counts.shape[1]):
+            batch = make_batch(
+                reader.read(plan.ids_of(info.rank, forward)),
+                plan.ids_of(info.rank, forward),
+                **plan.denominators(info.rank, forward),
+            )
+            found.append(digest(batch))
+    return found
+
+
+def exchanged_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
+    """Digests of what this rank gets by exchange."""
+    planner, reader = open_planned(config, data)
+    group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
+    assert group is not None
+    token = token_dtype(config.model.vocab_size)
+    source = ExchangeSource(reader, info.rank, group, config.data.deal, token)
+    found = []
+    for plan in map(planner.plan, STEPS):
+        found += map(digest, source.micro_batches(plan))
+    source.close()
+    return found
+
+
+def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> str:
+    """What this rank says when rank 3 cannot read."""
+    planner, reader = open_planned(config, data)
+    broken = BrokenReader(reader.set_dir, reader.manifest)
+    group = make_exchange_group("exchange_global", info, config.parallel.ranks_per_node)
+    assert group is not None
+    source = ExchangeSource(broken, info.rank, group, "snake", "<u2")
+    source.micro_batches(planner.plan(1))
+    try:
+        source.micro_batches(planner.plan(2))
+    except DataError as error:
+        return str(error)
+    finally:
+        source.close()
+    return ""
+
+
+def error_of_other_nodes(info: RankInfo) -> str:
+    """What this rank says when it is on a node that the config does not know."""
+    try:
+        elsewhere = replace(info, node_rank=1 - info.node_rank)
+        check_nodes("data.balance", "exchange_local", elsewhere, 2)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def job(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory that the job wrote into; its four ranks are started once for all tests."""
-    output = tmp_path_factory.mktemp("exchange")
-    script = Path(__file__).with_name("exchange_job.py")
-    statuses, printed = run_ranks(script, (tiny_config, synthetic_data, output), RANKS, RANKS // 2)
-    assert statuses == [0] * RANKS, printed
-    return output
+Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def seen(job: Path) -> list[dict[str, list[str]]]:
-    return [json.loads((job / f"rank_{rank}.json").read_text()) for rank in range(RANKS)]
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs are."""
+    return tmp_path_factory.mktemp("exchange")
+
+
+@pytest.fixture(scope="module")
+def seen(job: Path, tiny_config: Path, synthetic_data: Path) -> Seen:
+    """What the four ranks saw; they are started once for all tests."""
+    places = (tiny_config, synthetic_data)
+    return what_ranks_saw(__file__, places, RANKS, job, ranks_per_node=RANKS // 2)
 
 
 @pytest.mark.parametrize("deal", ["snake", "one_direction"])
@@ -35,7 +161,7 @@ def seen(job: Path) -> list[dict[str, list[str]]]:
     [("exchange_local", "presort_local"), ("exchange_global", "exchange_global")],
 )
 def test_exchanged_batches_are_those_of_the_definition(
-    seen: list[dict[str, list[str]]], policy: str, definition: str, deal: str
+    seen: Seen, policy: str, definition: str, deal: str
 ) -> None:
     for of_rank in seen:
         received = of_rank[f"{policy} {deal} received"]
@@ -45,19 +171,19 @@ def test_exchanged_batches_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_the_same_losses(job: Path, policy: str) -> None:
+def test_every_policy_gives_the_same_losses(seen: object, job: Path, policy: str) -> None:
     expected = metrics_losses(job / "none")
     assert len(expected) == 20
     assert metrics_losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
-def test_means_of_ranks_depend_on_the_policy(job: Path) -> None:
+def test_means_of_ranks_depend_on_the_policy(seen: object, job: Path) -> None:
     runs = [metrics_losses(job / f"per_rank {policy}") for policy in ("none", "exchange_global")]
     assert np.abs(np.subtract(*runs)).max() > 100 * LOSS_TOLERANCE
 
 
 def test_a_rank_that_cannot_read_is_named_by_the_others(
-    seen: list[dict[str, list[str]]],
+    seen: Seen,
 ) -> None:
     said = [of_rank["broken"] for of_rank in seen]
     assert said[3] == "shard: is broken; mend it"
@@ -66,8 +192,41 @@ def test_a_rank_that_cannot_read_is_named_by_the_others(
 
 
 def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(
-    seen: list[dict[str, list[str]]],
+    seen: Seen,
 ) -> None:
     said = {of_rank["nodes"] for of_rank in seen}
     assert len(said) == 1
     assert said.pop().startswith("data.balance: 'exchange_local' wants nodes of 2 consecutive")
+
+
+def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+    """Batches and errors; then whole runs, which leave directories of their own."""
+    config = load_config(config_path, SIZES)
+    found: dict[str, Any] = {
+        "broken": error_of_a_broken_reader(config, data, info),
+        "nodes": error_of_other_nodes(info),
+    }
+    for name, settings in BATCH_CASES.items():
+        case = load_config(config_path, (*SIZES, "parallel.grad_accum_steps=2", *settings))
+        found[name] = planned_batches(case, data, info)
+        if case.data.balance.startswith("exchange_"):
+            found[f"{name} received"] = exchanged_batches(case, data, info)
+    for name, settings in TRAIN_CASES.items():
+        case = load_config(config_path, (*SIZES, *settings, *WITHOUT_EXTRAS))
+        run = Run(
+            config=case,
+            seed=int(case.run.seed),
+            info=info,
+            device=torch.device("cpu"),
+            data_dir=data,
+            directory=RunDirectory(output / name, 0),
+        )
+        parts = build(run)
+        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
+            train(parts)
+    return found
+
+
+if __name__ == "__main__":
+    places = [Path(each) for each in sys.argv[1:]]
+    as_rank(lambda info: all_cases(*places, info), places[-1])

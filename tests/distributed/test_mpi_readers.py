@@ -6,12 +6,88 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from reader_job import POLICIES, STEPS
+from test_exchange import digest, planned_batches
 from test_opened_files import SITE_CUSTOMIZE
 
-from forked_ranks import free_port
+from forked_ranks import free_port, mpiexec_of
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.mpi_readers import MpiSource, Pair
+from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.distributed.launch import read_rank_info
+from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
+from mlperf_bert.parts.loader import run_reader
 from support import PACKAGE, TOOLS, metrics_losses, run_cli, run_process
+
+SIZES = (
+    *("parallel.ranks_per_node=2", "parallel.local_batch_size=4", "parallel.grad_accum_steps=2"),
+    *("data.loader=mpi_readers", "data.exchange_window_steps=3"),
+)
+POLICIES = ("none", "exchange_local", "exchange_global", "presort_global")
+SEED = 5
+STEPS = range(1, 10)  # windows of 1, 1, 2 and 3 steps, and a part of another
+
+
+def received(config: RunConfig, data: Path, process: MpiProcess, steps: range) -> list[str]:
+    """Digests of a trainer's batches, then what it says where they end early."""
+    planner = make_planner(config, LengthIndex.open(data / "train"), SEED)
+    source = MpiSource(Pair(process.world, process.role.partner), process.role.info.rank)
+    found = []
+    try:
+        source.set_up(SEED)
+        for step in steps:
+            found += map(digest, source.micro_batches(planner.plan(step)))
+    except DataError as error:
+        found.append(str(error))
+    source.close()
+    return found
+
+
+def fail_after(reads: int) -> None:
+    """Let no reader read more often than that."""
+    read = SampleReader.read
+    ids_read = []
+
+    def limited(self: SampleReader, ids: np.ndarray) -> Samples:
+        if len(ids_read) == reads:
+            raise DataError("shard", "is broken", "mend it")
+        ids_read.append(ids)
+        return read(self, ids)
+
+    SampleReader.read = limited  # type: ignore[method-assign]
+
+
+def main(config_path: Path, data: Path, output: Path) -> int:
+    """Do everything one after the other, as trainer or as reader; trainers write what they saw."""
+    with mpi_process(read_rank_info()) as process:
+        info, seen = process.role.info, {}
+        for policy in POLICIES:
+            config = load_config(config_path, (*SIZES, f"data.balance={policy}"))
+            if process.role.is_reader:
+                run_reader(config, data, process)
+            else:
+                seen[policy] = received(config, data, process, STEPS)
+                seen[f"{policy} planned"] = planned_batches(config, data, info, STEPS)
+        alone = load_config(config_path, SIZES)
+        together = load_config(config_path, (*SIZES, "data.balance=exchange_global"))
+        if process.role.is_reader:
+            run_reader(together, data, process)
+            fail_after(3)
+            run_reader(alone, data, process)
+            run_reader(alone, data / "nowhere", process)
+        else:
+            steps = STEPS if info.rank == 0 else range(1, 2)
+            seen["left alone"] = received(together, data, process, steps)
+            seen["broken"] = received(alone, data, process, STEPS)
+            seen["no data"] = received(alone, data, process, STEPS)
+            (output / f"rank_{info.rank}.json").write_text(json.dumps(seen))
+    return 0
+
 
 LOSS_TOLERANCE = 5e-6
 WITH_READERS = tuple(
@@ -25,26 +101,23 @@ WITH_READERS = tuple(
 
 
 @pytest.fixture(scope="module")
-def mpiexec() -> tuple[str, ...]:
+def mpiexec() -> list[str]:
     """The command that starts two trainers and two readers."""
     pytest.importorskip("mpi4py")
-    found = Path(sys.executable).parent / "mpiexec"
-    if not found.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: tools/venv.sh dev")
-    return (str(found if found.exists() else "mpiexec"), "-n", "4", sys.executable)
+    return mpiexec_of(4)
 
 
 @pytest.fixture(scope="module")
 def seen(
-    mpiexec: tuple[str, ...],
+    mpiexec: list[str],
     tiny_config: Path,
     synthetic_data: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[dict[str, list[str]]]:
     """What both trainers saw in one job."""
     output = tmp_path_factory.mktemp("readers")
-    job = Path(__file__).with_name("reader_job.py")
-    done = run_process(*mpiexec, job, tiny_config, synthetic_data, output)
+    job = (__file__, tiny_config, synthetic_data, output)
+    done = run_process(*mpiexec, *job, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 0, done.stderr
     return [json.loads((output / f"rank_{rank}.json").read_text()) for rank in range(2)]
 
@@ -77,7 +150,7 @@ def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(
 
 
 def test_the_whole_command_trains_as_one_rank_does(
-    mpiexec: tuple[str, ...], tiny_config: Path, synthetic_data: Path, tmp_path: Path
+    mpiexec: list[str], tiny_config: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
     command = ["train", "--config", tiny_config, "--data", synthetic_data, "--run-dir"]
@@ -105,7 +178,7 @@ def test_the_whole_command_trains_as_one_rank_does(
 
 
 def test_an_error_in_a_reader_ends_the_run(
-    mpiexec: tuple[str, ...], tiny_config: Path, synthetic_data: Path, tmp_path: Path
+    mpiexec: list[str], tiny_config: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     shutil.copytree(synthetic_data, data)
@@ -131,3 +204,7 @@ def test_without_mpiexec_it_is_one_clear_line(
     assert done.stderr.count("\n") == 1
     assert "data.loader" in done.stderr and "mpiexec -n" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))

@@ -1,21 +1,47 @@
 """What is measured of gradients' noise, against gradients computed apart; on one and two ranks."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from noise_job import CASES, INTERVAL, STEPS, trained
 from small_runs import Run, start
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forked_ranks import run_ranks
+from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.eager import training_loss_sums
+
+STEPS, INTERVAL = 4, 2
+# Names of cases, and their settings; every number of ranks trains on the same forwards.
+CASES = {
+    "ddp adamw": (),
+    "ddp unclipped before": ("clip.policy=bucket_before_allreduce", "clip.max_norm=1000"),
+    "ddp clipped before": ("clip.policy=whole_before_allreduce", "clip.max_norm=0.01"),
+    "ddp clipped after": ("clip.max_norm=0.01",),
+    "flat unclipped": ("parallel.data_parallel=flat", "clip.policy=none"),
+    "shard_world lamb": ("parallel.data_parallel=shard_world", "optim.name=lamb"),
+}
+
+
+def trained(run: Run) -> dict[str, Any]:
+    """What STEPS steps measured, [measurements, 5], and the weights that they left."""
+    found = [run.step(step, run.micro_batches(step)).noise for step in range(1, STEPS + 1)]
+    assert [each is not None for each in found] == [
+        step % INTERVAL == 0 and bool(run.config.run.noise_interval_steps)
+        for step in range(1, STEPS + 1)
+    ]
+    measured = [each for each in found if each is not None]
+    return {
+        "measured": torch.stack(measured) if measured else None,
+        "weights": run.optimizer.exact_weights(),
+    }
+
 
 RANKS = 2
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
@@ -27,11 +53,7 @@ Gradient = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def ranks(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found, of every case."""
-    output = tmp_path_factory.mktemp("noise")
-    job = Path(__file__).with_name("noise_job.py")
-    statuses, printed = run_ranks(job, (tiny_config, output), RANKS)
-    assert statuses == [0] * RANKS, printed
-    return [torch.load(output / f"rank_{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return what_ranks_saw(__file__, (tiny_config,), RANKS, tmp_path_factory.mktemp("noise"))
 
 
 def gradients_of(run: Run, batches: tuple[UnpaddedBatch, ...]) -> list[Gradient]:
@@ -229,3 +251,18 @@ def test_measuring_reads_nothing_back(tiny_config: Path, forwards: int) -> None:
         assert measured is not None
         measured.sum().item()
     assert counted.found == 1
+
+
+def all_cases(config: Path, info: RankInfo) -> dict[str, Any]:
+    """Of each way to reduce gradients, what was measured and the weights, measuring on and off."""
+    found = {}
+    for name, settings in CASES.items():
+        for interval in (INTERVAL, 0):
+            case = (*settings, f"run.noise_interval_steps={interval}")
+            run = start(config, info, case, torch.float64)
+            found[f"{name} {'on' if interval else 'off'}"] = trained(run)
+    return found
+
+
+if __name__ == "__main__":
+    as_rank(lambda info: all_cases(Path(sys.argv[1]), info), Path(sys.argv[2]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_ranks import free_port
+from forked_ranks import free_port, mpiexec_of
 from support import metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
@@ -82,12 +82,8 @@ def test_accumulation_equals_one_forward(
 
 
 def test_mpiexec_equals_one_rank(arguments: list[str], one_rank: Path, tmp_path: Path) -> None:
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    if not mpiexec.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: tools/venv.sh dev")
-    command = [mpiexec if mpiexec.exists() else "mpiexec", "-n", "2", sys.executable]
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
-    done = run_process(*command, "-m", "mlperf_bert", *options, MASTER_PORT=free_port())
+    done = run_process(*mpiexec_of(2), "-m", "mlperf_bert", *options, MASTER_PORT=free_port())
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
     assert_same_losses(tmp_path / "run", one_rank)
 

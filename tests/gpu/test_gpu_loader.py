@@ -10,8 +10,7 @@ from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import plan_shapes, shape_of
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
-from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader

@@ -22,7 +22,7 @@ from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.data.open_data import RunData, open_data
+from mlperf_bert.data.set_checks import RunData, open_data
 from mlperf_bert.evaluation.batches import HeldOutBatches
 from support import REPOSITORY, TINY_CONFIG, run_cli
 from verify_cases import check, copy_of, make_pair

@@ -62,9 +62,17 @@ from mlperf_bert.config.files import (
 )
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import OWN_DIGEST, LengthIndex, Manifest, read_sidecar, sidecar_path
+from mlperf_bert.data.index import (
+    OWN_DIGEST,
+    LengthIndex,
+    Manifest,
+    StagedPart,
+    StageRecord,
+    read_sidecar,
+    sidecar_path,
+)
 from mlperf_bert.data.length_histogram import read_histogram
-from mlperf_bert.data.set_checks import StagedPart, StageRecord, check_stage, plan_settings
+from mlperf_bert.data.set_checks import check_stage, plan_settings
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.run.outcome import read_outcome
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary

@@ -16,12 +16,10 @@ from mlperf_bert.data.balance import (
     Balance,
     CostModel,
     Float64Array,
-    StepPlanner,
     deal,
     even_slots,
 )
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.sampler import UniformSampler
 
 POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
 DEALS: tuple[Deal, ...] = get_args(Deal)
@@ -269,24 +267,3 @@ def test_fractional_costs_lose_no_more_than_their_steps() -> None:
         counts = np.bincount(even_slots(cost, 64)[1])
         rounding = counts.max() * cost.max() / RESOLUTION
         assert loads_of_slots(cost, 64).max() < largest_load_longest_first(cost, 64) + rounding
-
-
-def test_plan_with_unequal_counts_keeps_the_exact_mean() -> None:
-    lengths = np.random.default_rng(1).integers(5, 512, 600).astype(np.uint16)
-    masked = np.maximum(1, lengths // 7).astype(np.uint8)
-    plan = StepPlanner(
-        UniformSampler(len(lengths), 48, seed=9),
-        lengths,
-        masked,
-        world_size=8,
-        grad_accum_steps=2,
-        balance=Balance(policy="presort_global", counts="unequal"),
-    ).plan(3)
-    assert len(set(plan.counts.ravel().tolist())) > 1
-    drawn = UniformSampler(len(lengths), 48, seed=9).global_batch(3)
-    assert sorted(plan.sample_ids.tolist()) == sorted(drawn.tolist())
-    for rank, forward in np.ndindex(8, 2):
-        ids = plan.ids_of(rank, forward)
-        assert plan.num_tokens[rank, forward] == lengths[ids].sum()
-    np.testing.assert_array_equal(plan.nsp_denominators, 48 / 8)
-    np.testing.assert_array_equal(plan.mlm_denominators, masked[drawn].sum() / 8)

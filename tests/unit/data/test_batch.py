@@ -1,4 +1,4 @@
-"""Batches padded to a capacity: what is real stays, what is padding counts for nothing."""
+"""Batches laid end to end, and padded to a capacity: what is padding counts for nothing."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.data.batch import IGNORED, NO_SAMPLE, UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
+from mlperf_bert.data.shards import Samples
 
 LONGEST, MOST_MASKED = 40, 6
 LENGTHS = st.lists(st.integers(5, LONGEST), min_size=1, max_size=7)
@@ -132,3 +133,38 @@ def test_what_a_shape_holds(tokens: int, sequences: int, masked: int, held: bool
 
 def test_a_shape_is_rounded_up_to_what_fp8_takes() -> None:
     assert shape_of(33, 2, 100) == replace(shape_of(48, 2, 12), tokens=48, masked=12)
+
+
+def test_make_batch_lays_sequences_end_to_end() -> None:
+    samples = Samples(
+        input_ids=np.array([2, 7, 3, 8, 9, 3, 2, 5, 3, 6, 3]),
+        lengths=np.array([6, 5]),
+        segment_b_start=np.array([3, 3]),
+        masked_positions=np.array([1, 4, 3]),
+        masked_ids=np.array([10, 11, 12]),
+        masked_counts=np.array([2, 1]),
+        next_sentence_label=np.array([0, 1]),
+    )
+    batch = make_batch(samples, np.array([7, 3]), mlm_denominator=3.0, nsp_denominator=2.0)
+    assert batch.cu_seqlens.tolist() == [0, 6, 11]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+    assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
+    assert batch.masked_token_index.tolist() == [1, 4, 9]
+    assert batch.labels.tolist() == [10, 11, 12]
+    assert batch.lengths == (6, 5) and batch.max_seqlen == 6
+    assert batch.masked_counts == (2, 1) and batch.sample_ids.tolist() == [7, 3]
+
+
+def test_tensors_that_share_no_memory_are_changed_one_by_one() -> None:
+    batch = batch_of([5, 9])
+    batch = replace(batch, token_type_ids=batch.input_ids)
+    blocks: list[torch.Tensor] = []
+
+    def doubled(block: torch.Tensor) -> torch.Tensor:
+        blocks.append(block)
+        return torch.cat([block, block])  # more than is needed changes nothing
+
+    changed = batch.map_blocks(doubled)
+    assert len(blocks) == 9
+    for name, value in tensors_of(batch).items():
+        assert torch.equal(getattr(changed, name), value)

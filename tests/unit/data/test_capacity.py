@@ -1,6 +1,8 @@
-"""Capacities: exact ones hold every step, bounds hold longer runs, ladders waste little."""
+"""Capacities: exact ones hold every step, bounds hold longer runs, and shapes waste little."""
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,58 +12,56 @@ from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,
     LADDER_STEP,
+    PLANNED_STEPS,
     RISK,
-    CapacityLadder,
+    WASTE,
     CapacityPlan,
-    ForwardSizes,
+    forward_sizes,
+    ladder_waste,
+    plan_shapes,
+    shape_of,
     waste,
 )
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.data.sampler import make_sampler
+from mlperf_bert.data.sampler import Int64Array
+from plan_cases import planner_of
 
 DRAWS = 500
-LENGTHS = np.sort(wikipedia_lengths().draw_evenly(100_000, seed=1)).astype(np.uint16)
-MASKED = np.clip(np.rint(0.15 * LENGTHS), 1, 76).astype(np.uint8)
+LENGTHS = np.sort(wikipedia_lengths().draw_evenly(100_000, seed=1))
+EVEN, UNEQUAL = (Balance(policy="presort_global", counts=counts) for counts in ("equal", "unequal"))  # type: ignore[arg-type]
+LIMITS = {"max_seqlen": 512, "max_masked": 76}
 
 
 def planner(
-    sampler: SamplerName = "quantile",
-    balance: Balance | None = None,
-    world_size: int = 8,
-    local_batch_size: int = 8,
-    lengths: np.ndarray = LENGTHS,
+    sampler: SamplerName = "quantile", ranks: int = 8, batch: int = 8, **options: Any
 ) -> StepPlanner:
-    return StepPlanner(
-        make_sampler(
-            sampler,
-            order_by_length=np.arange(len(lengths)),
-            length_histogram=np.bincount(lengths).tolist(),
-            global_batch_size=world_size * local_batch_size,
-            seed=3,
-        ),
-        lengths,
-        MASKED,
-        world_size=world_size,
-        balance=balance or Balance(policy="presort_global"),
+    return planner_of(
+        LENGTHS, ranks * batch, sampler, world_size=ranks, **{"balance": EVEN, **options}
     )
 
 
-def drawn(steps: StepPlanner, num_steps: int) -> list[StepPlan]:
-    """As many plans as `DRAWS`, spread over the run, or all of a shorter one."""
-    planned = np.linspace(1, num_steps, min(num_steps, DRAWS)).astype(int)
-    return [steps.plan(step) for step in planned.tolist()]
+def planned(steps: StepPlanner, last: int) -> list[StepPlan]:
+    return [steps.plan(step) for step in range(1, last + 1)]
 
 
-def sizes_of(plans: list[StepPlan]) -> ForwardSizes:
-    sizes = ForwardSizes()
-    for plan in plans:
-        sizes.add(plan)
-    return sizes
+def drawn(steps: StepPlanner, num_steps: int) -> Int64Array:
+    """Sizes of as many steps as DRAWS, spread over the run, or of all of a shorter one."""
+    chosen = np.linspace(1, num_steps, min(num_steps, DRAWS)).astype(int)
+    return sizes_of([steps.plan(step) for step in chosen.tolist()])
+
+
+def sizes_of(plans: list[StepPlan]) -> Int64Array:
+    return np.stack([forward_sizes(plan) for plan in plans], axis=1)
+
+
+def sized(plan: StepPlan, tokens: int, masked: int) -> StepPlan:
+    """The plan with all forwards of these sizes."""
+    of_each = np.full_like(plan.num_tokens, tokens), np.full_like(plan.num_masked, masked)
+    return replace(plan, num_tokens=of_each[0], num_masked=of_each[1])
 
 
 def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
-    unequal = Balance(policy="presort_global", counts="unequal")
-    plans = drawn(planner("uniform", unequal, local_batch_size=3), 100)
+    plans = planned(planner("uniform", batch=3, balance=UNEQUAL), 100)
     assert CapacityPlan.of_sizes(sizes_of(plans), 100) == CapacityPlan(
         tokens=max(plan.num_tokens.max() for plan in plans),
         sequences=max(plan.counts.max() for plan in plans),
@@ -71,91 +71,98 @@ def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
 
 
 def test_waste_is_room_beyond_the_mean() -> None:
-    plans = [planner(local_batch_size=4).plan(step) for step in (1, 2)]
+    plans = planned(planner(batch=4), 2)
     mean = np.mean([plan.num_tokens for plan in plans])
-    assert waste(2 * int(mean), sizes_of(plans).tokens) == pytest.approx(2 * int(mean) / mean - 1)
+    assert waste(2 * int(mean), sizes_of(plans)[0]) == pytest.approx(2 * int(mean) / mean - 1)
 
 
 @pytest.mark.parametrize("policy", ["none", "presort_global"])
 @pytest.mark.parametrize("sampler", ["uniform", "quantile", "strata"])
 def test_a_bound_holds_a_longer_run(sampler: SamplerName, policy: str) -> None:
-    steps, num_steps = planner(sampler, Balance(policy=policy)), 4 * DRAWS  # type: ignore[arg-type]
-    bound = CapacityPlan.of_sizes(sizes_of(drawn(steps, num_steps)), num_steps)
+    steps, num_steps = planner(sampler, balance=Balance(policy=policy)), 4 * DRAWS  # type: ignore[arg-type]
+    bound = CapacityPlan.of_sizes(drawn(steps, num_steps), num_steps)
     assert bound.basis == "bound"
-    sizes = sizes_of([steps.plan(step) for step in range(1, num_steps + 1)])
+    sizes = sizes_of(planned(steps, num_steps))
     exact = CapacityPlan.of_sizes(sizes, num_steps)
     assert exact.tokens <= bound.tokens and exact.masked <= bound.masked
     assert exact.sequences == bound.sequences == 8
     # It is of use: at most as much again as the run's largest step is above the mean.
-    assert waste(bound.tokens, sizes.tokens) <= 2 * waste(exact.tokens, sizes.tokens)
+    assert waste(bound.tokens, sizes[0]) <= 2 * waste(exact.tokens, sizes[0])
 
 
 @pytest.mark.parametrize("tail", ["normal", "gumbel"])
 def test_a_bound_fails_as_rarely_as_it_says(tail: str) -> None:
-    plan, runs, num_steps = planner().plan(1), 100, 20_000
-    failures = 0
+    runs, num_steps, failures = 100, 20_000, 0
     for seed in range(runs):
         generator = np.random.default_rng(seed)
         largest = getattr(generator, tail)(100_000, 400, num_steps).astype(np.int64)
-        seen = [
-            replace(plan, num_tokens=np.full_like(plan.num_tokens, tokens))
-            for tokens in largest[:: num_steps // DRAWS]
-        ]
-        bound = CapacityPlan.of_sizes(sizes_of(seen), num_steps)
-        failures += bound.tokens < largest.max()
+        seen = np.broadcast_to(largest[:: num_steps // DRAWS, np.newaxis], (3, DRAWS, 1))
+        failures += CapacityPlan.of_sizes(seen, num_steps).tokens < largest.max()
     assert failures <= runs * RISK + 3 * (runs * RISK) ** 0.5
 
 
 def test_equal_steps_need_no_margin() -> None:
-    lengths = np.full(1000, 100, dtype=np.uint16)
-    sizes = sizes_of(drawn(planner(lengths=lengths), 10 * DRAWS))
-    bound = CapacityPlan.of_sizes(sizes, 10 * DRAWS)
-    assert bound.tokens == 8 * 100
+    steps = planner_of(np.full(1000, 100), 64, world_size=8)
+    assert CapacityPlan.of_sizes(drawn(steps, 10 * DRAWS), 10 * DRAWS).tokens == 8 * 100
 
 
-def test_a_ladder_has_twelve_capacities_2_percent_apart() -> None:
-    largest = CapacityPlan(tokens=100_000, sequences=448, masked=15_000, basis="exact")
-    ladder = CapacityLadder.below(largest)
-    assert len(ladder.capacities) == LADDER_CAPACITIES
-    assert ladder.capacities[-1] == largest
-    tokens = np.array([capacity.tokens for capacity in ladder.capacities])
-    assert tokens[:-1] / tokens[1:] == pytest.approx(1 - LADDER_STEP, abs=1e-4)
-
-
-def test_the_smallest_capacity_that_holds_both_is_chosen() -> None:
-    plan = planner(world_size=1).plan(1)
+def test_a_forward_takes_the_smallest_of_twelve_capacities_2_percent_apart() -> None:
+    plan = planner(ranks=1).plan(1)
     largest = CapacityPlan(tokens=1000, sequences=8, masked=150, basis="exact")
-    ladder = CapacityLadder.below(largest)
+    shares = [(1 - LADDER_STEP) ** number for number in range(LADDER_CAPACITIES)][::-1]
+    room = [(int(np.ceil(1000 * share)), int(np.ceil(150 * share))) for share in shares]
 
     def padded(tokens: int, masked: int) -> int:
         """The tokens that a forward of such a size is padded to."""
-        of_size = replace(
-            plan,
-            num_tokens=np.full_like(plan.num_tokens, tokens),
-            num_masked=np.full_like(plan.num_masked, masked),
-        )
-        return round(tokens * (1 + ladder.token_waste(sizes_of([of_size]))))
+        return round(tokens * (1 + ladder_waste(largest, sizes_of([sized(plan, tokens, masked)]))))
 
     assert padded(1000, 1) == padded(1, 150) == 1000
-    assert padded(1001, 1) == 1001 and padded(1, 151) == 1  # none holds it
-    assert padded(1, 1) == ladder.capacities[0].tokens
-    for smaller, larger in zip(ladder.capacities, ladder.capacities[1:], strict=False):
-        assert padded(smaller.tokens, smaller.masked) == smaller.tokens
-        assert padded(smaller.tokens + 1, 1) == larger.tokens
-        assert padded(1, smaller.masked + 1) == larger.tokens
+    assert padded(1001, 1) == 1001 and padded(1, 151) == 1  # none holds it: no padding
+    assert padded(1, 1) == room[0][0] == 801
+    for smaller, larger in pairwise(room):
+        assert padded(*smaller) == smaller[0]
+        assert padded(smaller[0] + 1, 1) == padded(1, smaller[1] + 1) == larger[0]
 
 
 def test_a_ladder_makes_uniform_draws_cheap_to_pad() -> None:
-    steps = planner("uniform", world_size=1, local_batch_size=448)
-    sizes = sizes_of([steps.plan(step) for step in range(1, DRAWS + 1)])
+    sizes = drawn(planner("uniform", ranks=1, batch=448), DRAWS)
     largest = CapacityPlan.of_sizes(sizes, DRAWS)
-    ladder = CapacityLadder.below(largest)
     # Section 8.3 of the analysis: 11 % with one capacity over a long run, 1.0 % with the ladder.
-    assert waste(largest.tokens, sizes.tokens) > 0.08
-    assert ladder.token_waste(sizes) < 0.012
+    assert waste(largest.tokens, sizes[0]) > 0.08
+    assert ladder_waste(largest, sizes) < 0.012
 
 
-def test_what_no_capacity_holds_is_not_padded() -> None:
-    sizes = sizes_of([planner().plan(1)])
-    tiny = CapacityPlan(tokens=1, sequences=1, masked=1, basis="exact")
-    assert CapacityLadder.below(tiny).token_waste(sizes) == 0
+@pytest.mark.parametrize("local_batch_size", [2, 16, 64])
+def test_a_short_run_always_fits(local_batch_size: int) -> None:
+    steps = planner("uniform", 1, local_batch_size)
+    shapes = plan_shapes(steps, 40, **LIMITS)
+    assert 1 < len(shapes) <= LADDER_CAPACITIES
+    assert [shape.tokens for shape in shapes] == sorted({shape.tokens for shape in shapes})
+    assert all(shape_of(plan, shapes) is not None for plan in planned(steps, 40))
+
+
+def test_even_batches_need_one_shape() -> None:
+    steps = planner("quantile", 1, 64)
+    (shape,) = plan_shapes(steps, 100, **LIMITS)
+    tokens = drawn(steps, 100)[0]
+    assert tokens.max() <= shape.tokens <= (1 + WASTE) * tokens.mean() + 16
+
+
+def test_ranks_that_differ_cost_no_capacity_that_is_never_used() -> None:
+    steps = planner("uniform", 32, 4, balance=Balance())
+    shapes = plan_shapes(steps, 60, **LIMITS)
+    assert {shape_of(plan, shapes) for plan in planned(steps, 60)} == set(shapes)
+
+
+def test_unequal_counts_leave_a_token_for_each_empty_slot() -> None:
+    steps = planner("uniform", 16, 3, balance=UNEQUAL)
+    largest = plan_shapes(steps, 30, **LIMITS)[-1]
+    assert all(shape_of(plan, (largest,)) is largest for plan in planned(steps, 30))
+
+
+def test_of_a_long_run_some_steps_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, seen = planner("quantile", 1, 16), []
+    plan = steps.plan
+    monkeypatch.setattr(steps, "plan", lambda step: seen.append(step) or plan(step))
+    plan_shapes(steps, 10**6, **LIMITS)
+    assert seen == list(range(1, PLANNED_STEPS + 1))

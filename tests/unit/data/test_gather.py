@@ -107,6 +107,7 @@ def small_set(tmp_path: Path) -> tuple[Path, Manifest]:
 def test_ids_out_of_range(small_set: tuple[Path, Manifest], ids: list[int]) -> None:
     gathered, expected = outcome(*small_set, np.array(ids, dtype=np.int64))
     assert isinstance(gathered, str) and gathered == expected
+    assert "ask for ids of 0 .. 18" in gathered
 
 
 def test_a_file_that_changes_after_it_was_mapped_is_refused(

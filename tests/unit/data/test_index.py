@@ -1,6 +1,5 @@
 """The index of a prepared set: round trip, order, and refusal of anything incomplete."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import Baseline, LengthIndex, Manifest, ShardEntry, write_index
+from shard_sets import manifest_of
 
 LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)
 COUNTS = np.array([1, 2, 1, 1, 3, 1], dtype=np.uint8)
@@ -16,25 +16,11 @@ ENTRY = {"file": "a.hdf5", "num_samples": 3, "sha256": "b" * 64, "sidecar_sha256
 
 
 def manifest(**changes: object) -> Manifest:
-    values = Manifest(
-        num_samples=6,
-        vocab_size=100,
-        vocabulary_sha256="a" * 64,
-        pad_id=0,
-        unk_id=1,
-        cls_id=2,
-        sep_id=3,
-        mask_id=4,
-        max_seq_length=16,
-        max_predictions=3,
-        seed=12345,
-        dupe_factor=2,
-        shards=(
-            ShardEntry("a.hdf5", 4, "b" * 64, "d" * 64),
-            ShardEntry("b.hdf5", 2, "c" * 64, "e" * 64),
-        ),
+    shards = (
+        ShardEntry("a.hdf5", 4, "b" * 64, "d" * 64),
+        ShardEntry("b.hdf5", 2, "c" * 64, "e" * 64),
     )
-    return dataclasses.replace(values, **changes)
+    return manifest_of(shards, vocab_size=100, max_seq_length=16, max_predictions=3, **changes)
 
 
 def test_round_trip(tmp_path: Path) -> None:

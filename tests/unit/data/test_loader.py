@@ -1,24 +1,29 @@
-"""The loader: the plan's samples in the plan's order, read ahead, errors raised in the loop."""
+"""The loader: the plan's samples, read ahead, staged and padded, errors raised in the loop."""
 
+import sys
 import threading
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.common.errors import DataError
+from bert_tools.bench.synthetic import synthetic_samples
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data import gather as gather_module
 from mlperf_bert.data.balance import StepPlan, StepPlanner
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
+from mlperf_bert.data.capacity import StaticShape, shape_of
 from mlperf_bert.data.gather import STEPS_AFTER_A_FAULT, Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import PREFETCHED_STEPS, DirectSource, Loader
+from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliSource, DirectSource, Loader
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
-from mlperf_bert.data.shards import SampleReader, Samples, Shard
-from mlperf_bert.data.staging import Staging
+from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.staging import CapacityStaging, Staging
+from plan_cases import planner_of
+from shard_sets import assert_same_batch, write_set
 
 CPU = torch.device("cpu")
 
@@ -176,47 +181,79 @@ def test_on_a_cpu_staging_hands_on_what_it_gets(planner: StepPlanner, gatherer: 
     assert staging.receive(staged) is batches
 
 
-def test_tensors_that_share_no_memory_are_changed_one_by_one() -> None:
-    samples = Samples(
-        input_ids=np.array([2, 7, 3, 3]),
-        lengths=np.array([4]),
-        segment_b_start=np.array([3]),
-        masked_positions=np.array([1]),
-        masked_ids=np.array([10]),
-        masked_counts=np.array([1]),
-        next_sentence_label=np.array([0]),
+SMALL = StaticShape(tokens=32, sequences=2, masked=12, max_seqlen=24, max_masked=6)
+LARGE = StaticShape(tokens=48, sequences=2, masked=12, max_seqlen=24, max_masked=6)
+
+
+def plan_of(lengths: list[int], world_size: int = 1) -> StepPlan:
+    """Of a step in which each rank gets two of the sequences, in two forwards or in one."""
+    masked = np.full(len(lengths), 4)
+    planner = planner_of(
+        np.array(lengths), len(lengths), masked_counts=masked, world_size=world_size
     )
-    batch = make_batch(samples, np.arange(1), mlm_denominator=1.0, nsp_denominator=4.0)
-    batch = replace(batch, token_type_ids=batch.input_ids)
-    blocks: list[torch.Tensor] = []
-
-    def doubled(block: torch.Tensor) -> torch.Tensor:
-        blocks.append(block)
-        return torch.cat([block, block])  # more than is needed changes nothing
-
-    changed = batch.map_blocks(doubled)
-    assert len(blocks) == 9
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(getattr(changed, field.name), value)
+    return planner.plan(1)
 
 
-def test_make_batch_lays_sequences_end_to_end() -> None:
-    samples = Samples(
-        input_ids=np.array([2, 7, 3, 8, 9, 3, 2, 5, 3, 6, 3]),
-        lengths=np.array([6, 5]),
-        segment_b_start=np.array([3, 3]),
-        masked_positions=np.array([1, 4, 3]),
-        masked_ids=np.array([10, 11, 12]),
-        masked_counts=np.array([2, 1]),
-        next_sentence_label=np.array([0, 1]),
+def batch_of(lengths: list[int]) -> UnpaddedBatch:
+    samples = synthetic_samples(np.array(lengths), vocab_size=50, max_predictions=4, seed=1)
+    return make_batch(samples, np.arange(len(lengths)), mlm_denominator=4, nsp_denominator=2)
+
+
+def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it() -> None:
+    staging = CapacityStaging((SMALL, LARGE), 1, CPU)
+    batch = batch_of([10, 12])
+    (received,) = staging.receive(staging.send((batch,), plan_of([10, 12])))
+    assert_same_batch(received, pad(batch, SMALL))
+    (received,) = staging.receive(staging.send((batch_of([20, 20]),), plan_of([20, 20])))
+    assert received.shape is LARGE
+
+
+def test_what_no_shape_holds_stays_unpadded() -> None:
+    staging = CapacityStaging((SMALL,), 1, CPU)
+    batch = batch_of([20, 20])
+    (received,) = staging.receive(staging.send((batch,), plan_of([20, 20])))
+    assert received is batch and received.shape is None
+
+
+def test_all_ranks_choose_the_shape_that_the_longest_needs() -> None:
+    plan = plan_of([9, 10, 9, 10], world_size=2)
+    one_long = replace(plan, num_tokens=np.array([[19], [33]]))
+    assert shape_of(plan, (SMALL, LARGE)) is SMALL
+    assert shape_of(one_long, (SMALL, LARGE)) is LARGE
+    too_long = replace(plan, num_tokens=np.array([[19], [49]]))
+    assert shape_of(too_long, (SMALL, LARGE)) is None
+
+
+def test_a_blank_batch_has_the_sizes_of_a_padded_one() -> None:
+    padded, empty = pad(batch_of([10, 12]), SMALL), blank(SMALL, CPU)
+    assert empty.shape is SMALL
+    empty.block.copy_(padded.block)
+    for name in ("input_ids", "cu_seqlens", "labels", "next_sentence_label", "nsp_denominator"):
+        assert torch.equal(getattr(empty, name), getattr(padded, name))
+
+
+def test_batches_by_dali_are_the_same_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
+    manifest = write_set(tmp_path / "set", [(9, "<u2"), (8, "<u4"), (7, "<u2")], seed=1)
+    lengths, masked = (
+        getattr(LengthIndex.open(tmp_path / "set"), name) for name in ("lengths", "masked_counts")
     )
-    batch = make_batch(samples, np.array([7, 3]), mlm_denominator=3.0, nsp_denominator=2.0)
-    assert batch.cu_seqlens.tolist() == [0, 6, 11]
-    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
-    assert batch.token_type_ids.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
-    assert batch.masked_token_index.tolist() == [1, 4, 9]
-    assert batch.labels.tolist() == [10, 11, 12]
-    assert batch.lengths == (6, 5) and batch.max_seqlen == 6
-    assert batch.masked_counts == (2, 1) and batch.sample_ids.tolist() == [7, 3]
+    planner = planner_of(lengths, 8, masked_counts=masked, grad_accum_steps=2)
+    source = DirectSource(Gatherer(SampleReader(tmp_path / "set", manifest)), 0)
+    with Loader(planner, DaliSource(source, CPU), CPU) as loader:
+        # All are kept until the end: none may lie in memory that a later one overwrites.
+        steps = [step for _, step in zip(range(8), loader, strict=False)]
+    for step in steps:
+        expected = source.micro_batches(planner.plan(step.plan.step))
+        assert len(step.micro_batches) == len(expected) == 2
+        for batch, wanted in zip(step.micro_batches, expected, strict=True):
+            assert_same_batch(batch, wanted)
+    assert len(np.unique([step.plan.step for step in steps])) == 8
+
+
+def test_without_dali_the_error_says_how_to_get_it(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(ConfigError, match=r"data\.loader: .*tools/venv\.sh dali"):
+        DaliSource(DirectSource(gatherer, 0), CPU)

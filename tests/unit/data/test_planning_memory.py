@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlperf_bert.data.index import IndexFile, Manifest, ShardEntry
+from mlperf_bert.data.index import IndexFile, ShardEntry
+from shard_sets import manifest_of
 from support import run_process
 
 MAX_LENGTH = 512
@@ -59,30 +60,22 @@ def write_large_index(set_dir: Path, num_samples: int) -> None:
     (set_dir / "index").mkdir(parents=True)
     lengths = np.arange(1, MAX_LENGTH + 1)
     block = 1000
-    with (set_dir / "index/lengths.u16").open("wb") as file:
-        for start in range(0, repeats, block):
-            file.write(np.tile(lengths.astype("<u2"), min(block, repeats - start)).tobytes())
-    with (set_dir / "index/masked_counts.u8").open("wb") as file:
-        masked = np.clip(lengths // 7, 1, 76).astype("u1")
-        for start in range(0, repeats, block):
-            file.write(np.tile(masked, min(block, repeats - start)).tobytes())
+    masked = np.clip(lengths // 7, 1, 76)
+    for name, dtype, values in (
+        ("lengths.u16", "<u2", lengths),
+        ("masked_counts.u8", "u1", masked),
+    ):
+        with (set_dir / "index" / name).open("wb") as file:
+            for start in range(0, repeats, block):
+                file.write(np.tile(values.astype(dtype), min(block, repeats - start)).tobytes())
     with (set_dir / "index/order_by_length.u32").open("wb") as file:
         for length in range(1, MAX_LENGTH + 1):
             file.write(np.arange(length - 1, num_samples, MAX_LENGTH, dtype="<u4").tobytes())
-    manifest = Manifest(
-        num_samples=num_samples,
+    manifest = manifest_of(
+        (ShardEntry("none.hdf5", num_samples, "0" * 64, "0" * 64),),
         vocab_size=30522,
-        vocabulary_sha256="0" * 64,
-        pad_id=0,
-        unk_id=0,
-        cls_id=0,
-        sep_id=0,
-        mask_id=0,
         max_seq_length=MAX_LENGTH,
         max_predictions=76,
-        seed=1,
-        dupe_factor=1,
-        shards=(ShardEntry("none.hdf5", num_samples, "0" * 64, "0" * 64),),
         length_histogram=(0, *[repeats] * MAX_LENGTH),
         index_files=tuple(
             IndexFile(path.name, path.stat().st_size, "0" * 64)

@@ -14,12 +14,13 @@ from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import map_file
 from mlperf_bert.data import shards
 from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import Manifest, ShardSettings, read_sidecar
+from mlperf_bert.data.index import Manifest, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents
+from shard_sets import settings_of
 from support import prepare_small
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
@@ -64,12 +65,6 @@ def test_the_same_id_twice_is_read_twice(prepared: tuple[Path, Manifest]) -> Non
     samples = SampleReader(*prepared).read(np.array([5, 5]))
     first, second = np.split(samples.input_ids, 2)
     np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize("ids", [[], [-1], [10**6]])
-def test_ids_out_of_range(prepared: tuple[Path, Manifest], ids: list[int]) -> None:
-    with pytest.raises(DataError, match="ask for ids of 0 "):
-        SampleReader(*prepared).read(np.array(ids, dtype=np.int64))
 
 
 def test_no_shard_is_mapped_before_the_first_read(
@@ -117,9 +112,7 @@ def test_hdf5_readers_see_the_same_arrays(prepared: tuple[Path, Manifest]) -> No
 def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)))
     vocabulary = Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
-    settings = ShardSettings(
-        vocabulary_sha256="0" * 64, max_seq_length=16, max_predictions=3, seed=0, dupe_factor=1
-    )
+    settings = settings_of(max_seq_length=16, max_predictions=3, seed=0)
     documents = as_documents([[[69_999, 8, 9]] * 9, [[70_001, 11]] * 9], len(tokens))
     examples = make_examples(documents, vocabulary, settings)
     path = tmp_path / "wide.hdf5"

@@ -1,6 +1,7 @@
 """Step plans: nothing lost between ranks, exact denominators, imbalance by definition."""
 
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,
@@ -16,7 +18,9 @@ from mlperf_bert.config.sections import (
     SamplerName,
 )
 from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
-from mlperf_bert.data.sampler import Int64Array, make_sampler
+from mlperf_bert.data.sampler import Int64Array
+from mlperf_bert.data.set_checks import plan_settings
+from plan_cases import planner_of
 
 LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
 MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)
@@ -34,16 +38,11 @@ def planner(
     counts: CountsPerRank = "equal",
     model: BalanceModel = "tokens",
 ) -> StepPlanner:
-    return StepPlanner(
-        make_sampler(
-            sampler,
-            order_by_length=np.argsort(LENGTHS, kind="stable"),
-            length_histogram=np.bincount(LENGTHS, minlength=513).tolist(),
-            global_batch_size=48,
-            seed=9,
-        ),
+    return planner_of(
         LENGTHS,
-        MASKED,
+        48,
+        sampler,
+        masked_counts=MASKED,
         world_size=world_size,
         grad_accum_steps=accumulation,
         loss_normalization=normalization,
@@ -147,3 +146,24 @@ def test_imbalance_is_largest_over_mean() -> None:
     cost = (tokens + tokens**2 / 6144).sum(axis=(1, 2))
     assert plan.imbalance_cost == pytest.approx(cost.max() / cost.mean())
     assert planner(1, 1).plan(2).imbalance_tokens == 1.0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("run.seed=5", "data.sampler=strata", "data.quantiles=4", "data.balance=none"),
+        *("data.deal=one_direction", "data.counts_per_rank=unequal", "data.balance_model=cost"),
+        *("data.cost_a=0.5", "data.cost_b=0.5", "data.exchange_window_steps=9"),
+        *("parallel.nodes=4", "parallel.ranks_per_node=4"),
+        *("parallel.local_batch_size=8", "parallel.grad_accum_steps=3"),
+    ],
+)
+def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
+    name, _, _ = setting.partition("=")
+    same = (
+        *("data.balance=presort_global", "data.cost_b=0.25", "parallel.local_batch_size=4"),
+        *("parallel.ranks_per_node=2", "parallel.nodes=2"),
+    )
+    of_stage = plan_settings(load_config(tiny_config, same))
+    of_run = plan_settings(load_config(tiny_config, (*same, setting)))
+    assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}

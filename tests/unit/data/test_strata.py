@@ -183,22 +183,6 @@ def test_published_counts_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("name", ["strata", "strata_6_3_2_5"])
-def test_any_step_is_computed_directly(name: str) -> None:
-    def sampler(seed: int) -> Sampler:
-        strata = strata_of([60, 33, 21, 50])
-        if name == "strata":
-            return StrataSampler(strata, 32, seed)
-        return PublishedStrataSampler(strata, PUBLISHED_COUNTS[name], 32, seed)
-
-    one = sampler(5)
-    in_order = [one.global_batch(step) for step in range(1, 30)]
-    for step in (29, 1, 6, 11):
-        assert np.array_equal(sampler(5).global_batch(step), in_order[step - 1])
-        assert np.array_equal(one.global_batch(step), in_order[step - 1])
-        assert not np.array_equal(sampler(6).global_batch(step), in_order[step - 1])
-
-
-@pytest.mark.parametrize("name", ["strata", "strata_6_3_2_5"])
 def test_rounds_of_a_stratum_differ(name: str) -> None:
     strata = strata_of([60, 30, 20, 50])  # both take 6, 3, 2 and 5 a step: rounds of 10 steps
     sampler: Sampler = StrataSampler(strata, 16, 5)

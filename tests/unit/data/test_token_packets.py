@@ -1,4 +1,4 @@
-"""Token packets: what is packed comes out again, whole, in parts and in any order."""
+"""Token packets come out as they went in, and an exchange without communication: deals, routes."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -8,19 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlperf_bert.config.sections import BalancePolicy, Deal
+from mlperf_bert.data.balance import Balance, StepPlan
+from mlperf_bert.data.exchange import dealt
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.mpi_readers import wanted_places
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import (
     gathered_bytes,
     join,
+    narrowed,
     pack,
-    packet_bytes,
-    to_packet,
+    split,
+    take,
     token_dtype,
     unpack,
 )
+from plan_cases import planner_of
 
 SMALL, LARGE = token_dtype(30_522), token_dtype(120_000)
+DEALS: tuple[Deal, ...] = ("snake", "one_direction")
 
 
 def make_samples(lengths: list[int], vocab_size: int = 30_000) -> Samples:
@@ -42,8 +49,11 @@ def make_samples(lengths: list[int], vocab_size: int = 30_000) -> Samples:
 def assert_equal(found: Samples, expected: Samples) -> None:
     for field in fields(Samples):
         one, other = getattr(found, field.name), getattr(expected, field.name)
-        assert one.dtype == np.int64
         assert one.tolist() == other.tolist(), field.name
+
+
+def one_by_one(samples: Samples) -> list[Samples]:
+    return split(samples, np.ones(len(samples.lengths), dtype=np.int64))
 
 
 RAGGED = st.lists(st.lists(st.integers(1, 200), max_size=6), min_size=1, max_size=4)
@@ -54,28 +64,28 @@ def test_packets_that_follow_each_other_come_out_as_they_went_in(
     ragged: list[list[int]], token: tuple[str, int]
 ) -> None:
     samples = [make_samples(lengths, token[1]) for lengths in ragged]
-    packets = unpack(np.concatenate([pack(each, token[0]) for each in samples]))
+    packets = unpack(np.concatenate([pack(narrowed(each, token[0])) for each in samples]))
     assert len(packets) == len(samples)
     for packet, expected in zip(packets, samples, strict=True):
-        assert_equal(packet.samples(), expected)
+        assert packet.input_ids.dtype == token[0] and packet.lengths.dtype == np.uint16
+        assert_equal(packet, expected)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.data())
 def test_samples_are_taken_whole(lengths: list[int], data: st.DataObject) -> None:
-    packet = to_packet(make_samples(lengths), SMALL)
+    samples = narrowed(make_samples(lengths), SMALL)
     places = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=15))
-    taken = packet.take(np.array(places, dtype=np.int64))
-    one_by_one = [packet.take(np.array([place])) for place in places]
-    alone = packet.split(np.ones(len(lengths), dtype=np.int64))
-    for place, single in zip(places, one_by_one, strict=True):
+    taken = [take(samples, np.array([place])) for place in places]
+    alone = one_by_one(samples)
+    for place, single in zip(places, taken, strict=True):
         start = sum(lengths[:place])
         assert single.lengths.tolist() == [lengths[place]]
-        ids = packet.input_ids[start : start + lengths[place]]
+        ids = samples.input_ids[start : start + lengths[place]]
         assert single.input_ids.tolist() == ids.tolist()
-        assert_equal(single.samples(), alone[place].samples())
+        assert_equal(single, alone[place])
     if places:
-        assert_equal(taken.samples(), join(one_by_one).samples())
-    assert_equal(join(alone).samples(), packet.samples())
+        assert_equal(take(samples, np.array(places, dtype=np.int64)), join(taken))
+    assert_equal(join(alone), samples)
 
 
 @pytest.mark.parametrize("token", [SMALL, LARGE])
@@ -84,12 +94,66 @@ def test_bytes_are_told_from_the_index(synthetic_data: Path, token: str) -> None
     reader = SampleReader(synthetic_data / "train", index.manifest)
     ids = np.random.default_rng(1).choice(index.manifest.num_samples, (3, 2, 4), replace=False)
     lengths, masked_counts = index.lengths[ids], index.masked_counts[ids]
-    packets = [[len(pack(reader.read(forward), token)) for forward in rank] for rank in ids]
-    assert packet_bytes(lengths, masked_counts, token).tolist() == packets
-    largest = max(sum(rank) for rank in packets)
+    largest = max(
+        sum(len(pack(narrowed(reader.read(forward), token))) for forward in rank) for rank in ids
+    )
     assert gathered_bytes(lengths, masked_counts, token) == 2 * (largest + 8)
 
 
 def test_a_token_takes_two_bytes_where_the_vocabulary_allows() -> None:
     assert np.dtype(token_dtype(2**16)).itemsize == 2
     assert np.dtype(token_dtype(2**16 + 1)).itemsize == 4
+
+
+@pytest.mark.parametrize("direction", DEALS)
+@given(lengths=st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1))
+def test_hands_are_those_of_the_single_process_definition(
+    direction: Deal, lengths: list[list[int]]
+) -> None:
+    drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
+    cost = np.array(lengths, dtype=np.float64)[:, np.newaxis]
+    expected = Balance(policy="exchange_global", deal=direction)(cost).places.reshape(-1, 3)
+    for hand, places in enumerate(expected):
+        assert_equal(dealt(drawn, hand, direction), take(join(drawn), places))
+
+
+@pytest.mark.parametrize("direction", DEALS)
+@given(lengths=st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=5))
+def test_ragged_draws_lose_nothing(direction: Deal, lengths: list[list[int]]) -> None:
+    drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
+    hands = [dealt(drawn, hand, direction) for hand in range(len(drawn))]
+    sizes = [len(hand.lengths) for hand in hands]
+    assert max(sizes) - min(sizes) <= 1
+    for hand in hands:
+        assert sorted(hand.lengths.tolist(), reverse=True) == hand.lengths.tolist()
+    before, after = (
+        sorted(pack(each).tobytes() for each in one_by_one(samples))
+        for samples in (join(drawn), join(hands))
+    )
+    assert before == after
+
+
+def plan_of(num_samples: int, policy: BalancePolicy, step: int) -> StepPlan:
+    lengths = np.random.default_rng(num_samples).integers(1, 100, num_samples)
+    balance = Balance(policy=policy, ranks_per_node=2)
+    return planner_of(lengths, 48, world_size=4, grad_accum_steps=2, balance=balance).plan(step)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks"), [("exchange_local", range(2, 4)), ("exchange_global", range(4))]
+)
+@pytest.mark.parametrize("num_samples", [1000, 61])  # of 61, some steps draw a sample twice
+def test_routes_lead_to_the_plan(policy: BalancePolicy, ranks: range, num_samples: int) -> None:
+    plans = [plan_of(num_samples, policy, step) for step in (1, 2, 3)]
+    drawn = np.stack([plan.drawn_ids[ranks.start : ranks.stop] for plan in plans], axis=1)
+    wanted = wanted_places(plans, ranks)
+    assert sorted(np.concatenate(wanted).tolist()) == list(range(drawn.size))
+    for rank, places in zip(ranks, wanted, strict=True):
+        planned = [plan.ids_of(rank, forward) for plan in plans for forward in range(2)]
+        assert drawn.ravel()[places].tolist() == np.concatenate(planned).tolist()
+
+
+def test_a_group_that_is_not_the_plans_is_refused() -> None:
+    plan = plan_of(1000, "exchange_global", 1)
+    with pytest.raises(AssertionError, match="beyond this group"):
+        wanted_places([plan], range(2))

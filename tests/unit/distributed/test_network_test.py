@@ -12,7 +12,8 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.network_test import all_ranks
-from mlperf_bert.distributed.network_test import measure as network_findings
+from mlperf_bert.distributed.network_test import findings as network_findings
+from mlperf_bert.distributed.network_test.all_ranks import ring_pairs
 from mlperf_bert.distributed.network_test.findings import (
     Finding,
     Options,
@@ -25,7 +26,6 @@ from mlperf_bert.distributed.network_test.findings import (
     ok,
     warn,
 )
-from mlperf_bert.distributed.network_test.measure import ring_pairs
 
 GOOD = ok("disk.read", "900 MB/s")
 SLOW = warn("disk.read", "9 MB/s", "copy the data")
@@ -78,26 +78,39 @@ def test_a_healthy_network_is_good() -> None:
     assert "50 us" in found["network.latency"].found
 
 
-def test_wrong_sums_name_the_host() -> None:
-    for change in ({"sum_is_right": False}, {"large": {"seconds": 1e-3, "is_right": False}}):
-        finding = judged(**change)["network.allreduce"]
-        assert finding.status == "fail"
-        assert "rank 3 (n1)" in finding.found
+CLOCK_AHEAD = [[103.0 + n, 103.001 + n] for n in range(5)]
+SLOW_ROUNDS = [[100.5 + n, 104.0 + n] for n in range(5)]  # the clock may well be right
+SLOW_ALL_REDUCE = {"large": {"seconds": 0.1, "is_right": True}}
 
 
-def test_a_slow_network_is_a_warning_of_nccl_only() -> None:
-    slow = {"large": {"seconds": 0.1, "is_right": True}, "latency_s": 5e-3}
-    for name in ("network.bandwidth", "network.latency"):
-        assert judged("nccl", **slow)[name].status == "warn"
-        assert judged("gloo", **slow)[name].status == "ok"
-
-
-def test_a_slow_link_is_told_from_links_of_another_kind() -> None:
-    # Links between nodes are nine times slower than those within, and that is as it should be.
-    finding = judged(pairs={"2": 9e10, "0": 1e9})["network.neighbours"]
-    assert finding.status == "warn"
-    assert "rank 0 (n0) with rank 3 (n1)" in finding.found
-    assert "rank 1" not in finding.found
+@pytest.mark.parametrize(
+    ("backend", "changes", "name", "status", "words"),
+    [
+        ("nccl", {"sum_is_right": False}, "allreduce", "fail", ["rank 3 (n1)"]),
+        (
+            *("nccl", {"large": {"seconds": 1e-3, "is_right": False}}, "allreduce", "fail"),
+            ["rank 3 (n1)"],
+        ),
+        ("nccl", SLOW_ALL_REDUCE, "bandwidth", "warn", ["below 5"]),
+        ("gloo", SLOW_ALL_REDUCE, "bandwidth", "ok", []),
+        ("nccl", {"latency_s": 5e-3}, "latency", "warn", ["above 1,000"]),
+        ("gloo", {"latency_s": 5e-3}, "latency", "ok", []),
+        # Links between nodes are nine times slower than those within, and that is as it should be.
+        (
+            *("nccl", {"pairs": {"2": 9e10, "0": 1e9}}, "neighbours", "warn"),
+            ["rank 0 (n0) with rank 3 (n1) 0.18 of it"],
+        ),
+        ("nccl", {"clock": CLOCK_AHEAD}, "clocks", "warn", ["rank 3 (n1)", "+3.0 s"]),
+        ("nccl", {"clock": SLOW_ROUNDS}, "clocks", "ok", []),
+    ],
+)
+def test_numbers_that_are_not_right_name_the_rank(
+    backend: str, changes: dict[str, Any], name: str, status: str, words: list[str]
+) -> None:
+    finding = judged(backend, **changes)[f"network.{name}"]
+    assert finding.status == status
+    assert all(word in finding.found for word in words)
+    assert "rank 1" not in finding.found and "rank 2" not in finding.found
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 9])
@@ -118,36 +131,25 @@ def test_clocks_are_bounded_by_the_rounds() -> None:
     assert abs(middle - true_offset) <= error <= 0.05
 
 
-def test_a_clock_that_is_surely_wrong_is_named() -> None:
-    ahead = [[103.0 + n, 103.001 + n] for n in range(5)]
-    finding = judged(clock=ahead)["network.clocks"]
-    assert finding.status == "warn"
-    assert "rank 3 (n1)" in finding.found
-    assert "+3.0 s" in finding.found
-    vague = [[100.5 + n, 104.0 + n] for n in range(5)]  # a slow round: may well be right
-    assert judged(clock=vague)["network.clocks"].status == "ok"
-
-
-def test_different_software_fails_on_the_ranks_that_have_it() -> None:
-    other = {**HERE, 3: {**HERE[3], "versions": "torch 2.11"}}
-    (finding,) = network_findings.judge_versions(other)
-    assert finding.status == "fail"
-    assert "torch 2.11 on rank 3 (n1)" in finding.found
-
-
-def test_a_rank_without_device_fails_with_its_reason() -> None:
-    other = {**HERE, 2: {**HERE[2], "error": ["run.device 8 ranks see 1 GPU", "see all"]}}
-    finding = network_findings.judge_versions(other)[1]
-    assert finding.status == "fail"
-    assert finding.found == "rank 2 (n1): run.device 8 ranks see 1 GPU"
-    assert finding.remedy == "see all"
-
-
-def test_ranks_that_share_a_gpu_are_told_that_nccl_was_not_tried() -> None:
-    sharing = {rank: {**facts, "shares_gpu": True} for rank, facts in HERE.items()}
-    finding = network_findings.judge_versions(sharing)[1]
-    assert finding.status == "warn"
-    assert "gloo, not NCCL" in finding.found
+@pytest.mark.parametrize(
+    ("ranks", "changes", "expected"),
+    [
+        ([3], {"versions": "torch 2.11"}, (0, "fail", "torch 2.11 on rank 3 (n1)")),
+        (
+            *([2], {"error": ["run.device 8 ranks see 1 GPU", "see all"]}),
+            (1, "fail", "rank 2 (n1): run.device 8 ranks see 1 GPU; see all"),
+        ),
+        ([0, 1, 2, 3], {"shares_gpu": True}, (1, "warn", "share GPUs: tried over gloo, not NCCL")),
+    ],
+)
+def test_ranks_that_differ_or_lack_a_device_are_named(
+    ranks: list[int], changes: dict[str, Any], expected: tuple[int, str, str]
+) -> None:
+    here = {rank: facts | (changes if rank in ranks else {}) for rank, facts in HERE.items()}
+    number, status, words = expected
+    finding = network_findings.judge_versions(here)[number]
+    assert finding.status == status
+    assert words in finding.line()
 
 
 def test_the_config_says_whether_ranks_may_share_a_gpu(tiny_config: Path) -> None:
@@ -307,21 +309,23 @@ def test_only_a_failure_refuses(findings: list[Finding], status: int) -> None:
     assert exit_status(findings) == status
 
 
-def test_a_check_that_raises_fails_with_its_reason() -> None:
+@pytest.mark.parametrize(
+    ("error", "found", "remedy"),
+    [
+        (
+            *(ZeroDivisionError("by zero\nand more"), "ZeroDivisionError: by zero"),
+            "mend that, or leave the check out (--only)",
+        ),
+        (ConfigError("run.device", "is 'cuda'", "use 'cpu'"), "run.device: is 'cuda'", "use 'cpu'"),
+    ],
+)
+def test_a_check_that_raises_fails_with_its_reason(
+    error: Exception, found: str, remedy: str
+) -> None:
     def raises() -> list[Finding]:
-        raise ZeroDivisionError("by zero\nand more")
+        raise error
 
-    (finding,) = examined("disk", raises, 10)
-    assert finding.status == "fail"
-    assert finding.name == "disk"
-    assert finding.found == "ZeroDivisionError: by zero"
-
-
-def test_a_users_mistake_keeps_its_remedy() -> None:
-    def raises() -> list[Finding]:
-        raise ConfigError("run.device", "is 'cuda'", "use 'cpu'")
-
-    assert examined("gpus", raises, 10) == [fail("gpus", "run.device: is 'cuda'", "use 'cpu'")]
+    assert examined("disk", raises, 10) == [fail("disk", found, remedy)]
 
 
 def test_a_check_that_hangs_is_left_behind() -> None:

@@ -26,8 +26,7 @@ from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.gather import Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex, Manifest
-from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
-from mlperf_bert.data.loader_dali import DaliSource, make_pipeline
+from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader, make_pipeline
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import IntArray, SampleReader, Samples
 

@@ -164,7 +164,7 @@ def check_data(options: Options) -> list[Finding]:
         return [fail("data", found, f"{remedy}; all are in: mlperf_bert verify {options.data}")]
     if options.config is None:
         return [ok("data", f"{options.data} verified (fast check)")]
-    from mlperf_bert.data.open_data import open_data
+    from mlperf_bert.data.set_checks import open_data
 
     opened = open_data(options.config, options.data, rank=0)
     found = (

@@ -23,9 +23,9 @@ from mlperf_bert.config.sections import (
 from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import (
     CapacityBasis,
-    CapacityLadder,
     CapacityPlan,
-    ForwardSizes,
+    forward_sizes,
+    ladder_waste,
     waste,
 )
 from mlperf_bert.data.sampler import Sampler, default_quantiles, make_sampler
@@ -183,16 +183,17 @@ def measure_row(
         balance_model=question.balance_model,
         cost=question.cost,
     )
-    sizes, of_steps = ForwardSizes(), []
+    of_forwards, of_steps = [], []
     for step in np.linspace(1, question.steps, question.draws).astype(int).tolist():
         started = time.perf_counter()
         plan = planner.plan(step)
         planning_ms = 1e3 * (time.perf_counter() - started)
         exchanged = _exchanged_bytes(index, question, balance.policy, plan)
         of_steps.append((plan.imbalance_tokens, plan.imbalance_cost, exchanged, planning_ms))
-        sizes.add(plan)
+        of_forwards.append(forward_sizes(plan))
         advance()
     by_tokens, by_cost, exchanged_bytes, times_ms = np.array(of_steps).T
+    sizes = np.stack(of_forwards, axis=1)
     capacity = CapacityPlan.of_sizes(sizes, question.steps).within(
         longest=index.max_length, most_masked=int(index.masked_counts.max())
     )
@@ -217,9 +218,9 @@ def measure_row(
         capacity_sequences=capacity.sequences,
         capacity_masked=capacity.masked,
         capacity_basis=capacity.basis,
-        capacity_waste=waste(capacity.tokens, sizes.tokens),
-        capacity_waste_masked=waste(capacity.masked, sizes.masked),
-        capacity_waste_ladder=CapacityLadder.below(capacity).token_waste(sizes),
+        capacity_waste=waste(capacity.tokens, sizes[0]),
+        capacity_waste_masked=waste(capacity.masked, sizes[2]),
+        capacity_waste_ladder=ladder_waste(capacity, sizes),
         exchanged_bytes_per_rank=round(float(exchanged_bytes.mean())),
         padded_bytes_per_rank=_padded_bytes(index, question, balance.policy),
         planning_ms=float(np.median(times_ms)),

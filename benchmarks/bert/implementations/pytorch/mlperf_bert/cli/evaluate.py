@@ -110,7 +110,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":
     """Open the set. Raises ConfigError in words of the checkpoint: there is no config to mend."""
-    from mlperf_bert.data.open_data import open_index
+    from mlperf_bert.data.set_checks import open_index
 
     try:
         return open_index(eval_dir, config)

@@ -25,15 +25,20 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
-from mlperf_bert.data.index import DatasetPlace, LengthIndex, sidecar_path
-from mlperf_bert.data.open_data import check_batch_fits, open_index
-from mlperf_bert.data.set_checks import (
-    NOT_STAGED,
+from mlperf_bert.data.index import (
     STAGE_FILE,
+    DatasetPlace,
+    LengthIndex,
     StagedPart,
     StageRecord,
     is_partial,
     manifest_sha256,
+    sidecar_path,
+)
+from mlperf_bert.data.set_checks import (
+    NOT_STAGED,
+    check_batch_fits,
+    open_index,
     plan_settings,
 )
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard

@@ -8,7 +8,7 @@ step from the length index, so denominators and imbalance are known everywhere w
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,16 @@ class Balance:
 
     def __call__(self, cost: Float64Array) -> Assignment:
         """Assign a global batch, given the costs of its samples in the order drawn, [R, A, b]."""
-        return _POLICIES[self.policy](cost, self)
+        ranks, forwards, size = cost.shape
+        if self.policy == "none":
+            return Assignment(np.arange(cost.size), np.full((ranks, forwards), size))
+        if self.policy == "presort_global":
+            give = _least_loaded_rows if self.counts == "equal" else even_slots
+            order, slot = give(cost.ravel(), ranks * forwards)
+            counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
+            return Assignment(order[np.argsort(slot, kind="stable")], counts)
+        group_size = ranks if self.policy == "exchange_global" else self.ranks_per_node
+        return _dealt_in_groups(cost, group_size, self.deal)
 
 
 AS_DRAWN = Balance()
@@ -100,18 +109,6 @@ def _dealt(cost: Float64Array, num_hands: int, direction: Deal) -> Int64Array:
     return table.transpose(0, 2, 1)
 
 
-def _as_drawn(cost: Float64Array, options: Balance) -> Assignment:
-    return Assignment(np.arange(cost.size), np.full(cost.shape[:2], cost.shape[2]))
-
-
-def _within_node(cost: Float64Array, options: Balance) -> Assignment:
-    return _dealt_in_groups(cost, options.ranks_per_node, options.deal)
-
-
-def _over_all_ranks(cost: Float64Array, options: Balance) -> Assignment:
-    return _dealt_in_groups(cost, len(cost), options.deal)
-
-
 def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> Assignment:
     """Deal among neighbouring ranks, each forward for itself as the ranks would exchange it."""
     ranks, forwards, size = cost.shape
@@ -122,14 +119,6 @@ def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> As
     by_rank = places.reshape(ranks // group_size, forwards, group_size, size)
     by_rank = by_rank.transpose(0, 2, 1, 3)
     return Assignment(by_rank.ravel(), np.full((ranks, forwards), size))
-
-
-def _least_loaded(cost: Float64Array, options: Balance) -> Assignment:
-    ranks, forwards, _ = cost.shape
-    give = _least_loaded_rows if options.counts == "equal" else even_slots
-    order, slot = give(cost.ravel(), ranks * forwards)
-    counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
-    return Assignment(order[np.argsort(slot, kind="stable")], counts)
 
 
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
@@ -146,15 +135,6 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
         slot[start : start + num_slots] = to
         load[to] += cost[row]
     return order, slot
-
-
-_POLICIES: dict[BalancePolicy, Callable[[Float64Array, Balance], Assignment]] = {
-    "none": _as_drawn,
-    "exchange_global": _over_all_ranks,
-    "exchange_local": _within_node,
-    "presort_local": _within_node,
-    "presort_global": _least_loaded,
-}
 
 
 def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, Int64Array]:
@@ -273,6 +253,13 @@ class StepPlan:
         stop = int(self.counts.ravel()[: number + 1].sum())
         return self.sample_ids[stop - int(self.counts[rank, forward]) : stop]
 
+    def denominators(self, rank: int, forward: int) -> dict[str, float]:
+        """Those of one forward, by the names that its batch has for them."""
+        return {
+            "mlm_denominator": float(self.mlm_denominators[rank, forward]),
+            "nsp_denominator": float(self.nsp_denominators[rank, forward]),
+        }
+
 
 class StepPlanner:
     """Turns a sampler's global batches into step plans.
@@ -334,10 +321,10 @@ class StepPlanner:
 
     def _denominators(self, counts: Int64Array) -> Float64Array:
         world_size, grad_accum_steps = counts.shape
-        denominators = np.full(counts.shape, counts.sum() / world_size, dtype=np.float64)
         if self._loss_normalization == "per_rank":
-            denominators = (counts * grad_accum_steps).astype(np.float64)
-        return denominators
+            denominators: Float64Array = (counts * grad_accum_steps).astype(np.float64)
+            return denominators
+        return np.full(counts.shape, counts.sum() / world_size)
 
 
 def _sums(values: NDArray[Any], counts: Int64Array) -> Float64Array:
@@ -355,24 +342,36 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
     """The step planner of the whole job."""
+    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
+    longest, data = index.manifest.max_seq_length, config.data
+    if data.masking == "dynamic":
+        table = masked_count_table(longest, data.max_predictions, data.masking_rate)
+        masked_counts = CountsByLength(index.lengths, table)
+    order, histogram = index.order_by_length, index.manifest.length_histogram
+    return planner_of_lengths(config, seed, index.lengths, masked_counts, order, histogram)
+
+
+def planner_of_lengths(
+    config: RunConfig,
+    seed: int,
+    lengths: NDArray[np.uint16],
+    masked_counts: NDArray[np.uint8] | CountsByLength,
+    order_by_length: NDArray[Any],
+    length_histogram: Sequence[int],
+) -> StepPlanner:
+    """The same from the arrays of an index, all [N], and how many samples have k tokens."""
     data, parallel = config.data, config.parallel
     linear, quadratic = config.cost_coefficients
-    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
-    if data.masking == "dynamic":
-        table = masked_count_table(
-            index.manifest.max_seq_length, data.max_predictions, data.masking_rate
-        )
-        masked_counts = CountsByLength(index.lengths, table)
     return StepPlanner(
         make_sampler(
             data.sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.manifest.length_histogram,
+            order_by_length=order_by_length,
+            length_histogram=length_histogram,
             global_batch_size=parallel.global_batch_size,
             seed=derive_seed(seed, "sampler"),
             quantiles=data.quantiles,
         ),
-        index.lengths,
+        lengths,
         masked_counts,
         world_size=parallel.world_size,
         grad_accum_steps=parallel.grad_accum_steps,

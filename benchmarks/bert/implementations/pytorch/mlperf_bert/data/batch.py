@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.data.capacity import StaticShape
@@ -71,10 +72,6 @@ class UnpaddedBatch:
         start = self.input_ids.storage_offset() * self.input_ids.element_size()
         last = self.nsp_denominator
         return memory[start : (last.storage_offset() + 1) * last.element_size()]
-
-    def padded_to(self, shape: StaticShape) -> Self:
-        """The same batch, known to be padded to a shape."""
-        return replace(self, shape=shape)
 
     def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same batch with each block of memory under its tensors put through `change`.
@@ -151,14 +148,14 @@ def empty_batch(
 def make_batch(
     samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
-    """Lay samples, whose ids are int64 [n], end to end, in their order, on the host."""
+    """Lay samples of any integers, whose ids are int64 [n], end to end, in order, on the host."""
     starts = np.zeros(len(samples.lengths) + 1, dtype=np.int64)
     np.cumsum(samples.lengths, out=starts[1:])
     position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], samples.lengths)
     segment_b_start = np.repeat(samples.segment_b_start, samples.lengths)
     masked_starts = np.repeat(starts[:-1], samples.masked_counts)
     return UnpaddedBatch(
-        input_ids=torch.from_numpy(samples.input_ids),
+        input_ids=_int64(samples.input_ids),
         position_ids=torch.from_numpy(position_ids),
         token_type_ids=torch.from_numpy((position_ids >= segment_b_start).astype(np.int64)),
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
@@ -166,11 +163,15 @@ def make_batch(
         masked_counts=tuple(samples.masked_counts.tolist()),
         sample_ids=torch.from_numpy(sample_ids.astype(np.int64)),
         masked_token_index=torch.from_numpy(masked_starts + samples.masked_positions),
-        labels=torch.from_numpy(samples.masked_ids),
-        next_sentence_label=torch.from_numpy(samples.next_sentence_label),
+        labels=_int64(samples.masked_ids),
+        next_sentence_label=_int64(samples.next_sentence_label),
         mlm_denominator=torch.tensor(mlm_denominator, dtype=torch.float32),
         nsp_denominator=torch.tensor(nsp_denominator, dtype=torch.float32),
     )
+
+
+def _int64(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64, copy=False))
 
 
 def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -> UnpaddedBatch:
@@ -208,18 +209,15 @@ def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -
     padded.labels.numpy()[places] = batch.labels.numpy()
     padded.mlm_denominator.copy_(batch.mlm_denominator)
     padded.nsp_denominator.copy_(batch.nsp_denominator)
-    return padded.padded_to(shape)
+    return replace(padded, shape=shape)
 
 
 def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBatch:
     """A batch of a shape, in one block of memory that is not filled in; None: on the host."""
     slots = shape.sequences + shape.dummies
-    return empty_batch(
-        (shape.tokens, *(0,) * (slots - 1)),
-        (shape.masked, *(0,) * (slots - 1)),
-        num_pairs=shape.sequences,
-        device=device,
-    ).padded_to(shape)
+    lengths, masked = ((total, *(0,) * (slots - 1)) for total in (shape.tokens, shape.masked))
+    batch = empty_batch(lengths, masked, num_pairs=shape.sequences, device=device)
+    return replace(batch, shape=shape)
 
 
 def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:

@@ -8,10 +8,9 @@ no sample is read.
 import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.sampler import Int64Array
@@ -40,12 +39,14 @@ class CapacityPlan:
     basis: CapacityBasis
 
     @classmethod
-    def of_sizes(cls, sizes: "ForwardSizes", num_steps: int) -> Self:
-        """Capacities for a run of `num_steps`: exact where `sizes` has that many, else a bound."""
-        exact = len(sizes.tokens) >= num_steps
-        of_steps = (sizes.tokens, sizes.sequences, sizes.masked)
+    def of_sizes(cls, sizes: Int64Array, num_steps: int) -> Self:
+        """Capacities for a run of `num_steps`: exact where `sizes` has that many, else a bound.
+
+        `sizes` are those of some steps' forwards, int64 [3, steps, R * A] (`forward_sizes`).
+        """
+        exact = sizes.shape[1] >= num_steps
         tokens, sequences, masked = (
-            int(size.max()) if exact else _bound(size.max(axis=1), num_steps) for size in of_steps
+            int(size.max()) if exact else _bound(size.max(axis=1), num_steps) for size in sizes
         )
         basis: CapacityBasis = "exact" if exact else "bound"
         return cls(tokens=tokens, sequences=sequences, masked=masked, basis=basis)
@@ -57,50 +58,6 @@ class CapacityPlan:
             tokens=min(self.tokens, self.sequences * longest),
             masked=min(self.masked, self.sequences * most_masked),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityLadder:
-    """Several capacities, the smallest first, for samplers whose steps differ in size.
-
-    Each has 2 % less room for tokens and masked positions than the next; sequences are the same.
-    `plan balance` reckons with it; a run chooses its own (`plan_shapes`).
-    """
-
-    capacities: tuple[CapacityPlan, ...]
-
-    @classmethod
-    def below(cls, largest: CapacityPlan) -> Self:
-        """Twelve capacities, the last of which is `largest`."""
-        shares = [(1 - LADDER_STEP) ** number for number in range(LADDER_CAPACITIES)]
-        return cls(
-            tuple(
-                CapacityPlan(
-                    tokens=math.ceil(share * largest.tokens),
-                    sequences=largest.sequences,
-                    masked=math.ceil(share * largest.masked),
-                    basis=largest.basis,
-                )
-                for share in reversed(shares)
-            )
-        )
-
-    def token_waste(self, sizes: "ForwardSizes") -> float:
-        """Mean capacity over mean tokens, less 1, where each forward takes the smallest it can.
-
-        What none holds runs without padding.
-        """
-        numbers = self._numbers(sizes.tokens, sizes.masked)
-        room = np.array([capacity.tokens for capacity in self.capacities])
-        chosen = room[np.minimum(numbers, len(room) - 1)]
-        padded = np.where(numbers < len(room), chosen, sizes.tokens)
-        return float(padded.sum() / sizes.tokens.sum() - 1)
-
-    def _numbers(self, num_tokens: Int64Array, num_masked: Int64Array) -> Int64Array:
-        """The number of the smallest capacity that holds each; how many there are, where none."""
-        by_tokens = np.searchsorted([each.tokens for each in self.capacities], num_tokens)
-        by_masked = np.searchsorted([each.masked for each in self.capacities], num_masked)
-        return np.maximum(by_tokens, by_masked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,36 +102,29 @@ class StaticShape:
         return bool(fits.all())
 
 
-class ForwardSizes:
-    """Sizes of every forward of some steps: int64 [steps, R * A] each."""
-
-    def __init__(self) -> None:
-        self._of_steps: list[NDArray[Any]] = []
-
-    def add(self, plan: StepPlan) -> None:
-        """Note the sizes of a step."""
-        of_step = np.stack([plan.num_tokens, plan.counts, plan.num_masked])
-        self._of_steps.append(of_step.reshape(3, -1))
-
-    @property
-    def tokens(self) -> Int64Array:
-        """Tokens of every forward."""
-        return np.stack([of_step[0] for of_step in self._of_steps])
-
-    @property
-    def sequences(self) -> Int64Array:
-        """Sequences of every forward."""
-        return np.stack([of_step[1] for of_step in self._of_steps])
-
-    @property
-    def masked(self) -> Int64Array:
-        """Masked positions of every forward."""
-        return np.stack([of_step[2] for of_step in self._of_steps])
+def forward_sizes(plan: StepPlan) -> Int64Array:
+    """Tokens, sequences and masked positions of every forward of a step: int64 [3, R * A]."""
+    return np.stack([plan.num_tokens, plan.counts, plan.num_masked]).reshape(3, -1)
 
 
 def waste(capacity: int, sizes: Int64Array) -> float:
     """Padding for each real token or position: capacity over mean size, less 1."""
     return float(capacity / sizes.mean() - 1)
+
+
+def ladder_waste(largest: CapacityPlan, sizes: Int64Array) -> float:
+    """`waste` of tokens where each forward takes the smallest of several capacities that it can.
+
+    There are twelve up to `largest`, each with 2 % less room for tokens and masked positions than
+    the next; what none holds runs without padding. `plan balance` reckons with them; a run chooses
+    its own (`plan_shapes`). `sizes` are int64 [3, steps, R * A].
+    """
+    shares = np.array([(1 - LADDER_STEP) ** n for n in reversed(range(LADDER_CAPACITIES))])
+    room, masked_room = np.ceil(shares * largest.tokens), np.ceil(shares * largest.masked)
+    tokens, _, masked = sizes
+    number = np.maximum(np.searchsorted(room, tokens), np.searchsorted(masked_room, masked))
+    chosen = room[np.minimum(number, LADDER_CAPACITIES - 1)]
+    return float(np.where(number < LADDER_CAPACITIES, chosen, tokens).sum() / tokens.sum() - 1)
 
 
 def _bound(maxima: Int64Array, num_steps: int) -> int:
@@ -203,18 +153,17 @@ def plan_shapes(
         max_seqlen: tokens of a sequence at most.
         max_masked: masked positions of a sequence at most.
     """
-    sizes = ForwardSizes()
-    for step in range(1, min(num_steps, PLANNED_STEPS) + 1):
-        sizes.add(planner.plan(step))
+    steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
+    sizes = np.stack([forward_sizes(planner.plan(step)) for step in steps], axis=1)
     largest = CapacityPlan.of_sizes(sizes, num_steps)
     # Unequal counts: a slot without a sequence takes a padding token.
-    free = int(largest.sequences - sizes.sequences.min())
+    free = int(largest.sequences - sizes[1].min())
     largest = replace(largest, tokens=largest.tokens + free)
     # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
-    capacities = _fewest_capacities(largest, sizes.tokens.max(axis=1), sizes.masked.max(axis=1))
+    tokens, _, masked = sizes.max(axis=2)
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
-        for capacity in capacities
+        for capacity in _fewest_capacities(largest, tokens, masked)
     )
     # Of those that are rounded to the same number of tokens, the last: it has the most masked.
     return tuple({shape.tokens: shape for shape in shapes}.values())

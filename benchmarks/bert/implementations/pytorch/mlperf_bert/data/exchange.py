@@ -4,7 +4,7 @@ The published runs do this on the GPU, on the way to every step (arXiv 2402.0244
 loader's thread does it steps ahead, over a process group of its own (distributed/session.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -16,16 +16,17 @@ from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.sections import Deal
 from mlperf_bert.data.balance import StepPlan, deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.loader import BatchSource
 from mlperf_bert.data.masking import DynamicMasks
-from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, Packet, join, pack, unpack
+from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
 
 WAITS_FOR = "ranks"  # for distributed/failures.py
 _LEAVING = -1  # in place of a message's size
 _LEAVE_TIMEOUT = timedelta(seconds=10)
 
 
-class ExchangeSource:
+class ExchangeSource(BatchSource):
     """Reads this rank's draws and gets its share of the group's; denominators are the plan's.
 
     Every exchange begins with the sizes of the messages. They could be computed from the index,
@@ -43,37 +44,22 @@ class ExchangeSource:
         masks: DynamicMasks | None = None,
     ) -> None:
         """Exchange over `group`, of CPU tensors; `token` is `token_packets.token_dtype`'s."""
+        super().__init__(rank, masks)
         self._reader = reader
-        self._rank = rank
         self._group = group
         self._direction = direction
         self._token = token
-        self._masks = masks
         self._is_over = False
-        self._received_bytes = 0
 
-    @property
-    def received_bytes(self) -> int:
-        """What the other ranks of the group have sent so far, with padding and sizes."""
-        return self._received_bytes
-
-    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step on the host, one per forward; all ranks must call it.
-
-        Raises DataError where this rank or another one of the group could not read.
-        """
-        batches = []
+    def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
+        """All ranks must call it. DataError too where another rank of the group could not read."""
         messages = self._all_gather(self._read(plan))
         for forward, drawn in enumerate(zip(*map(unpack, messages), strict=True)):
-            mine = dealt(drawn, self._group.rank(), self._direction)
-            batch = make_batch(
-                mine.samples(),
+            yield make_batch(
+                dealt(drawn, self._group.rank(), self._direction),
                 plan.ids_of(self._rank, forward),
-                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
-                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+                **plan.denominators(self._rank, forward),
             )
-            batches.append(batch if self._masks is None else self._masks.of(batch, plan.step))
-        return tuple(batches)
 
     def close(self) -> None:
         """Take the others out of an exchange that they may have begun: it would never end.
@@ -94,7 +80,7 @@ class ExchangeSource:
         except UserError:
             self.close()
             raise
-        return np.concatenate([pack(samples, self._token) for samples in drawn])
+        return np.concatenate([pack(narrowed(samples, self._token)) for samples in drawn])
 
     def _all_gather(self, message: Bytes) -> list[Bytes]:
         """The messages of all ranks of the group, padded to the largest on the way."""
@@ -110,7 +96,7 @@ class ExchangeSource:
         padded[: len(message)] = torch.from_numpy(message)
         together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)
         dist.all_gather(list(together.unbind()), padded, group=self._group)
-        self._received_bytes += (len(sizes) - 1) * (max(sizes) + SIZE_BYTES)
+        self.received_bytes += (len(sizes) - 1) * (max(sizes) + SIZE_BYTES)
         return [row[:size].numpy() for row, size in zip(together, sizes, strict=True)]
 
     def _gather_sizes(self, size: int) -> tuple[torch.Tensor, dist.Work]:
@@ -121,7 +107,7 @@ class ExchangeSource:
         return sizes.squeeze(1), work
 
 
-def dealt(drawn: Sequence[Packet], hand: int, direction: Deal) -> Packet:
+def dealt(drawn: Sequence[Samples], hand: int, direction: Deal) -> Samples:
     """Hand number `hand` of what the ranks of a group drew for one forward, longest first.
 
     Ranks may have drawn different numbers of samples. Sorted by the lengths received; ties keep
@@ -129,4 +115,4 @@ def dealt(drawn: Sequence[Packet], hand: int, direction: Deal) -> Packet:
     """
     together = join(drawn)
     places = deal(together.lengths.astype(np.float64), len(drawn), direction)
-    return together.take(places[hand])
+    return take(together, places[hand])

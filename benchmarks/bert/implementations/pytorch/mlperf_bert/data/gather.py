@@ -21,35 +21,27 @@ from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.shards import IntArray, SampleReader, ShardArrays, span_error
 
+# Arrays by sample, and how many elements of each one sample needs.
+_TABLES = {"offsets": 2, "masked_lm_offsets": 2, "segment_b_start": 1, "next_sentence_label": 1}
 ADVISED_STEPS = 2  # first the tables of offsets of a step, one step later what they point at
 STEPS_AFTER_A_FAULT = 64
 
 # One row a shard: the address of each of its arrays, and what is needed to stay within them.
+_SIZES = ("num_samples", "num_tokens", "num_masked", "input_id_bytes", "masked_id_bytes")
 SHARD_ROW = np.dtype(
-    [
-        ("input_ids", np.uint64),
-        ("offsets", np.uint64),
-        ("segment_b_start", np.uint64),
-        ("masked_lm_positions", np.uint64),
-        ("masked_lm_ids", np.uint64),
-        ("masked_lm_offsets", np.uint64),
-        ("next_sentence_label", np.uint64),
-        ("num_samples", np.int64),
-        ("num_tokens", np.int64),
-        ("num_masked", np.int64),
-        ("input_id_bytes", np.int64),  # 2 or 4
-        ("masked_id_bytes", np.int64),  # 2 or 4
-    ]
+    [*((name, np.uint64) for name in ShardArrays.__slots__), *((name, np.int64) for name in _SIZES)]
 )
 SPANS_ARE_GOOD = -1
 
 # What `fill` found out of range: bit i stands for name i.
 CHECKED = (
-    "input_ids",
-    "masked_lm_ids",
-    "segment_b_start",
-    "masked_lm_positions",
-    "next_sentence_label",
+    *("input_ids", "masked_lm_ids", "segment_b_start"),
+    *("masked_lm_positions", "next_sentence_label"),
+)
+# The arrays of a batch that `fill` writes, in the order in which it takes them.
+_FILLED = (
+    *("input_ids", "position_ids", "token_type_ids", "cu_seqlens", "masked_token_index"),
+    *("labels", "next_sentence_label"),
 )
 
 
@@ -91,7 +83,7 @@ class Gatherer:
         batch.nsp_denominator.fill_(nsp_denominator)
         manifest = self.reader.manifest
         has_pairs = manifest.segments == "pair"
-        wrong = _fill(self._table, numbers, rows, spans, manifest.vocab_size, has_pairs, batch)
+        wrong = _fill(batch, self._table, numbers, rows, spans, manifest.vocab_size, has_pairs)
         if wrong:
             first = (wrong & -wrong).bit_length() - 1
             raise self.reader.range_error(ids, CHECKED[first])
@@ -134,30 +126,9 @@ def _fill_row(row: np.void, arrays: ShardArrays) -> None:
     row["num_samples"] = len(arrays.next_sentence_label)
 
 
-def _fill(
-    table: NDArray[np.void],
-    numbers: IntArray,
-    rows: IntArray,
-    spans: IntArray,
-    vocab_size: int,
-    has_pairs: bool,
-    batch: UnpaddedBatch,
-) -> int:
-    return fill(
-        table,
-        numbers,
-        rows,
-        spans,
-        vocab_size,
-        has_pairs,
-        batch.input_ids.numpy(),
-        batch.position_ids.numpy(),
-        batch.token_type_ids.numpy(),
-        batch.cu_seqlens.numpy(),
-        batch.masked_token_index.numpy(),
-        batch.labels.numpy(),
-        batch.next_sentence_label.numpy(),
-    )
+def _fill(batch: UnpaddedBatch, *about: Any) -> int:
+    """`fill` for a batch; `about` is all that comes before its arrays."""
+    return int(fill(*about, *(getattr(batch, name).numpy() for name in _FILLED)))
 
 
 def _compile() -> None:
@@ -165,7 +136,7 @@ def _compile() -> None:
     spans = np.zeros((0, 4), dtype=np.int64)
     with usable_cache(fill):
         measure(table, nothing, nothing, 1, 1, spans)
-        _fill(table, nothing, nothing, spans, 1, True, empty_batch((), ()))
+        _fill(empty_batch((), ()), table, nothing, nothing, spans, 1, True)
 
 
 class ReadAhead:
@@ -184,6 +155,7 @@ class ReadAhead:
 
     def __init__(self, gatherer: Gatherer, rank: int) -> None:
         self._gatherer = gatherer
+        self._shards = gatherer.reader.shards
         self._rank = rank
         self._faults = 0
         self._steps_left = STEPS_AFTER_A_FAULT
@@ -206,23 +178,18 @@ class ReadAhead:
             self._advise_samples(coming[0])
 
     def _advise_tables(self, plan: StepPlan) -> None:
-        shards = self._gatherer.reader.shards
         numbers, rows = self._locate(plan)
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
-            for name in ("offsets", "masked_lm_offsets"):
-                shards[number].will_need(name, row, row + 2)
-            for name in ("segment_b_start", "next_sentence_label"):
-                shards[number].will_need(name, row, row + 1)
+            for name, elements in _TABLES.items():
+                self._shards[number].will_need(name, row, row + elements)
 
     def _advise_samples(self, plan: StepPlan) -> None:
-        shards = self._gatherer.reader.shards
         numbers, rows = self._locate(plan)
         spans = self._gatherer.spans(numbers, rows)
         for number, span in zip(numbers.tolist(), spans.tolist(), strict=True):
-            start, end, masked_start, masked_end = span
-            shards[number].will_need("input_ids", start, end)
+            self._shards[number].will_need("input_ids", *span[:2])
             for name in ("masked_lm_positions", "masked_lm_ids"):
-                shards[number].will_need(name, masked_start, masked_end)
+                self._shards[number].will_need(name, *span[2:])
 
     def _locate(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Shard and row of this rank's samples, both int64 [n]."""

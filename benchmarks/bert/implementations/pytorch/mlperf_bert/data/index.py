@@ -5,15 +5,27 @@ element a sample) and `dataset.json`, the manifest, written last: a set without 
 The manifest holds a digest of every other file of the set and, as its last key, of itself. Version
 1 had no digests of sidecars and of itself; `prepare` writes it anew and keeps the shards.
 
-A sidecar says what its shard holds, where in the file, and what it was made from.
+A sidecar says what its shard holds, where in the file, and what it was made from. `stage.json` of a
+staged set says whether all of its samples are there, or those of one plan only. What a key of these
+files may hold stands on the field that it becomes.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +40,7 @@ SHARD_FORMAT_VERSION = 1
 
 # What an example is: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] and nothing to say of a next sentence.
 Segments = Literal["pair", "single"]
-SEGMENTS: tuple[Segments, ...] = ("pair", "single")  # the first where a file does not say
+SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # the first where a file does not say
 
 SIDECAR_REMEDY = "prepare this shard again with `mlperf_bert prepare`"
 
@@ -56,13 +68,58 @@ _DEFAULTS = {"segments": SEGMENTS[0], "vocabulary_file": VOCABULARY_FILES[0]}
 INDEX_ARRAYS = (("lengths.u16", "<u2"), ("masked_counts.u8", "|u1"), ("order_by_length.u32", "<u4"))
 
 
+STAGE_FILE = "stage.json"
+STAGE_FORMAT_VERSION = 1
+STAGE_REMEDY = "stage the data again with `mlperf_bert stage-data`, into a new directory"
+
+# Lowest and highest number that a key may hold. What says none: from 0 to 2**63 - 1.
+AtLeastOne = Annotated[int, 1, 2**63 - 1]
+Length = Annotated[int, 1, 65_535]
+Masked = Annotated[int, 1, 255]
+TokenId = int  # below the set's vocab_size
+FileName = Annotated[str, "bare"]
+
+Parsed = TypeVar("Parsed")
+
+
+def _parse(kind: type[Parsed], record: Record, **found: Any) -> Parsed:
+    """A dataclass from the keys of a record; `found` has those fields that are no plain values."""
+    for name, hint in _hints(kind).items():  # type: ignore[arg-type]
+        if name not in found:
+            found[name] = _plain_value(record, name, hint)
+    return kind(**found)
+
+
+@cache  # a set may have thousands of sidecars
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _plain_value(record: Record, key: str, hint: Any) -> Any:
+    if type(None) in get_args(hint):
+        return _plain_value(record, key, get_args(hint)[0]) if record.has(key) else None
+    if get_origin(hint) is Literal:
+        return record.choice(key, get_args(hint))
+    if hint is FileName:
+        return record.file_name(key)
+    of_kind: dict[Any, Callable[..., Any]] = {
+        int: record.integer,
+        str: record.text,
+        bool: record.flag,
+        float: record.number,
+        tuple: record.integers,
+    }
+    return of_kind[getattr(hint, "__origin__", hint)](key, *getattr(hint, "__metadata__", ()))
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
     """One contiguous array inside the shard: numpy dtype, elements, offset in bytes."""
 
+    # The limits keep count * itemsize far below where an int64 offset would wrap around.
     dtype: str
-    count: int
-    offset: int
+    count: Annotated[int, 1, 2**48]
+    offset: Annotated[int, 0, 2**48]
 
     @property
     def end(self) -> int:
@@ -75,10 +132,10 @@ class ShardSettings:
     """What decides the examples of a shard besides its text; compared when a run is restarted."""
 
     vocabulary_sha256: str = ""  # until the vocabulary is known
-    max_seq_length: int
-    max_predictions: int
+    max_seq_length: Length
+    max_predictions: Masked
     seed: int
-    dupe_factor: int
+    dupe_factor: AtLeastOne
     split_sentences: bool = False
     pick_eval: int | None = None
     segments: Segments = "pair"
@@ -92,9 +149,9 @@ class Sidecar:
     by it two machines can compare what they made. Shards of before have none.
     """
 
-    shard_bytes: int
+    shard_bytes: AtLeastOne
     shard_sha256: str
-    num_samples: int
+    num_samples: AtLeastOne
     source_name: str
     source_sha256: str
     settings: ShardSettings
@@ -130,44 +187,26 @@ def read_sidecar(shard_path: Path) -> Sidecar:
     path = sidecar_path(shard_path)
     record = read_record(path, missing="the shard's sidecar is missing", remedy=SIDECAR_REMEDY)
     record.check_version(SHARD_FORMAT_VERSION)
-    sidecar = Sidecar(
-        shard_bytes=record.integer("shard_bytes", low=1),
-        shard_sha256=record.text("shard_sha256"),
-        num_samples=record.integer("num_samples", low=1),
-        source_name=record.text("source_name"),
-        source_sha256=record.text("source_sha256"),
-        settings=_parse_settings(record.record("settings")),
+    settings = record.record("settings")
+    sidecar = _parse(
+        Sidecar,
+        record,
+        settings=_parse(
+            ShardSettings, settings, pick_eval=settings.optional_integer("pick_eval", low=1)
+        ),
         datasets=_parse_datasets(record.record("datasets")),
-        examples_sha256=record.text("examples_sha256") if record.has("examples_sha256") else None,
     )
     _check_counts(path, sidecar)
     return sidecar
-
-
-def _parse_settings(record: Record) -> ShardSettings:
-    return ShardSettings(
-        vocabulary_sha256=record.text("vocabulary_sha256"),
-        max_seq_length=record.integer("max_seq_length", low=1, high=65_535),
-        max_predictions=record.integer("max_predictions", low=1, high=255),
-        seed=record.integer("seed"),
-        dupe_factor=record.integer("dupe_factor", low=1),
-        split_sentences=record.flag("split_sentences"),
-        pick_eval=record.optional_integer("pick_eval", low=1),
-        segments=record.choice("segments", SEGMENTS),
-    )
 
 
 def _parse_datasets(record: Record) -> dict[str, DatasetPlace]:
     places = {}
     for name, dtypes in DATASET_DTYPES:
         entry = record.record(name)
-        dtype = entry.text("dtype")
-        if dtype not in dtypes:
-            raise entry.error("dtype", f"is {in_brief(dtype)}, not {' or '.join(dtypes)}")
-        # The limit keeps count * itemsize far below where an int64 offset would wrap around.
-        places[name] = DatasetPlace(
-            dtype, entry.integer("count", low=1, high=2**48), entry.integer("offset", high=2**48)
-        )
+        place = places[name] = _parse(DatasetPlace, entry)
+        if place.dtype not in dtypes:
+            raise entry.error("dtype", f"is {in_brief(place.dtype)}, not {' or '.join(dtypes)}")
     return places
 
 
@@ -194,8 +233,8 @@ def _check_counts(path: Path, sidecar: Sidecar) -> None:
 class ShardEntry:
     """One shard of the set: bare file name under `shards/`, samples, digests of both its files."""
 
-    file: str
-    num_samples: int
+    file: FileName
+    num_samples: AtLeastOne
     sha256: str
     sidecar_sha256: str
 
@@ -203,11 +242,7 @@ class ShardEntry:
     def of(cls, shard_path: Path) -> Self:
         """The entry of a finished shard, from its sidecar. Raises DataError when that is wrong."""
         sidecar = read_sidecar(shard_path)
-        path = sidecar_path(shard_path)
-        try:
-            digest = hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
-        except OSError as error:
-            raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
+        digest = _json_sha256(sidecar_path(shard_path), REMEDY)
         return cls(shard_path.name, sidecar.num_samples, sidecar.shard_sha256, digest)
 
 
@@ -215,7 +250,7 @@ class ShardEntry:
 class IndexFile:
     """One array file of the index: bare file name under `index/`, bytes, digest."""
 
-    file: str
+    file: FileName
     size_bytes: int
     sha256: str
 
@@ -238,18 +273,18 @@ class Manifest:
     samples of k tokens, k = 0 .. max_seq_length.
     """
 
-    num_samples: int
-    vocab_size: int
+    num_samples: Annotated[int, 1, 2**32]
+    vocab_size: Annotated[int, 6, 2**31 - 1]
     vocabulary_sha256: str
-    pad_id: int
-    unk_id: int
-    cls_id: int
-    sep_id: int
-    mask_id: int
-    max_seq_length: int
-    max_predictions: int
+    pad_id: TokenId
+    unk_id: TokenId
+    cls_id: TokenId
+    sep_id: TokenId
+    mask_id: TokenId
+    max_seq_length: Length
+    max_predictions: Masked
     seed: int
-    dupe_factor: int
+    dupe_factor: AtLeastOne
     shards: tuple[ShardEntry, ...]
     length_histogram: tuple[int, ...] = ()
     index_files: tuple[IndexFile, ...] = ()
@@ -266,24 +301,16 @@ class Manifest:
         remedy = REMEDY if os.path.exists(path) else MISSING_REMEDY
         record = read_record(path, missing=missing, remedy=remedy)
         record.check_version(INDEX_FORMAT_VERSION)
-        vocab_size = record.integer("vocab_size", low=6, high=2**31 - 1)
-        names = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
-        manifest = cls(
-            num_samples=record.integer("num_samples", low=1, high=2**32),
-            vocab_size=vocab_size,
-            vocabulary_sha256=record.text("vocabulary_sha256"),
-            **{name: record.integer(name, high=vocab_size - 1) for name in names},
-            max_seq_length=record.integer("max_seq_length", low=1, high=65_535),
-            max_predictions=record.integer("max_predictions", low=1, high=255),
-            seed=record.integer("seed"),
-            dupe_factor=record.integer("dupe_factor", low=1),
-            shards=tuple(_parse_shard(entry) for entry in record.records("shards")),
-            length_histogram=record.integers("length_histogram"),
-            index_files=tuple(_parse_index_file(item) for item in record.records("index_files")),
-            baseline=_parse_baseline(record),
-            corpus=_parse_corpus(record),
-            segments=record.choice("segments", SEGMENTS),
-            vocabulary_file=record.choice("vocabulary_file", VOCABULARY_FILES),
+        corpus, baseline = (
+            record.record(key) if record.has(key) else None for key in ("corpus", "baseline")
+        )
+        manifest = _parse(
+            cls,
+            record,
+            shards=tuple(_parse(ShardEntry, entry) for entry in record.records("shards")),
+            index_files=tuple(_parse(IndexFile, item) for item in record.records("index_files")),
+            baseline=baseline and _parse(Baseline, baseline),
+            corpus=corpus and {key: corpus.text(key) for key in corpus.values},
         )
         _check_manifest(record, manifest)
         return manifest
@@ -314,6 +341,61 @@ class LengthIndex:
             mapped = map_file(set_dir / "index" / name, size, REMEDY)
             arrays.append(np.frombuffer(mapped, dtype))
         return cls(manifest, *arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """Which samples a partial stage holds: those that a node's ranks read in the first steps."""
+
+    node: int
+    steps: AtLeastOne
+    settings: dict[str, Any]  # "section.field" -> value, of `plan_settings`
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """What a staged set was copied from, and how much of it; `part` is None for all of it."""
+
+    manifest_sha256: str  # of the bytes of index/dataset.json
+    part: StagedPart | None
+
+    @classmethod
+    def load(cls, set_dir: Path) -> Self:
+        """Parse `set_dir/stage.json`. Raises DataError naming the file and the key."""
+        path = set_dir / STAGE_FILE
+        record = read_record(path, missing="is missing", remedy=STAGE_REMEDY)
+        record.check_version(STAGE_FORMAT_VERSION)
+        part = None
+        if record.has("part"):
+            entry = record.record("part")
+            part = _parse(StagedPart, entry, settings=dict(entry.record("settings").values))
+        return _parse(cls, record, part=part)
+
+    def to_json(self) -> bytes:
+        """The file's contents."""
+        return write_json({"format_version": STAGE_FORMAT_VERSION, **asdict(self)})
+
+
+def manifest_sha256(set_dir: Path) -> str:
+    """Digest of the manifest file. Raises DataError when it cannot be read."""
+    return _json_sha256(set_dir / "index" / "dataset.json", STAGE_REMEDY)
+
+
+def _json_sha256(path: Path, remedy: str) -> str:
+    try:
+        return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+
+
+def is_staged(set_dir: Path) -> bool:
+    """Whether there is a `stage.json`, or a link to nothing by that name: then it was one."""
+    return os.path.lexists(set_dir / STAGE_FILE)
+
+
+def is_partial(set_dir: Path) -> bool:
+    """Whether this is a partial stage. Raises DataError for a damaged `stage.json`."""
+    return is_staged(set_dir) and StageRecord.load(set_dir).part is not None
 
 
 def write_index(
@@ -359,43 +441,13 @@ def write_index(
     return complete
 
 
-def _parse_shard(entry: Record) -> ShardEntry:
-    return ShardEntry(
-        entry.file_name("file"),
-        entry.integer("num_samples", low=1),
-        entry.text("sha256"),
-        entry.text("sidecar_sha256"),
-    )
-
-
-def _parse_index_file(entry: Record) -> IndexFile:
-    return IndexFile(entry.file_name("file"), entry.integer("size_bytes"), entry.text("sha256"))
-
-
-def _parse_baseline(record: Record) -> Baseline | None:
-    if not record.has("baseline"):
-        return None
-    entry = record.record("baseline")
-    return Baseline(
-        context_free_accuracy=entry.number("context_free_accuracy"),
-        mask_only_accuracy=entry.number("mask_only_accuracy"),
-        masked_tokens=entry.integer("masked_tokens"),
-        mask_inputs=entry.integer("mask_inputs"),
-    )
-
-
-def _parse_corpus(record: Record) -> dict[str, str] | None:
-    if not record.has("corpus"):
-        return None
-    entry = record.record("corpus")
-    return {key: entry.text(key) for key in entry.values}
-
-
 def _digest_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(write_json(values)).hexdigest()
 
 
 def _check_manifest(record: Record, manifest: Manifest) -> None:
+    for name in ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
+        record.integer(name, high=manifest.vocab_size - 1)
     if len({entry.file for entry in manifest.shards}) != len(manifest.shards):
         raise record.error("shards", "lists a shard twice")
     in_shards = sum(entry.num_samples for entry in manifest.shards)

@@ -4,7 +4,6 @@ For benchmarks, simulations and plans that must not depend on a prepared set. No
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.data.balance import planner_of_lengths
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
-from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import IntArray
 
 LONGEST = 65_535  # tokens: lengths are held in 16 bits
@@ -60,11 +58,7 @@ class LengthHistogram:
         generator = np.random.default_rng(seed)
         shares = (np.arange(count) + generator.random(count)) / count
         rank = (generator.permutation(shares) * self.num_sequences).astype(np.int64)
-        return self.lengths[np.searchsorted(self._ends, rank, side="right")]
-
-    @cached_property
-    def _ends(self) -> IntArray:
-        return np.cumsum(self.counts)
+        return self.lengths[np.searchsorted(np.cumsum(self.counts), rank, side="right")]
 
 
 def wikipedia_lengths() -> LengthHistogram:
@@ -140,29 +134,15 @@ def masked_counts_of(lengths: IntArray, most: int) -> IntArray:
 def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
     """What a captured run of `config` pads its forwards to, planned as a run does."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
-    parallel = config.parallel
     seed = 1 if config.run.seed == "random" else config.run.seed
-    count = max(PLANNED_SAMPLES, parallel.global_batch_size)
+    count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)
     lengths = real_lengths(count, longest, derive_seed(seed, "planned lengths"))
-    sampler = make_sampler(
-        config.data.sampler,
-        order_by_length=np.argsort(lengths, kind="stable"),
-        length_histogram=np.bincount(lengths, minlength=longest + 1).tolist(),
-        global_batch_size=parallel.global_batch_size,
-        seed=derive_seed(seed, "sampler"),
-        quantiles=config.data.quantiles,
-    )
-    planner = StepPlanner(
-        sampler,
+    planner = planner_of_lengths(
+        config,
+        seed,
         lengths.astype(np.uint16),
         masked_counts_of(lengths, most_masked).astype(np.uint8),
-        world_size=parallel.world_size,
-        grad_accum_steps=parallel.grad_accum_steps,
-        balance=Balance(
-            policy=config.data.balance,
-            ranks_per_node=parallel.ranks_per_node,
-            deal=config.data.deal,
-            counts=config.data.counts_per_rank,
-        ),
+        np.argsort(lengths, kind="stable"),
+        np.bincount(lengths, minlength=longest + 1).tolist(),
     )
     return plan_shapes(planner, config.max_steps, max_seqlen=longest, max_masked=most_masked)

@@ -1,30 +1,35 @@
 """Step plans to batches on the device, prepared by a thread ahead of the training loop.
 
+`data.loader = "dali"` sends the same batches there by nvidia-dali's external source.
 Nothing is read before the first batch is asked for, so building a loader in the untimed init phase
 touches no sample.
 """
 
+import importlib
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import ADVISED_STEPS, Gatherer, ReadAhead
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import size_error
-from mlperf_bert.data.staging import CapacityStaging, StagedBatches, Staging
+from mlperf_bert.data.staging import StagedBatches, Staging
 
 WAITS_FOR = "loader"  # for distributed/failures.py
 PREFETCHED_STEPS = 2
 PATIENCE_S = 5.0
+_DALI_INPUT = "block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,57 +43,121 @@ class StepBatch:
     received_bytes: int  # from other processes, for this rank's batches
 
 
-class BatchSource(Protocol):
+class BatchSource:
     """Where a rank's batches come from; called by the loader's thread, step after step."""
 
-    @property
-    def received_bytes(self) -> int:
-        """What other processes have sent for the batches so far."""
+    received_bytes = 0  # what other processes have sent for the batches so far
+
+    def __init__(self, rank: int, masks: DynamicMasks | None = None) -> None:
+        """Bring the batches of `rank`; without `masks` as they are stored."""
+        self._rank = rank
+        self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step, one per forward, on the host or the loader's device."""
+        """This rank's batches of a step, one per forward, on the host or the loader's device.
+
+        Raises DataError where they cannot be read.
+        """
+        batches = tuple(self._stored(plan))
+        if self._masks is None:
+            return batches
+        return tuple(self._masks.of(batch, plan.step) for batch in batches)
 
     def close(self) -> None:
         """Let go of what it holds; called once, after the last batch."""
 
+    def _stored(self, plan: StepPlan) -> Iterable[UnpaddedBatch]:
+        """The batches with the masks that they are stored with."""
+        raise NotImplementedError
 
-class DirectSource:
-    """Reads the samples that the plan gives to this rank; without `masks` as they are stored."""
+
+class DirectSource(BatchSource):
+    """Reads the samples that the plan gives to this rank."""
 
     def __init__(self, gatherer: Gatherer, rank: int, masks: DynamicMasks | None = None) -> None:
+        super().__init__(rank, masks)
         self._gatherer = gatherer
-        self._rank = rank
-        self._masks = masks
-
-    @property
-    def received_bytes(self) -> int:
-        """Nothing: this rank reads by itself."""
-        return 0
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step on the host, one per forward.
+        """DataError too where sizes are not those planned.
 
-        Raises DataError as `SampleReader.read`, and where their sizes are not those planned: loss,
-        balance and capacities would be wrong.
+        Loss, balance and capacities would be wrong.
         """
-        batches = tuple(
-            self._gatherer.batch(
-                plan.ids_of(self._rank, forward),
-                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
-                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
-            )
-            for forward in range(plan.counts.shape[1])
-        )
-        if self._masks is not None:
-            batches = tuple(self._masks.of(batch, plan.step) for batch in batches)
+        batches = super().micro_batches(plan)
         planned = zip(plan.num_tokens[self._rank], plan.num_masked[self._rank], strict=True)
         for batch, sizes in zip(batches, planned, strict=True):
             if (sum(batch.lengths), sum(batch.masked_counts)) != sizes:
                 raise size_error(self._gatherer.reader.set_dir)
         return batches
 
+    def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
+        for forward in range(plan.counts.shape[1]):
+            ids, denominators = (
+                plan.ids_of(self._rank, forward),
+                plan.denominators(self._rank, forward),
+            )
+            yield self._gatherer.batch(ids, **denominators)
+
+
+class DaliSource(BatchSource):
+    """Batches of another source, each block of memory put through a nvidia-dali pipeline.
+
+    The pipeline holds one block and runs when it is asked to: the loader's thread is what makes
+    batches ahead of the loop. Construction reads nothing; it raises ConfigError when nvidia-dali
+    is not installed. On a GPU (not run) the pipeline copies from its own page-locked memory, so
+    `source` needs none.
+    """
+
+    def __init__(self, source: BatchSource, device: torch.device) -> None:
+        """Put the batches of `source` onto `device`."""
+        self._source = source
+        self._device = device
+        self._pipeline, self._feed = make_pipeline(device)
+
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """As the source's, on the device."""
+        batches = self._source.micro_batches(plan)
+        self.received_bytes = self._source.received_bytes
+        return tuple(batch.map_blocks(self._send) for batch in batches)
+
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Close the source."""
+        self._source.close()
+
+    def _send(self, block: Tensor) -> Tensor:
+        self._pipeline.feed_input(_DALI_INPUT, [block.numpy()])
+        (outputs,) = self._pipeline.run()
+        received = torch.empty_like(block, device=self._device)
+        # A copy, because the next block overwrites the pipeline's own memory. Without a stream
+        # given it has finished on return: only the loader's thread waits for it.
+        self._feed(outputs[0], received)
+        return received
+
+
+def make_pipeline(device: torch.device) -> tuple[Any, Any]:
+    """A built pipeline of one block, and nvidia-dali's function to copy its output to torch.
+
+    Raises ConfigError when nvidia-dali is not installed.
+    """
+    try:
+        dali: Any = importlib.import_module("nvidia.dali")
+        plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
+    except ImportError as error:
+        remedy = "run in the checkout: tools/venv.sh dali, or use 'thread'"
+        raise ConfigError("data.loader", f"'dali' needs nvidia-dali ({error})", remedy) from None
+    pipeline = dali.Pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=device.index if device.type == "cuda" else None,
+        exec_pipelined=False,
+        exec_async=False,
+        prefetch_queue_depth=1,
+    )
+    with pipeline:
+        block = dali.fn.external_source(name=_DALI_INPUT, ndim=1)
+        pipeline.set_outputs(block.gpu() if device.type == "cuda" else block)
+    pipeline.build()
+    return pipeline, plugin.feed_ndarray
 
 
 class Loader:
@@ -102,7 +171,7 @@ class Loader:
         *,
         first_step: int = 1,
         read_ahead: ReadAhead | None = None,
-        staging: Staging | CapacityStaging | None = None,
+        staging: Staging | None = None,
     ) -> None:
         """Load onto `device`; `read_ahead` is told of the steps that come next.
 
@@ -145,10 +214,10 @@ class Loader:
                 raise item
             wait_ms = 1e3 * (time.perf_counter() - asked)
             yield StepBatch(
-                item.planned.plan,
+                item.plan,
                 self._staging.receive(item.staged),
                 wait_ms,
-                item.planned.planning_ms,
+                item.planning_ms,
                 item.received_bytes,
             )
 
@@ -163,25 +232,25 @@ class Loader:
         coming = deque([self._plan()])
         self._advise(coming)
         while not self._stop.is_set():
-            planned = coming.popleft()
+            plan, planning_ms = coming.popleft()
             before = self._source.received_bytes
-            batches = self._source.micro_batches(planned.plan)
-            staged = self._staging.send(batches, planned.plan)
-            self._put(_Made(planned, staged, self._source.received_bytes - before))
+            staged = self._staging.send(self._source.micro_batches(plan), plan)
+            self._put(_Made(plan, planning_ms, staged, self._source.received_bytes - before))
             # After the first batch: the loop waits for that one with the clock running.
             while len(coming) < ADVISED_STEPS:
                 coming.append(self._plan())
             self._advise(coming)
 
-    def _plan(self) -> "_Planned":
+    def _plan(self) -> tuple[StepPlan, float]:
+        """The next plan, and how many milliseconds it took."""
         started = time.perf_counter()
         plan = self._planner.plan(self._next_step)
         self._next_step += 1
-        return _Planned(plan, 1e3 * (time.perf_counter() - started))
+        return plan, 1e3 * (time.perf_counter() - started)
 
-    def _advise(self, coming: "deque[_Planned]") -> None:
+    def _advise(self, coming: deque[tuple[StepPlan, float]]) -> None:
         if self._read_ahead is not None:
-            self._read_ahead.advise([planned.plan for planned in coming])
+            self._read_ahead.advise([plan for plan, _ in coming])
 
     def _put(self, item: "_Made | BaseException") -> None:
         while not self._stop.is_set():
@@ -193,15 +262,10 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    plan: StepPlan
-    planning_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Made:
     """A step as the loader's thread hands it over."""
 
-    planned: _Planned
+    plan: StepPlan
+    planning_ms: float
     staged: StagedBatches
     received_bytes: int

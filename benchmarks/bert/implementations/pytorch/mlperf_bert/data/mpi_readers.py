@@ -18,10 +18,11 @@ import numpy as np
 from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.loader import BatchSource
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import Int64Array
-from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.token_packets import Bytes, Packet, join, to_packet, unpack
+from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.token_packets import Bytes, join, narrowed, pack, split, take, unpack
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -105,7 +106,7 @@ def from_json(contents: Bytes) -> Any:
     return json.loads(contents.tobytes())
 
 
-class MpiSource:
+class MpiSource(BatchSource):
     """Batches that a reader process has read, and exchanged with other readers, ahead of time.
 
     `set_up` and `close` run in the main thread before and after the loader's thread lives, so
@@ -113,43 +114,27 @@ class MpiSource:
     """
 
     def __init__(self, pair: Pair, rank: int, masks: DynamicMasks | None = None) -> None:
+        super().__init__(rank, masks)
         self._pair = pair
-        self._rank = rank
-        self._masks = masks
         self._has_started = False
         self._is_over = False
-        self._received_bytes = 0
-
-    @property
-    def received_bytes(self) -> int:
-        """What the reader has sent so far."""
-        return self._received_bytes
 
     def set_up(self, seed: int) -> None:
         """Have the reader open index and sidecars. Raises DataError where it cannot."""
         self._pair.send_json(Tag.SETUP, seed)
         self._receive()
 
-    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step on the host, one per forward; steps follow each other.
-
-        The first call lets the reader begin. Raises DataError where the reader failed.
-        """
+    def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
+        """Steps follow each other; the first call lets the reader begin."""
         if not self._has_started:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
-        batches = tuple(
-            make_batch(
-                self._packet().samples(),
+        for forward in range(plan.counts.shape[1]):
+            ids, denominators = (
                 plan.ids_of(self._rank, forward),
-                mlm_denominator=float(plan.mlm_denominators[self._rank, forward]),
-                nsp_denominator=float(plan.nsp_denominators[self._rank, forward]),
+                plan.denominators(self._rank, forward),
             )
-            for forward in range(plan.counts.shape[1])
-        )
-        if self._masks is not None:
-            batches = tuple(self._masks.of(batch, plan.step) for batch in batches)
-        return batches
+            yield make_batch(self._packet(), ids, **denominators)
 
     def close(self) -> None:
         """Tell the reader to end, and drop what it sent ahead.
@@ -165,9 +150,9 @@ class MpiSource:
             else:
                 time.sleep(POLL_S)
 
-    def _packet(self) -> Packet:
+    def _packet(self) -> Samples:
         tag, contents = self._receive()
-        self._received_bytes += len(contents)
+        self.received_bytes += len(contents)
         if tag is Tag.LAST_PACKET:
             self._pair.send(Tag.CREDIT)
         return unpack(contents)[0]
@@ -242,7 +227,7 @@ class WindowReader:
         self._window_steps = window_steps
         self._token = token
 
-    def windows(self, first_step: int, between: Callable[[], None]) -> Iterator[Iterator[Packet]]:
+    def windows(self, first_step: int, between: Callable[[], None]) -> Iterator[Iterator[Samples]]:
         """Windows without end, each the packets of its forwards; `between` is called often.
 
         The first one is a single step, and the next are as long as all before them together, up
@@ -260,7 +245,7 @@ class WindowReader:
         if self._peers is not None:
             self._peers.leave()
 
-    def _packets(self, steps: range, between: Callable[[], None]) -> Iterator[Packet]:
+    def _packets(self, steps: range, between: Callable[[], None]) -> Iterator[Samples]:
         if self._peers is not None:
             yield from self._exchanged(steps, self._peers, between)
             return
@@ -268,26 +253,26 @@ class WindowReader:
             plan = self._planner.plan(step)
             for forward in range(plan.counts.shape[1]):
                 between()
-                yield to_packet(self._reader.read(plan.ids_of(self._rank, forward)), self._token)
+                yield narrowed(self._reader.read(plan.ids_of(self._rank, forward)), self._token)
 
     def _exchanged(
         self, steps: range, peers: PeerExchange, between: Callable[[], None]
-    ) -> Iterator[Packet]:
+    ) -> Iterator[Samples]:
         plans, parts = [], []
         for step in steps:
             between()
             plans.append(self._planner.plan(step))
             ids = plans[-1].drawn_ids[self._rank].ravel()
-            parts.append(to_packet(self._reader.read(ids), self._token))
+            parts.append(narrowed(self._reader.read(ids), self._token))
         drawn = join(parts)
         drawn_by_each = len(drawn.lengths)
         wanted = [np.divmod(places, drawn_by_each) for places in wanted_places(plans, peers.ranks)]
-        messages = [drawn.take(row[drawer == peers.number]).to_bytes() for drawer, row in wanted]
+        messages = [pack(take(drawn, row[drawer == peers.number])) for drawer, row in wanted]
         received = join([unpack(message)[0] for message in peers.all_to_all(messages)])
         # Received by drawer, and from each in the order wanted: undo the sorting by drawer.
         by_drawer = np.argsort(wanted[peers.number][0], kind="stable")
         counts = np.concatenate([plan.counts[self._rank] for plan in plans])
-        yield from received.take(np.argsort(by_drawer)).split(counts)
+        yield from split(take(received, np.argsort(by_drawer)), counts)
 
 
 def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> None:
@@ -316,7 +301,7 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> Non
 
 def _send_windows(pair: Pair, reader: WindowReader) -> None:
     """Send windows until the trainer stops, never more than two that it has not yet taken."""
-    windows: Iterator[Iterator[Packet]] = iter(())
+    windows: Iterator[Iterator[Samples]] = iter(())
     credit = 0
     while True:
         while credit == 0 or pair.has_message():
@@ -333,17 +318,17 @@ def _send_windows(pair: Pair, reader: WindowReader) -> None:
         credit -= 1
 
 
-def _send(pair: Pair, packets: Iterator[Packet]) -> None:
+def _send(pair: Pair, packets: Iterator[Samples]) -> None:
     """Send packets as they come, one late, because the last one is marked."""
     late = next(packets)
     try:
         for packet in packets:
-            pair.send(Tag.PACKET, late.to_bytes())
+            pair.send(Tag.PACKET, pack(late))
             late = packet
     except UserError:
-        pair.send(Tag.PACKET, late.to_bytes())  # the trainer may use what was read before
+        pair.send(Tag.PACKET, pack(late))  # the trainer may use what was read before
         raise
-    pair.send(Tag.LAST_PACKET, late.to_bytes())
+    pair.send(Tag.LAST_PACKET, pack(late))
 
 
 def wanted_places(plans: Sequence[StepPlan], ranks: range) -> list[Int64Array]:

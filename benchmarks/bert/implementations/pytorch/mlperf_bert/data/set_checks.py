@@ -1,43 +1,37 @@
-"""Checks of a prepared set that read no sample: at the start of training, and by `verify`.
+"""Prepared sets held against the config and each other: at the start of training, and by `verify`.
 
-Sidecars, vocabulary and index are held against the manifest and each other. Nothing is trusted:
-names and counts may be hostile. Each check raises the DataError it finds, or returns all of them.
-
-`stage.json` of a staged set says whether all of its samples are there, or those of one plan only.
-Such a partial stage serves the ranks of one node in runs with the same seed and batches, so it
-names every setting that the plan of a step depends on.
+Only vocabularies, manifests, sidecars and index are read, no sample. Nothing is trusted: names and
+counts may be hostile. Each check raises the DataError it finds, or returns all of them. Every rank
+checks what it will use; what else can be found, the first rank of each node looks for.
 """
 
-import hashlib
-import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.records import read_record, write_json
-from mlperf_bert.common.untrusted import (
-    MAX_JSON_BYTES,
-    check_digest,
-    check_size,
-    in_brief,
-    read_regular_file,
-)
+from mlperf_bert.common.untrusted import check_digest, check_size, in_brief
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import (
     INDEX_ARRAYS,
+    STAGE_FILE,
+    STAGE_REMEDY,
     IndexFile,
     LengthIndex,
     Manifest,
     ShardEntry,
     Sidecar,
+    StageRecord,
+    is_staged,
+    manifest_sha256,
     sidecar_path,
 )
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
+from mlperf_bert.data.shards import SampleReader
 
 SHARD_REMEDY = (
     "delete this shard, its sidecar and index/dataset.json, then run the same "
@@ -46,10 +40,15 @@ SHARD_REMEDY = (
 VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
-STAGE_FILE = "stage.json"
-STAGE_FORMAT_VERSION = 1
-STAGE_REMEDY = "stage the data again with `mlperf_bert stage-data`, into a new directory"
-
+LOWEST_TARGET_OVER_GUESS = 1.5
+_OF_A_PLAN = {
+    "run": ("seed",),
+    "data": (
+        *("sampler", "quantiles", "balance", "deal", "counts_per_rank", "balance_model"),
+        *("cost_a", "cost_b", "exchange_window_steps"),  # so far ahead readers read
+    ),
+    "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
+}
 NOT_STAGED = 255  # as next_sentence_label: out of range, so that reading such a sample is refused
 
 
@@ -57,11 +56,6 @@ def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
     """Raise DataError where a shard's sidecar is not the one that the manifest names."""
     path = sidecar_path(set_dir / "shards" / entry.file)
     check_digest(path, entry.sidecar_sha256, SHARD_REMEDY)
-
-
-def check_vocabulary_digest(set_dir: Path, manifest: Manifest) -> None:
-    """Raise DataError where a set's vocabulary file is not the one that it was made with."""
-    check_digest(set_dir / manifest.vocabulary_file, manifest.vocabulary_sha256, VOCABULARY_REMEDY)
 
 
 def check_index_file(set_dir: Path, file: IndexFile) -> None:
@@ -118,11 +112,9 @@ def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataE
     """Shards of the same text, or with the same examples, as one before them, copies among them."""
     before: dict[str, str] = {}
     problems = []
+    remedy = "prepare the set in a new directory, with each text once"
     for file, sidecar in sidecars.items():
-        problem = _shared(sidecar, before)
-        if problem is not None:
-            remedy = "prepare the set in a new directory, with each text once"
-            problems.append(DataError(str(set_dir / "shards" / file), problem, remedy))
+        problems += _shared(set_dir, {file: sidecar}, before, remedy)
         for digest in _digests(sidecar):
             before.setdefault(digest, file)
     return problems
@@ -135,12 +127,7 @@ def shared_texts(
     trained_on = {
         digest: f"train's {file}" for file, sidecar in train.items() for digest in _digests(sidecar)
     }
-    found = [(file, _shared(sidecar, trained_on)) for file, sidecar in held_out.items()]
-    return [
-        DataError(str(eval_dir / "shards" / file), problem, PAIR_REMEDY)
-        for file, problem in found
-        if problem is not None
-    ]
+    return _shared(eval_dir, held_out, trained_on, PAIR_REMEDY)
 
 
 def _digests(sidecar: Sidecar) -> dict[str, str]:
@@ -154,84 +141,28 @@ def _digests(sidecar: Sidecar) -> dict[str, str]:
     return said
 
 
-def _shared(sidecar: Sidecar, others: Mapping[str, str]) -> str | None:
-    for digest, said in _digests(sidecar).items():
-        if digest in others:
-            return f"{said} {others[digest]}"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class StagedPart:
-    """Which samples a partial stage holds: those that a node's ranks read in the first steps."""
-
-    node: int
-    steps: int
-    settings: dict[str, Any]  # "section.field" -> value, of `plan_settings`
-
-
-@dataclass(frozen=True, slots=True)
-class StageRecord:
-    """What a staged set was copied from, and how much of it; `part` is None for all of it."""
-
-    manifest_sha256: str  # of the bytes of index/dataset.json
-    part: StagedPart | None
-
-    @classmethod
-    def load(cls, set_dir: Path) -> Self:
-        """Parse `set_dir/stage.json`. Raises DataError naming the file and the key."""
-        path = set_dir / STAGE_FILE
-        record = read_record(path, missing="is missing", remedy=STAGE_REMEDY)
-        record.check_version(STAGE_FORMAT_VERSION)
-        part = None
-        if record.has("part"):
-            entry = record.record("part")
-            part = StagedPart(
-                entry.integer("node"),
-                entry.integer("steps", low=1),
-                dict(entry.record("settings").values),
-            )
-        return cls(record.text("manifest_sha256"), part)
-
-    def to_json(self) -> bytes:
-        """The file's contents."""
-        return write_json({"format_version": STAGE_FORMAT_VERSION, **asdict(self)})
-
-
-def manifest_sha256(set_dir: Path) -> str:
-    """Digest of the manifest file. Raises DataError when it cannot be read."""
-    path = set_dir / "index" / "dataset.json"
-    try:
-        return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", STAGE_REMEDY) from None
-
-
-def is_partial(set_dir: Path) -> bool:
-    """Whether this is a partial stage. Raises DataError for a damaged `stage.json`."""
-    return _is_staged(set_dir) and StageRecord.load(set_dir).part is not None
+def _shared(
+    set_dir: Path, sidecars: Mapping[str, Sidecar], others: Mapping[str, str], remedy: str
+) -> list[DataError]:
+    """Those that have a digest, of which each is named by the first, with others in common."""
+    problems = []
+    for file, sidecar in sidecars.items():
+        words = [
+            f"{said} {others[each]}" for each, said in _digests(sidecar).items() if each in others
+        ]
+        problems += [DataError(str(set_dir / "shards" / file), word, remedy) for word in words[:1]]
+    return problems
 
 
 def plan_settings(config: RunConfig) -> dict[str, Any]:
     """Every setting that decides which samples a rank reads in which step."""
-    data, parallel = config.data, config.parallel
     cost_a, cost_b = config.cost_coefficients
-    return {
-        "run.seed": config.run.seed,
-        "data.sampler": data.sampler,
-        "data.quantiles": data.quantiles,
-        "data.balance": data.balance,
-        "data.deal": data.deal,
-        "data.counts_per_rank": data.counts_per_rank,
-        "data.balance_model": data.balance_model,
-        "data.cost_a": cost_a,
-        "data.cost_b": cost_b,
-        "data.exchange_window_steps": data.exchange_window_steps,  # so far ahead readers read
-        "parallel.nodes": parallel.nodes,
-        "parallel.ranks_per_node": parallel.ranks_per_node,
-        "parallel.local_batch_size": parallel.local_batch_size,
-        "parallel.grad_accum_steps": parallel.grad_accum_steps,
+    found = {
+        f"{section}.{key}": getattr(getattr(config, section), key)
+        for section, keys in _OF_A_PLAN.items()
+        for key in keys
     }
+    return found | {"data.cost_a": cost_a, "data.cost_b": cost_b}
 
 
 def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
@@ -240,7 +171,7 @@ def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
     Raises ConfigError naming the setting that differs, DataError for another node's part or a
     stage of another set. A set without `stage.json` was not staged, and holds everything.
     """
-    if not _is_staged(set_dir):
+    if not is_staged(set_dir):
         return
     record = StageRecord.load(set_dir)
     if record.manifest_sha256 != manifest_sha256(set_dir):
@@ -260,13 +191,131 @@ def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
         raise DataError(str(set_dir), problem, f"run `mlperf_bert stage-data --node {node}` there")
 
 
-def _is_staged(set_dir: Path) -> bool:
-    return os.path.lexists(set_dir / STAGE_FILE)  # a link to nothing too: then it was one
-
-
 def _check_settings(staged: Mapping[str, Any], asked: Mapping[str, Any], set_dir: Path) -> None:
     for field, value in asked.items():
         if staged.get(field) != value:
             problem = f"is {value!r}, the stage in {set_dir} holds the samples of "
             problem += f"{in_brief(staged.get(field))} only"
             raise ConfigError(field, problem, "train with that, or stage the data again")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunData:
+    """Both prepared sets, checked against the config and each other; no sample read."""
+
+    train: LengthIndex
+    train_reader: SampleReader
+    held_out: LengthIndex
+    held_out_reader: SampleReader
+    target_in_words: str
+
+
+def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
+    """Open `data_dir`/train and /eval. Raises ConfigError or DataError for what contradicts."""
+    train, held_out = (open_index(data_dir / name, config) for name in ("train", "eval"))
+    check_stage(data_dir / "train", config, rank)
+    if train.manifest.vocabulary_sha256 != held_out.manifest.vocabulary_sha256:
+        raise ConfigError(
+            "--data",
+            f"{data_dir}: train and eval were made with different vocabularies",
+            "prepare both with the same one",
+        )
+    check_batch_fits(config, train, data_dir)
+    data = RunData(
+        train=train,
+        train_reader=SampleReader(data_dir / "train", train.manifest),
+        held_out=held_out,
+        held_out_reader=SampleReader(data_dir / "eval", held_out.manifest),
+        target_in_words=_check_target(config, held_out),
+    )
+    if rank % config.parallel.ranks_per_node == 0:
+        _check_for_node(data)
+    return data
+
+
+def _check_for_node(data: RunData) -> None:
+    """Whether every file but the shards is the one that was prepared, and each text there once."""
+    for index, reader in ((data.train, data.train_reader), (data.held_out, data.held_out_reader)):
+        set_dir, manifest = reader.set_dir, index.manifest
+        vocabulary = set_dir / manifest.vocabulary_file
+        check_digest(vocabulary, manifest.vocabulary_sha256, VOCABULARY_REMEDY)
+        for entry in manifest.shards:
+            check_sidecar_digest(set_dir, entry)
+        sidecars = reader.sidecars()
+        _raise_first(wrong_settings(set_dir, manifest, sidecars))
+        _raise_first(repeated_texts(set_dir, sidecars))
+        for file in manifest.index_files:
+            check_index_file(set_dir, file)
+        check_index_ranges(set_dir, index)
+    held_out = data.held_out_reader
+    trained_on = data.train_reader.sidecars()
+    _raise_first(shared_texts(held_out.set_dir, trained_on, held_out.sidecars()))
+
+
+def _raise_first(problems: list[DataError]) -> None:
+    for problem in problems:
+        raise problem
+
+
+def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
+    """Open a prepared set and hold it against the config."""
+    index = LengthIndex.open(set_dir)
+    manifest = index.manifest
+    if manifest.vocab_size != config.model.vocab_size:
+        raise ConfigError(
+            "model.vocab_size",
+            f"is {config.model.vocab_size}, the data in {set_dir} has {manifest.vocab_size}",
+            "set it to the data's, or give other data",
+        )
+    if manifest.segments == "single" and config.model.objective == "mlm_nsp":
+        raise ConfigError(
+            "model.objective",
+            f"is 'mlm_nsp', the examples in {set_dir} are no sentence pairs",
+            "set it to 'mlm', or prepare pairs",
+        )
+    limits = config.data.max_seq_length, config.data.max_predictions
+    used_masks = manifest.max_predictions
+    if used_masks > limits[1]:  # as it is where short sequences were prepared with the default
+        used_masks = int(index.masked_counts.max())
+    for field, limit, used in (
+        ("data.max_seq_length", limits[0], manifest.max_seq_length),
+        ("data.max_predictions", limits[1], used_masks),
+    ):
+        if used > limit:
+            raise ConfigError(
+                field, f"is {limit}, the data in {set_dir} needs {used}", "raise it to that"
+            )
+    return index
+
+
+def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:
+    """Raise ConfigError for a global batch of more samples than there are."""
+    global_batch_size, num_samples = config.parallel.global_batch_size, train.manifest.num_samples
+    if global_batch_size > num_samples:
+        raise ConfigError(
+            "parallel.local_batch_size",
+            f"makes a global batch of {global_batch_size:,}, {data_dir} has {num_samples:,} "
+            "training samples",
+            "lower it, parallel.grad_accum_steps or the ranks, or prepare more data",
+        )
+
+
+def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
+    """Hold the target against the best guess that ignores context; return both in words."""
+    baseline = held_out.manifest.baseline
+    target = config.eval.target_accuracy
+    if baseline is None:
+        return f"target accuracy {target:.4f}"
+    guess = baseline.context_free_accuracy
+    lowest = LOWEST_TARGET_OVER_GUESS * guess
+    if config.mlperf.enforce_rules and target < lowest:
+        raise ConfigError(
+            "eval.target_accuracy",
+            f"{target} is {target / guess:.2f} x the best context-free guess {guess:.4f}",
+            f"set it to at least {lowest:.4f}, {LOWEST_TARGET_OVER_GUESS} x the guess",
+        )
+    return (
+        f"target accuracy {target:.4f} is {target / guess:.2f} x the best context-free guess "
+        f"{guess:.4f} ({baseline.masked_tokens:,} held-out masked tokens); most frequent "
+        f"token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
+    )

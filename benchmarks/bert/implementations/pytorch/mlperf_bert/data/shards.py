@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import check_size, map_file
-from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, read_sidecar
-from mlperf_bert.data.set_checks import is_partial
+from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, is_partial, read_sidecar
 
 IntArray = NDArray[np.int64]
 
@@ -35,7 +34,10 @@ class ShardArrays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """n samples laid end to end, in the order of the ids asked for; all arrays int64."""
+    """n samples laid end to end, in the order of the ids asked for.
+
+    All arrays are int64, but of what was received (data/token_packets.py).
+    """
 
     input_ids: IntArray  # [T]
     lengths: IntArray  # [n]

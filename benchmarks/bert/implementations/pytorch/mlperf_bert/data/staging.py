@@ -46,7 +46,7 @@ class Staging:
         """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def send(self, batches: tuple[UnpaddedBatch, ...], _plan: StepPlan) -> StagedBatches:
+    def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
         """Queue the copies without waiting for them; called within `thread_context`."""
         if self._stream is None:
             return StagedBatches(batches, None)
@@ -82,8 +82,8 @@ class Staging:
         return staged.batches
 
 
-class CapacityStaging:
-    """A `Staging` that pads. Batches of a step that no capacity holds go their way unpadded.
+class CapacityStaging(Staging):
+    """Pads what it sends. Batches of a step that no capacity holds go their way unpadded.
 
     On a CPU a padded batch is handed over as it is: nothing is copied, nothing is waited for.
 
@@ -95,27 +95,23 @@ class CapacityStaging:
     def __init__(
         self, shapes: tuple[StaticShape, ...], forwards: int, device: torch.device
     ) -> None:
+        super().__init__(device)
         self._shapes = shapes
-        self._unpadded = Staging(device)
-        self._on_cuda = device.type == "cuda"
-        num_bytes = max(_num_bytes(shape) for shape in shapes)
+        num_bytes = max(blank(shape).block.numel() for shape in shapes)
         self._places = [
-            _Place(num_bytes, forwards, device) if self._on_cuda else None for _ in range(PLACES)
+            None if self._stream is None else _Place(num_bytes, forwards, device)
+            for _ in range(PLACES)
         ]
         self._free = threading.Semaphore(PLACES)
         self._next = 0
         self._computed_from: _Place | None = None
         self._is_over = False
 
-    def thread_context(self) -> AbstractContextManager[object]:
-        """As `Staging.thread_context`."""
-        return self._unpadded.thread_context() if self._on_cuda else nullcontext()
-
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
         """Pad them and queue their copies; waits while both places are in use."""
         shape = shape_of(plan, self._shapes)
         if shape is None:
-            return self._unpadded.send(batches, plan)
+            return super().send(batches, plan)
         place = self._places[self._next]
         if place is None:
             return StagedBatches(tuple(pad(batch, shape) for batch in batches), None)
@@ -136,7 +132,7 @@ class CapacityStaging:
         place = next((each for each in self._places if each and each.holds(staged)), None)
         self._computed_from = place
         if place is None:
-            return self._unpadded.receive(staged)
+            return super().receive(staged)
         assert staged.copied is not None
         torch.cuda.current_stream().wait_event(staged.copied)
         return staged.batches
@@ -176,7 +172,3 @@ def _copied(block: Tensor, memory: Tensor) -> Tensor:
     part = memory[: block.numel()]
     part.copy_(block, non_blocking=True)
     return part
-
-
-def _num_bytes(shape: StaticShape) -> int:
-    return blank(shape).block.numel()

@@ -17,7 +17,7 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +35,12 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below those that the kernel gives to connections
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _OPEN_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+# Variables of the rank, the number of ranks, and the same on its node.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OPEN_MPI = tuple(
+    f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+)
+_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _RANK_OF_MPI = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _BACKLOG = 4096  # ranks that come at the same time
 _POLL_S = 0.05
@@ -80,13 +86,14 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     Raises ConfigError naming the variable that is missing or no number.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return _from_torchrun(environ)
+        launcher: Launcher = "local" if MEETING in environ else "torchrun"
+        return _from_names(environ, launcher, _TORCHRUN, "GROUP_RANK")
     if "OMPI_COMM_WORLD_RANK" in environ:
-        return _from_mpi(environ, _OPEN_MPI)
+        return _from_names(environ, "mpi", _OPEN_MPI)
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
     # srun --mpi=pmi2 sets PMI_RANK too, but not hydra's local rank: that is a SLURM launch.
     if "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or not in_slurm_step):
-        return _from_mpi(environ, _HYDRA)
+        return _from_names(environ, "mpi", _HYDRA)
     if in_slurm_step:
         return _from_slurm(environ)
     return RankInfo(0, 1, 0, 1, 0, "single")
@@ -190,7 +197,9 @@ def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = 
     import torch.distributed as dist
 
     if info.launcher == "local":
-        return file_store(environ[MEETING], timeout)
+        store = dist.FileStore(environ[MEETING])  # type: ignore[attr-defined]
+        store.set_timeout(timeout)
+        return store
     address, port = rendezvous(info, environ)
     if info.launcher == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         meet = dist.rendezvous  # type: ignore[attr-defined]
@@ -242,15 +251,6 @@ def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedel
     return TCPStore(
         address, port, info.world_size, timeout=timeout, wait_for_workers=False, **options
     )
-
-
-def file_store(path: str, timeout: timedelta) -> Any:
-    """The ranks' store in a file that our launcher has made for them, and removes."""
-    from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-    store = FileStore(path)
-    store.set_timeout(timeout)
-    return store
 
 
 def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
@@ -416,44 +416,15 @@ def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _MpiNames:
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
-_OPEN_MPI = _MpiNames(
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-_HYDRA = _MpiNames("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
-
-def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
-    rank = _number(environ, "RANK")
-    local_size = _positive("LOCAL_WORLD_SIZE", _text(environ, "LOCAL_WORLD_SIZE"))
-    node = _number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else rank // local_size
-    size = _number(environ, "WORLD_SIZE")
-    launcher: Launcher = "local" if MEETING in environ else "torchrun"
-    return RankInfo(rank, size, _number(environ, "LOCAL_RANK"), local_size, node, launcher)
-
-
-def _from_mpi(environ: Mapping[str, str], names: _MpiNames) -> RankInfo:
-    rank = _number(environ, names.rank)
-    local_size = _positive(names.local_size, _text(environ, names.local_size))
+def _from_names(
+    environ: Mapping[str, str], launcher: Launcher, names: Sequence[str], node: str = ""
+) -> RankInfo:
+    """By the variables of rank, size, local rank and local size; `node` is that of the node."""
+    local_size = _positive(names[3], _text(environ, names[3]))
+    rank, size, local_rank = (_number(environ, name) for name in names[:3])
     # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
-    return RankInfo(
-        rank=rank,
-        world_size=_number(environ, names.size),
-        local_rank=_number(environ, names.local_rank),
-        local_world_size=local_size,
-        node_rank=rank // local_size,
-        launcher="mpi",
-    )
+    node_rank = _number(environ, node) if node in environ else rank // local_size
+    return RankInfo(rank, size, local_rank, local_size, node_rank, launcher)
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:

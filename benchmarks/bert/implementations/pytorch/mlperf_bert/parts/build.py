@@ -29,11 +29,10 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.index import LengthIndex, manifest_sha256
 from mlperf_bert.data.loader import Loader
-from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.data.sampler import PublishedStrataSampler
-from mlperf_bert.data.set_checks import manifest_sha256
+from mlperf_bert.data.set_checks import RunData, open_data
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.bucket_plan import (
     FlatLayout,

@@ -10,8 +10,7 @@ from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.gather import Gatherer, ReadAhead
-from mlperf_bert.data.loader import BatchSource, DirectSource, Loader
-from mlperf_bert.data.loader_dali import DaliSource
+from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.mpi_readers import (
     MpiSource,
@@ -21,7 +20,7 @@ from mlperf_bert.data.mpi_readers import (
     WindowReader,
     serve_trainer,
 )
-from mlperf_bert.data.open_data import open_index
+from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import token_dtype

@@ -16,7 +16,14 @@ import numpy as np
 from mlperf_bert.common.atomic import is_temporary
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import check_size, file_size
-from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, Sidecar, read_sidecar, sidecar_path
+from mlperf_bert.data.index import (
+    INDEX_ARRAYS,
+    Manifest,
+    Sidecar,
+    is_partial,
+    read_sidecar,
+    sidecar_path,
+)
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.set_checks import (
     PAIR_REMEDY,
@@ -24,7 +31,6 @@ from mlperf_bert.data.set_checks import (
     VOCABULARY_REMEDY,
     check_index_file,
     check_sidecar_digest,
-    is_partial,
     repeated_texts,
     shared_texts,
     wrong_settings,
