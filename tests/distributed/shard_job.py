@@ -18,7 +18,7 @@ from small_runs import CPU, MICRO_BATCHES, Run, start
 from torch import Tensor
 
 from mlperf_bert.checkpoint.load import load_checkpoint
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo

@@ -32,7 +32,7 @@ from torch import Tensor
 from forked_ranks import run_ranks
 from mlperf_bert.checkpoint import load
 from mlperf_bert.checkpoint.load import load_checkpoint
-from mlperf_bert.checkpoint.state import read_state
+from mlperf_bert.checkpoint.manifest import read_state
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.distributed.launch import RankInfo

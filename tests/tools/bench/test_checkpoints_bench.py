@@ -12,8 +12,7 @@ from bert_tools.bench import cli
 from bert_tools.bench.checkpoints import Blocks
 from bert_tools.bench.run_options import make_config
 from bert_tools.bench.training_run import ALONE, training_run
-from mlperf_bert.checkpoint.manifest import complete_checkpoints
-from mlperf_bert.checkpoint.state import verify
+from mlperf_bert.checkpoint.manifest import complete_checkpoints, verify
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
 

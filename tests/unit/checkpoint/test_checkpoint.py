@@ -8,8 +8,7 @@ import torch
 
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

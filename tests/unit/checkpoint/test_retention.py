@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
     Manifest,
+    bring_back,
     complete_checkpoints,
+    discard,
+    prune,
+    put_aside,
     read_manifest,
+    sweep,
 )
-from mlperf_bert.checkpoint.retention import bring_back, discard, prune, put_aside, sweep
-from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import complete
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mlperf_bert.checkpoint.tensor_file import write_tensors
+from mlperf_bert.checkpoint.tensors import write_tensors
 
 TENSORS = {
     "matrix": torch.arange(12, dtype=torch.float32).view(3, 4),

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from mlperf_bert.checkpoint import writer as writer_module
-from mlperf_bert.checkpoint.manifest import complete_checkpoints
-from mlperf_bert.checkpoint.state import CheckpointState, verify
+from mlperf_bert.checkpoint.manifest import CheckpointState, complete_checkpoints, verify
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
@@ -137,17 +136,15 @@ def test_an_error_of_any_kind_is_heard_of(
 
 
 def test_a_disk_that_takes_no_more_is_given_up(
-    parts: tuple[CheckpointWriter, FlatOptimizer, Path],
-    gate: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
+    parts: tuple[CheckpointWriter, FlatOptimizer, Path], gate: threading.Event, tmp_path: Path
 ) -> None:
-    writer, _, _ = parts
-    monkeypatch.setattr(writer_module._Silence, "is_too_long", True)
+    _, optimizer, directory = parts
+    config = load_config(tmp_path / "tiny.toml", ["run.hang_timeout_s=0.5"])
+    writer = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
     writer.begin(state(2))
     with pytest.raises(CheckpointError, match="rank 0 writes no more"):
         writer.finish()
     gate.set()
-    monkeypatch.undo()
     writer.finish()
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from forked_starts import Started, start_each
+from mlperf_bert.checkpoint.manifest import verify
 from mlperf_bert.checkpoint.resume import find_start
-from mlperf_bert.checkpoint.state import verify
 from mlperf_bert.common.atomic import check_writable, replaced_file, write_file
 from mlperf_bert.common.errors import ConfigError, DataError, UnreadableError
 from mlperf_bert.config.files import load_config

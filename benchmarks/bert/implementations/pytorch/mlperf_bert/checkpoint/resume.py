@@ -8,14 +8,15 @@ from typing import Any, Self
 
 from mlperf_bert import git_commit, package_version
 from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
+    bring_back,
     has_had_checkpoints,
     named_checkpoints,
     read_config,
     read_manifest,
     resolve,
+    verify,
 )
-from mlperf_bert.checkpoint.retention import bring_back
-from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
 from mlperf_bert.common.health import Health
 from mlperf_bert.common.records import read_record

@@ -11,7 +11,7 @@ from typing import Literal
 
 from mlperf_bert.common.errors import CheckpointError, DataError
 
-_NO_ROOM = "check the disk's free space and that it can be written"
+NO_ROOM = "check the disk's free space and that it can be written"
 
 
 @contextmanager
@@ -122,6 +122,6 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
         beside.rename(path)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
-        raise CheckpointError(str(path), problem, _NO_ROOM) from None
+        raise CheckpointError(str(path), problem, NO_ROOM) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
