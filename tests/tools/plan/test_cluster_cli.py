@@ -161,7 +161,7 @@ def test_a_published_program_is_simulated_too(
         (("--node-bandwidth", "1e-300"), "--node-bandwidth: is 1e-300; set it within 0.01"),
         (("--node-bandwidth", "nan"), "--node-bandwidth: is nan"),
         (("--precision", "fp8"), "a100 has no such units"),
-        (("--timeline", "missing/own.png"), "--timeline: missing/own.png is a directory, or lies"),
+        (("--timeline", "missing/own.png"), "--timeline: missing/own.png lies"),
         (("--timeline", "own.pdf"), "does not end in .png"),
         (("--sampler", "strata_4_2_2_4"), "12"),
         (("--histogram", "missing.csv"), "missing.csv"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from squad_records import pipeline_timeline, record, write_record
 
+from bert_tools.common.tables import markdown
 from bert_tools.squad.comparison import Comparison, Conditions, Value, compare_runs
-from bert_tools.squad.markdown import markdown
 from bert_tools.squad.plot import goodput_picture, timeline_picture
 from bert_tools.squad.record import RunRecord, read_run
 from bert_tools.squad.table import MARK, in_words, with_interval

@@ -121,8 +121,8 @@ def _balance(args: argparse.Namespace) -> int:
     from bert_tools.plan.balance_plot import balance_picture
     from bert_tools.plan.balance_rows import make_samplers, measure, policies
     from bert_tools.plan.balance_text import in_words
-    from bert_tools.plan.progress import PlannedSteps
     from mlperf_bert.common.atomic import write_file
+    from mlperf_bert.common.console import Counted
 
     question = _question(args)
     _check_quantiles(question)
@@ -134,7 +134,7 @@ def _balance(args: argparse.Namespace) -> int:
         raise ConfigError("--local-batch-size", problem, remedy)
     samplers, left_out = make_samplers(index, question)
     total = len(samplers) * len(policies(question)) * question.draws
-    with PlannedSteps(total) as progress:
+    with Counted("planned", "steps", total) as progress:
         rows = list(measure(index, question, samplers, progress.advance))
     answer = {"schema_version": 1, **asdict(question)} | {
         "source": index.source,
@@ -218,7 +218,7 @@ def _index(args: argparse.Namespace) -> "SampleIndex":
 
 def _picture(args: argparse.Namespace) -> Path | None:
     """Where the picture goes, tried before minutes are spent on measuring. Raises as that does."""
-    from bert_tools.plan.picture_path import check_picture
+    from bert_tools.common.figures import check_picture
 
     if args.no_plot:
         return None

@@ -63,9 +63,9 @@ def add_law(parser: argparse.ArgumentParser) -> None:
 
 def answer_law(args: argparse.Namespace) -> int:
     """Fit, print and draw. Raises ConfigError or DataError for what the user can mend."""
+    from bert_tools.common.figures import check_picture
     from bert_tools.plan.entries import chosen
     from bert_tools.plan.law_text import in_words
-    from bert_tools.plan.picture_path import check_picture
     from bert_tools.plan.scaling_law import fit_law, marginal_cost
     from mlperf_bert.common.atomic import write_file
 

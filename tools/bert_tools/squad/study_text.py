@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from bert_tools.squad.markdown import markdown
+from bert_tools.common.tables import markdown
 from bert_tools.squad.study import TITLE, StudyRow, published_study
 
 _STUDY_BATCH = 16  # the baseline's, the natural initial batch

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from bert_tools.common.tables import markdown
 from bert_tools.squad.comparison import (
     MORE_MEASURES,
     STUDY_MEASURES,
@@ -11,7 +12,6 @@ from bert_tools.squad.comparison import (
     Row,
     Value,
 )
-from bert_tools.squad.markdown import markdown
 from bert_tools.squad.study_text import study_in_words
 from mlperf_bert.common.errors import one_line
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from bert_tools.common.figures import check_picture
 from bert_tools.plan.cluster.machine import ACCELERATORS, MatrixPrecision
 from bert_tools.plan.cluster.software import SOFTWARE_NAMES, Sharding
 from bert_tools.plan.samples_to_target import RECIPES
@@ -174,22 +175,10 @@ def _check_pictures(paths: dict[str, Path | None]) -> None:
     for option, path in paths.items():
         if path is None:
             continue
-        _check_picture(option, path)
+        check_picture(path, option)
         other = seen.setdefault(os.path.realpath(path), option)
         if other != option:
             raise ConfigError(option, f"{path} is the file of {other} too", "name another file")
-
-
-def _check_picture(option: str, path: Path) -> None:
-    from mlperf_bert.common.atomic import check_writable
-
-    remedy = "name a .png file in a directory that exists"
-    if os.path.isdir(path) or not os.path.isdir(path.parent):
-        problem = f"{path} is a directory, or lies in one that does not exist"
-        raise ConfigError(option, problem, remedy)
-    if path.suffix != ".png":
-        raise ConfigError(option, f"{path} does not end in .png", remedy)
-    check_writable(path)
 
 
 def _as_object(

@@ -1,17 +1,17 @@
-"""Progress of a plan: on stderr only, with rate and time remaining."""
+"""A line that moves: on stderr only, with rate and time remaining."""
 
 import re
 
 import pytest
 
-from bert_tools.plan import progress
+from mlperf_bert.common import console
 
 
 def test_plain_lines_say_rate_and_remaining_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
-    with progress.PlannedSteps(3) as steps:
+    monkeypatch.setattr(console, "LINE_INTERVAL_S", 0.0)
+    with console.Counted("planned", "steps", 3) as steps:
         for _ in range(3):
             steps.advance()
     output = capsys.readouterr()
@@ -23,7 +23,7 @@ def test_plain_lines_say_rate_and_remaining_time(
 
 
 def test_a_short_measurement_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.PlannedSteps(2) as steps:
+    with console.Counted("planned", "steps", 2) as steps:
         steps.advance()
         steps.advance()
     assert capsys.readouterr().err == ""
