@@ -5,13 +5,11 @@ Signals that come meanwhile are kept, and looked at when nothing is half done.
 
 import locale
 import os
-import select
 import shutil
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType, TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,6 +19,7 @@ from bert_tools.watch.frame import frame, status_line
 from bert_tools.watch.look import Look
 from bert_tools.watch.plot import Characters
 from mlperf_bert.common.console import OutputConsole
+from mlperf_bert.signals.signal_watch import SignalPipe
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHERS = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
@@ -30,45 +29,17 @@ LookAgain = Callable[[], tuple[Look, bool]]
 _USUAL = (80, 24)
 
 
-class Signals:
-    """Collects signals while used as a context, in the main thread; whose they were comes back."""
+class Signals(SignalPipe):
+    """Tells of the signals that matter to a screen."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        for end in (self._read, self._write):
-            os.set_blocking(end, False)
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, _nothing) for number in (*ENDS, *OTHERS)}
-        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self._read)
-        os.close(self._write)
-
-    def wait(self, seconds: float) -> set[signal.Signals]:
-        """Those that came, as soon as one has; empty when the time is over."""
-        ready, _, _ = select.select([self._read], [], [], seconds)
-        return {signal.Signals(number) for number in os.read(self._read, 512)} if ready else set()
+        super().__init__((*ENDS, *OTHERS))
 
     def suspend(self) -> None:
         """Stop this process as Ctrl-Z does; returns when it goes on."""
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, _nothing)
-
-
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """What came is in the pipe."""
+        signal.signal(signal.SIGTSTP, self.note)
 
 
 def known_characters() -> Characters:
@@ -144,7 +115,7 @@ def _follow_in_frames(
                 break
             came = signals.wait(0.0 if has_more else interval_s)
             drawn = [] if came else lines
-            if came & set(ENDS):
+            if set(came) & set(ENDS):
                 break
             if signal.SIGTSTP in came:
                 live.stop()
@@ -176,7 +147,7 @@ def _follow_in_lines(
         said = set(lines) or said
         if look.phase == "ended" and not has_more and on_end == "leave":
             return 0
-        if signals.wait(0.0 if has_more else interval_s) & set(ENDS):
+        if set(ENDS).intersection(signals.wait(0.0 if has_more else interval_s)):
             return 0
 
 

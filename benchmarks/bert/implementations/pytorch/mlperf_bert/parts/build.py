@@ -18,9 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert import git_commit
 from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
-from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, read_manifest, resolve
+from mlperf_bert.checkpoint.manifest import (
+    INITIALIZED_FROM,
+    CheckpointState,
+    read_manifest,
+    resolve,
+)
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
-from mlperf_bert.checkpoint.saving import Identity, Saving
+from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.health import Health
@@ -164,7 +169,7 @@ def build(run: Run) -> Parts:
 def _assemble(
     run: Run,
     data: RunData,
-    identity: Identity,
+    identity: CheckpointState,
     loader: Loader,
     shapes: tuple[StaticShape, ...],
     log: MlperfLog,
@@ -220,12 +225,15 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
         )
 
 
-def _identity(run: Run, data: RunData) -> Identity:
+def _identity(run: Run, data: RunData) -> CheckpointState:
     """What the run's checkpoints say of it."""
     sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
     digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
-    return Identity(
+    return CheckpointState(
+        step=0,
+        samples=0,
         seed=run.seed,
+        mlm_accuracy=None,
         vocabulary_sha256=data.train.manifest.vocabulary_sha256,
         data_sha256=hashlib.sha256(digests.encode()).hexdigest(),
         world_size=run.info.world_size,
