@@ -70,8 +70,7 @@ from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
 from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.run.metrics import Metrics
-from mlperf_bert.run.metrics_file import MetricsFile
+from mlperf_bert.run.metrics import Metrics, MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.signals.stop_request import StopRequest

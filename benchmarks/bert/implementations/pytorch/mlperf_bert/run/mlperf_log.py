@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlperf_bert
+from mlperf_bert.common.atomic import whole_or_nothing
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 
@@ -211,12 +212,11 @@ class _NewFileHandler(logging.FileHandler):
             raise self._error
         assert self.stream is not None
         file = self.stream.fileno()
-        end = os.fstat(file).st_size
         try:
-            super().emit(record)
+            with whole_or_nothing(file):
+                super().emit(record)
         except OSError as error:
             self._error = error
-            os.ftruncate(file, end)
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # for the rest, which is still kept
             raise
 
