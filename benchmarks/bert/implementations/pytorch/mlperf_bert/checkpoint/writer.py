@@ -361,7 +361,7 @@ class CheckpointWriter:
 
     def _statuses(self, gives_up: bool = False) -> list[_Status]:
         is_busy = self._thread is not None and self._thread.is_alive()
-        own = _Status(is_busy, self._error, _moved_bytes(self._thread), gives_up)
+        own = _Status(is_busy, self._error, moved_bytes(self._thread), gives_up)
         return [_Status(*each) for each in from_all_ranks(self._info, list(own))]
 
     def _set_up(self) -> None:
@@ -424,7 +424,7 @@ class CheckpointWriter:
         )
 
 
-def _moved_bytes(thread: threading.Thread | None) -> int:
+def moved_bytes(thread: threading.Thread | None) -> int:
     """What a thread has read and written; 0 where it is over, or the system does not tell."""
     with suppress(OSError):
         if thread is not None and thread.is_alive():
