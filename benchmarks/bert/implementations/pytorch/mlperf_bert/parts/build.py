@@ -242,7 +242,7 @@ def _identity(run: Run, data: RunData) -> CheckpointState:
 def _start_log(run: Run) -> MlperfLog:
     """The MLPerf log, with all records that come before training."""
     config, info, start = run.config, run.info, run.start
-    log = MlperfLog(run.directory.mlperf_log if info.rank == 0 else None, info.rank == 0)
+    log = MlperfLog(run.directory.mlperf_log if info.rank == 0 else None)
     log.init_start(cache_cleared=run.cache_cleared)
     log.submission(config)
     log.hyperparameters(config, run.seed)

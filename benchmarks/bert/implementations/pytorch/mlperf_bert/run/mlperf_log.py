@@ -41,19 +41,18 @@ class MlperfLog:
     repeatedly. Each record is on disk when its method returns, and names the line that called it.
 
     Args:
-        path: the file to create; None writes nothing. Its directory must exist.
-        is_rank_zero: whether this process writes. One rank must, because the seed of a run may be
-            logged only once.
+        path: the file to create; its directory must exist. None, of all ranks but one, writes
+            nothing: the seed of a run may be logged only once.
 
     Raises ConfigError if the file exists, cannot be created or written, or mlperf_logging is not
     installed.
     """
 
-    def __init__(self, path: Path | None, is_rank_zero: bool) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._handler: logging.FileHandler | None = None
         self._logger: Any = None
-        if path is not None and is_rank_zero:
+        if path is not None:
             logger_class = _import_logger_class()  # first, so that a failure leaves no empty file
             self._handler = _open_new(path)
             self._logger = _make_logger(logger_class, self._handler)
