@@ -240,18 +240,15 @@ class _Status(NamedTuple):
 class CheckpointWriter:
     """Writes the checkpoints of a run below `directory`, one at a time.
 
-    Every rank makes one, and calls its methods at the same time as the others, but `lines`.
+    Every rank makes one, and calls its methods at the same time as the others, but `lines`. Rank 0
+    creates the directory and removes what a killed run left.
 
     Args:
-        directory: where they go; rank 0 creates it and removes what a killed run left.
-        optimizer: holds weights and state.
         fp8_state: of the model, live.
-        config: of the run, for the manifest.
         keep_last: so many of the newest stay, and the best.
-        commit: of the code, where it is known.
         after: the step from which the run of this directory goes on: what is there of later ones
             was passed over.
-        origin: of the run's first weights, for the manifest.
+        commit, origin: of the code and of the run's first weights, for manifests.
     """
 
     def __init__(
