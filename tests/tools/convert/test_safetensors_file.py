@@ -1,6 +1,7 @@
 """Safetensors that anybody wrote: read as the library does, and refused where anything lies."""
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mlperf_bert.checkpoint.tensors import read_safetensors
 from mlperf_bert.common.errors import CheckpointError
@@ -112,3 +113,23 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
         file.truncate(2**34)  # of which the disk holds nothing
     with pytest.raises(CheckpointError, match="more than"):
         read_safetensors(tmp_path / "long")
+
+
+def test_a_name_that_is_there_twice_is_refused(path: Path) -> None:
+    """The library takes it."""
+    contents = path.read_bytes()
+    size = struct.unpack("<Q", contents[:8])[0]
+    text = contents[8 : 8 + size].rstrip()
+    flags = json.dumps(json.loads(text)["flags"])
+    text = text[:-1] + f', "flags": {flags}}}'.encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + contents[8 + size :])
+    assert load_file(path).keys() == TENSORS.keys()
+    with pytest.raises(CheckpointError, match="has a key twice"):
+        read_safetensors(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_safetensors(tmp_path / "pipe")
