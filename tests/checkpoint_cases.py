@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.manifest import step_directory
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState, step_directory
 from mlperf_bert.checkpoint.writer import NO_FP8, CheckpointWriter
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo

@@ -46,7 +46,7 @@ def write_run(
     """One run that trains on so many samples in so many minutes."""
     from mlperf_bert.run.mlperf_log import MlperfLog
 
-    log = MlperfLog(path, True)
+    log = MlperfLog(path)
     log.run_start()
     log.eval_accuracy(samples, 0.7201)
     log.run_stop(samples, 10_000, status)

@@ -91,7 +91,7 @@ def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
         "mlperf": {"division": division, "submission_org": "Acme"},
     }
     config = config_from_tables(tables, "test")
-    log = MlperfLog(path, True)
+    log = MlperfLog(path)
     log.init_start(cache_cleared=True)
     log.submission(config)
     log.hyperparameters(config, seed)

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from mlperf_bert.checkpoint.huggingface.export import config_json
-from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
-from mlperf_bert.checkpoint.tensor_file import write_tensors
+from mlperf_bert.checkpoint.tensors import read_safetensors, write_tensors
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS

@@ -20,7 +20,7 @@ from torch import Tensor
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.checkpoint import load
 from mlperf_bert.checkpoint.load import load_checkpoint
-from mlperf_bert.checkpoint.state import CheckpointState, read_state
+from mlperf_bert.checkpoint.manifest import CheckpointState, read_state
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.distributed.bucket_plan import BLOCK

@@ -61,23 +61,15 @@ def test_the_golden_trace_is_followed(recorded: Recorder, case: str, ranks: int)
     assert trace.data_sha256 == golden.data_sha256, "other data: the trace says nothing"
     assert len(trace.loss) == STEPS
     assert is_within_tolerance(trace, golden), deviation(trace, golden)
+    assert sum(trace.loss[-5:]) < sum(trace.loss[:5]) - 0.5  # it learns
+    if case in WITHOUT_DROPOUT:  # and ranks change nothing
+        assert is_within_tolerance(trace, load(case, 1))
 
 
 @pytest.mark.usefixtures("same_stream")
 @pytest.mark.parametrize("case", WITHOUT_DROPOUT)
 def test_four_ranks_follow_the_trace_of_one(recorded: Recorder, case: str) -> None:
     assert is_within_tolerance(recorded(case, 4), load(case, 1))
-
-
-@pytest.mark.parametrize("case", WITHOUT_DROPOUT)
-def test_golden_traces_of_one_and_two_ranks_agree(case: str) -> None:
-    assert is_within_tolerance(load(case, 2), load(case, 1))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_model_learns_along_the_trace(case: str) -> None:
-    losses = load(case, 1).loss
-    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

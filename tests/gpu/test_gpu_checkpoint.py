@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlperf_bert.checkpoint.load import load_checkpoint, restore_rank_states
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo

@@ -99,7 +99,7 @@ def test_beside_training_the_weights_are_those_of_the_beginning(
     trained = model(1)
     expected = evaluator(synthetic_data, "eager")(trained)
     beside = evaluator(synthetic_data, step_mode)
-    schedule = Beside(beside, trained, model(2), settled, MlperfLog(None, False))
+    schedule = Beside(beside, trained, model(2), settled, MlperfLog(None))
     schedule.prepare()
     with beside:
         for samples in (1, 2, 3):

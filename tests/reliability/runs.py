@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_config, read_manifest
-from mlperf_bert.checkpoint.state import verify
+from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_config, read_manifest, verify
 from mlperf_bert.parts.build import make_model
 from support import mlperf_records
 

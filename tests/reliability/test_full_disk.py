@@ -63,7 +63,7 @@ def test_a_shard_of_any_part_of_which_there_is_no_room_for(tmp_path: Path) -> No
 @needs_root
 def test_an_mlperf_log_ends_with_a_whole_record(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 3 * PAGE) as at:
-        log = MlperfLog(at / "result_0.txt", True)
+        log = MlperfLog(at / "result_0.txt")
         with pytest.raises(ConfigError, match="No space left on device"):
             for number in range(1000):
                 log.eval_start(number)

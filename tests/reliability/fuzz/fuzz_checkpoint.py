@@ -10,8 +10,7 @@ import torch
 from fuzz_mutations import mutate_bytes, mutate_json
 
 from mlperf_bert.checkpoint.load import load_checkpoint, restore_rank_states
-from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

@@ -20,7 +20,7 @@ from mlperf_bert.checkpoint.huggingface.tokenizer import (
     WORD_PIECES,
     tokenizer_files,
 )
-from mlperf_bert.checkpoint.tensor_file import write_tensors
+from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary

@@ -7,8 +7,7 @@ from bench_cases import CPU, bench, measured, tiny
 
 from bert_tools.bench.checkpoints import block
 from bert_tools.bench.training_run import ALONE, training_run
-from mlperf_bert.checkpoint.manifest import complete_checkpoints
-from mlperf_bert.checkpoint.state import verify
+from mlperf_bert.checkpoint.manifest import complete_checkpoints, verify
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
 

@@ -23,8 +23,7 @@ from huggingface_cases import (
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.huggingface.export import export_huggingface
-from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining

@@ -1,6 +1,7 @@
-"""Safetensors read by our own reader: equal to the library's, and refused where anything lies."""
+"""Safetensors that anybody wrote: read as the library does, and refused where anything lies."""
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
-from mlperf_bert.checkpoint.tensor_file import write_one_by_one
+from mlperf_bert.checkpoint.tensors import read_safetensors
 from mlperf_bert.common.errors import CheckpointError
 
 GENERATOR = torch.Generator().manual_seed(2)
@@ -51,21 +51,6 @@ def test_what_is_no_number_is_not_read(path: Path) -> None:
         read_safetensors(path)["flags"].read()
 
 
-def test_one_tensor_at_a_time_is_written(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def make(name: str) -> torch.Tensor:
-        asked.append(name)
-        return TENSORS[name]
-
-    names = ("full", "half", "wide")
-    kinds = {name: (TENSORS[name].dtype, tuple(TENSORS[name].shape)) for name in names}
-    write_one_by_one(tmp_path / "x", kinds, make)
-    assert sorted(asked) == sorted(names)
-    found = load_file(tmp_path / "x")
-    assert all(torch.equal(found[name], TENSORS[name]) for name in names)
-
-
 def test_every_truncation_is_refused(path: Path) -> None:
     contents = path.read_bytes()
     for size in range(len(contents)):
@@ -73,7 +58,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
         with pytest.raises(CheckpointError):
             read_safetensors(path)
     path.write_bytes(contents + b"\0")
-    with pytest.raises(CheckpointError, match="speaks of"):
+    with pytest.raises(CheckpointError, match="is no whole safetensors file"):
         read_safetensors(path)
 
 
@@ -128,3 +113,23 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
         file.truncate(2**34)  # of which the disk holds nothing
     with pytest.raises(CheckpointError, match="more than"):
         read_safetensors(tmp_path / "long")
+
+
+def test_a_name_that_is_there_twice_is_refused(path: Path) -> None:
+    """The library takes it."""
+    contents = path.read_bytes()
+    size = struct.unpack("<Q", contents[:8])[0]
+    text = contents[8 : 8 + size].rstrip()
+    flags = json.dumps(json.loads(text)["flags"])
+    text = text[:-1] + f', "flags": {flags}}}'.encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + contents[8 + size :])
+    assert load_file(path).keys() == TENSORS.keys()
+    with pytest.raises(CheckpointError, match="has a key twice"):
+        read_safetensors(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_safetensors(tmp_path / "pipe")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_tools.convert.tensorflow import open_tensorflow
-from mlperf_bert.checkpoint.huggingface.names import SourceTensor
+from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 from tensorflow_cases import (
     V2,

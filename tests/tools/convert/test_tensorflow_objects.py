@@ -11,7 +11,7 @@ from bert_tools.convert.tensorflow import open_tensorflow
 from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
 from bert_tools.convert.tensorflow_names import sort_names
 from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
-from mlperf_bert.checkpoint.huggingface.names import SourceTensor
+from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 from tensorflow_cases import OBJECTS, bert_values, second_release, weight_shapes
 from tensorflow_tables import message, text_tensor

@@ -20,7 +20,7 @@ from bert_tools.squad.record import RESULT
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.weights import start_from
 from checkpoint_cases import save_checkpoint
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo

@@ -1,26 +1,55 @@
-"""Checkpoints: format on disk, refusal of what is damaged, weights back bit for bit."""
+"""Checkpoints: format on disk, written beside training, refused where damaged, back bit for bit."""
 
+import hashlib
 import json
+import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from checkpoint_cases import save_checkpoint
+from mlperf_bert.checkpoint import writer as writer_module
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
+    complete_checkpoints,
+    read_config,
+    verify,
+)
+from mlperf_bert.checkpoint.tensors import write_tensors
+from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from support import TINY_CONFIG
 
 CPU = torch.device("cpu")
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
-STATE = CheckpointState(step=120, samples=1920, seed=5, mlm_accuracy=0.25, vocabulary_sha256="ab")
+TENSORS = {
+    "matrix": torch.arange(12, dtype=torch.float32).view(3, 4),
+    "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "scalar": torch.tensor(3.0, dtype=torch.float64),
+    "states": torch.arange(5, dtype=torch.uint8),
+    "empty": torch.empty(0, 7),
+}
+
+
+def state(step: int) -> CheckpointState:
+    return CheckpointState(
+        step=step, samples=16 * step, seed=5, mlm_accuracy=0.25, vocabulary_sha256="ab"
+    )
+
+
+def full_disk(*_: object) -> NoReturn:
+    raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
@@ -31,22 +60,71 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 @pytest.fixture
-def saved(config: RunConfig, tmp_path: Path) -> tuple[Path, BertForPretraining]:
-    model = BertForPretraining(config.model, CPU, seed=1)
+def model(config: RunConfig) -> BertForPretraining:
+    return BertForPretraining(config.model, CPU, seed=1)
+
+
+@pytest.fixture
+def optimizer(config: RunConfig, model: BertForPretraining) -> FlatOptimizer:
+    """After one step."""
     optimizer = make_optimizer_alone(config.optim, model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     rate = torch.tensor(1e-3, dtype=torch.float64)
     optimizer.step(rate, gradient_factor=torch.ones(()), skip=torch.zeros(()))
-    directory = tmp_path / "checkpoints"
-    directory.mkdir()
-    save_checkpoint(directory, optimizer, config, STATE, ONE_RANK, CPU)
-    return directory, model
+    return optimizer
 
 
-def test_layout_is_the_documented_one(saved: tuple[Path, BertForPretraining]) -> None:
-    directory, _ = saved
-    step = directory / "step_00000120"
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def saved(directory: Path, optimizer: FlatOptimizer, config: RunConfig) -> Path:
+    """`directory` with a checkpoint of step 120."""
+    save_checkpoint(directory, optimizer, config, state(120), ONE_RANK, CPU)
+    return directory
+
+
+@pytest.fixture
+def writer(directory: Path, optimizer: FlatOptimizer, config: RunConfig) -> CheckpointWriter:
+    return CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU, keep_last=2)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk that writes nothing until the event is set."""
+    opened = threading.Event()
+    write_part = writer_module.write_part
+
+    def slow(*arguments: object) -> object:
+        assert opened.wait(60)
+        return write_part(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(writer_module, "write_part", slow)
+    return opened
+
+
+def test_a_file_of_tensors_is_new_whole_and_as_readable_as_others(tmp_path: Path) -> None:
+    path = tmp_path / "tensors.safetensors"
+    entry = write_tensors(path, TENSORS, {"ranges": "{}"})
+    found = load_file(path)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"ranges": "{}"}
+    contents = path.read_bytes()
+    assert (entry.size, entry.sha256) == (len(contents), hashlib.sha256(contents).hexdigest())
+    (tmp_path / "other").touch()
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+    with pytest.raises(FileExistsError):
+        write_tensors(path, {})
+
+
+def test_layout_is_the_documented_one(saved: Path) -> None:
+    step = saved / "step_00000120"
     files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
     assert files == {
         "manifest.json",
@@ -55,33 +133,29 @@ def test_layout_is_the_documented_one(saved: tuple[Path, BertForPretraining]) ->
         "rank_states.safetensors",
         "state.json",
     }
-    assert (directory / "LATEST").read_text() == "step_00000120\n"
+    assert (saved / "LATEST").read_text() == "step_00000120\n"
     manifest = json.loads((step / "manifest.json").read_text())
     assert set(manifest["files"]) == files - {"manifest.json"}
     for name, entry in manifest["files"].items():
         assert entry["size"] == (step / name).stat().st_size
     assert manifest["vocabulary_sha256"] == "ab"
-    assert not list(directory.glob(".*"))
+    assert not list(saved.glob(".*"))
 
 
 def test_weights_config_and_state_come_back(
-    saved: tuple[Path, BertForPretraining], config: RunConfig
+    saved: Path, model: BertForPretraining, config: RunConfig
 ) -> None:
-    directory, model = saved
-    for place in (directory, directory / "step_00000120"):
+    for place in (saved, saved / "step_00000120"):
         other = BertForPretraining(config.model, CPU, seed=2)
-        assert load_weights(other, place, "ab") == STATE
+        assert load_weights(other, place, "ab") == state(120)
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, other.state_dict()[name])
         assert read_config(place) == config
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "not_json", "no_latest"])
-def test_damage_is_named(
-    saved: tuple[Path, BertForPretraining], config: RunConfig, damage: str
-) -> None:
-    directory, model = saved
-    weights = directory / "step_00000120" / "model.safetensors"
+def test_damage_is_named(saved: Path, model: BertForPretraining, damage: str) -> None:
+    weights = saved / "step_00000120" / "model.safetensors"
     contents = bytearray(weights.read_bytes())
     if damage == "flip":
         contents[-1] ^= 1
@@ -91,37 +165,135 @@ def test_damage_is_named(
     elif damage == "remove":
         weights.unlink()
     elif damage == "not_json":
-        (directory / "step_00000120" / "manifest.json").write_text("{")
+        (saved / "step_00000120" / "manifest.json").write_text("{")
     else:
-        (directory / "LATEST").write_text("../elsewhere")
+        (saved / "LATEST").write_text("../elsewhere")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError) as caught:
-        load_weights(model, directory, "ab")
+        load_weights(model, saved, "ab")
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
 def test_other_vocabulary_and_other_model_are_refused(
-    saved: tuple[Path, BertForPretraining], config: RunConfig, tmp_path: Path
+    saved: Path, model: BertForPretraining, tmp_path: Path
 ) -> None:
-    directory, model = saved
     with pytest.raises(CheckpointError, match="vocabulary"):
-        load_weights(model, directory, "cd")
-    wider = load_config(tmp_path / "tiny.toml", ["model.intermediate_size=128"])
-    with pytest.raises(CheckpointError, match="intermediate"):
-        load_weights(BertForPretraining(wider.model, CPU), directory, "ab")
-    deeper = load_config(tmp_path / "tiny.toml", ["model.num_layers=3"])
-    with pytest.raises(CheckpointError, match="missing"):
-        load_weights(BertForPretraining(deeper.model, CPU), directory, "ab")
+        load_weights(model, saved, "cd")
+    for setting, word in (("intermediate_size=128", "intermediate"), ("num_layers=3", "missing")):
+        other = load_config(tmp_path / "tiny.toml", [f"model.{setting}"])
+        with pytest.raises(CheckpointError, match=word):
+            load_weights(BertForPretraining(other.model, CPU), saved, "ab")
 
 
 def test_a_place_that_cannot_be_written_is_named(
-    saved: tuple[Path, BertForPretraining], config: RunConfig, tmp_path: Path
+    optimizer: FlatOptimizer, config: RunConfig, directory: Path
 ) -> None:
-    _, model = saved
-    blocked = tmp_path / "file"
-    blocked.write_text("not a directory")
-    optimizer = make_optimizer_alone(config.optim, model)
+    directory.write_text("not a directory")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        save_checkpoint(blocked, optimizer, config, STATE, ONE_RANK, CPU)
-    assert blocked.read_text() == "not a directory"
+        save_checkpoint(directory, optimizer, config, state(1), ONE_RANK, CPU)
+    assert directory.read_text() == "not a directory"
+
+
+def test_training_goes_on_meanwhile_and_changes_nothing_of_what_is_written(
+    writer: CheckpointWriter, optimizer: FlatOptimizer, directory: Path, gate: threading.Event
+) -> None:
+    before = optimizer.exact_weights()
+    assert writer.begin(state(1))
+    weights = optimizer.exact_weights()
+    optimizer.set_weights({name: tensor + 1 for name, tensor in weights.items()})
+    assert not writer.begin(state(2)), "the first is still being written"
+    assert complete_checkpoints(directory) == []
+    gate.set()
+    writer.finish()
+    assert [path.name for path in complete_checkpoints(directory)] == ["step_00000001"]
+    for name, tensor in load_file(directory / "step_00000001/model.safetensors").items():
+        assert torch.equal(tensor, before[name])
+    assert writer.lines()[0].startswith("checkpoint step_00000001: ")
+
+
+def test_a_failure_is_told_leaves_nothing_and_does_not_stay(
+    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.begin(state(1))
+    writer.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "complete", full_disk)
+        assert writer.begin(state(2))
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            writer.finish()
+    assert any("No space left on device" in line for line in writer.lines())
+    assert [path.name for path in directory.iterdir() if path.is_dir()] == ["step_00000001"]
+    writer.begin(state(3))
+    writer.finish()
+    names = {"LATEST", "step_00000001", "step_00000003"}
+    assert {path.name for path in directory.iterdir()} == names
+    for path in complete_checkpoints(directory):
+        verify(path)
+
+
+def test_what_a_killed_run_left_is_removed(
+    optimizer: FlatOptimizer, config: RunConfig, directory: Path
+) -> None:
+    (directory / ".step_00000009.0badcafe.partial/optimizer").mkdir(parents=True)
+    CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
+    assert list(directory.iterdir()) == []
+
+
+def test_the_same_step_is_replaced(writer: CheckpointWriter, directory: Path) -> None:
+    for _ in range(2):
+        writer.begin(state(5))
+        writer.finish()
+    assert {path.name for path in directory.iterdir()} == {"LATEST", "step_00000005"}
+    verify(directory / "step_00000005")
+
+
+def test_an_error_of_any_kind_is_heard_of(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(writer_module, "complete", fault)
+    writer.begin(state(2))
+    with pytest.raises(CheckpointError, match="a fault of ours"):
+        writer.finish()
+
+
+def test_a_disk_that_takes_no_more_is_given_up(
+    optimizer: FlatOptimizer, directory: Path, gate: threading.Event, tmp_path: Path
+) -> None:
+    impatient = load_config(tmp_path / "tiny.toml", ["run.hang_timeout_s=0.5"])
+    writer = CheckpointWriter(directory, optimizer, impatient, ONE_RANK, CPU)
+    writer.begin(state(2))
+    with pytest.raises(CheckpointError, match="rank 0 writes no more"):
+        writer.finish()
+    gate.set()
+    writer.finish()
+
+
+def test_what_the_thread_moves_is_a_sign_of_life(tmp_path: Path) -> None:
+    begin, end = threading.Event(), threading.Event()
+
+    def write() -> None:
+        (tmp_path / "file").write_bytes(bytes(10_000))
+        begin.set()
+        end.wait(60)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    begin.wait(60)
+    assert writer_module.moved_bytes(thread) >= 10_000
+    end.set()
+    thread.join()
+    assert writer_module.moved_bytes(thread) == 0
+
+
+def test_a_checkpoint_that_is_there_is_not_called_failed(
+    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "write_file", full_disk)  # LATEST
+    writer.begin(state(2))
+    writer.finish()
+    assert "older ones stay" in writer.lines()[1]
+    verify(directory / "step_00000002")

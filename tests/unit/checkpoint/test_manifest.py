@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from mlperf_bert.checkpoint.manifest import FileEntry, Manifest, read_manifest, resolve
-from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
+from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    read_state,
+    resolve,
+    verify,
+)
 from mlperf_bert.common.errors import CheckpointError
 
 STATE = CheckpointState(

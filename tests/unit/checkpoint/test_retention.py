@@ -6,31 +6,26 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
     Manifest,
+    bring_back,
     complete_checkpoints,
+    discard,
+    prune,
+    put_aside,
     read_manifest,
+    sweep,
 )
-from mlperf_bert.checkpoint.retention import bring_back, discard, prune, put_aside, sweep
-from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import complete
 
 
-def make(directory: Path, step: int, accuracy: float | None) -> None:
+def make(directory: Path, step: int, accuracy: float | None = None) -> None:
     path = directory / f"step_{step:08d}"
     path.mkdir()
-    state = CheckpointState(
-        step=step, samples=step, seed=1, mlm_accuracy=accuracy, vocabulary_sha256="ab"
-    )
+    same = {"step": step, "samples": step, "vocabulary_sha256": "ab"}
+    state = CheckpointState(seed=1, mlm_accuracy=accuracy, **same)  # type: ignore[arg-type]
+    manifest = Manifest(version="1", commit=None, config={}, files={}, **same)  # type: ignore[arg-type]
     (path / "state.json").write_bytes(state.to_json())
-    manifest = Manifest(
-        step=step,
-        samples=step,
-        vocabulary_sha256="ab",
-        version="1",
-        commit=None,
-        config={},
-        files={},
-    )
     (path / "manifest.json").write_bytes(manifest.to_json())
 
 
@@ -49,14 +44,14 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
 
 def test_without_an_accuracy_there_is_no_best(tmp_path: Path) -> None:
     for step in (10, 20, 30):
-        make(tmp_path, step, None)
+        make(tmp_path, step)
     prune(tmp_path, keep_last=1)
     assert steps(tmp_path) == [30]
 
 
 def test_one_without_a_manifest_does_not_count(tmp_path: Path) -> None:
-    make(tmp_path, 10, None)
-    make(tmp_path, 20, None)
+    make(tmp_path, 10)
+    make(tmp_path, 20)
     (tmp_path / "step_00000020" / "manifest.json").unlink()
     assert steps(tmp_path) == [10]
 
@@ -64,7 +59,7 @@ def test_one_without_a_manifest_does_not_count(tmp_path: Path) -> None:
 def test_a_removal_that_is_interrupted_leaves_none_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path, 10, None)
+    make(tmp_path, 10)
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -81,12 +76,12 @@ def test_a_removal_that_is_interrupted_leaves_none_behind(
 
 def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) -> None:
     for step in (10, 20, 30):
-        make(tmp_path, step, None)
+        make(tmp_path, step)
     put_aside(tmp_path, last_step=10)  # a run went on from 10, as the others are damaged
-    make(tmp_path, 15, None)
+    make(tmp_path, 15)
     prune(tmp_path, keep_last=2)
     assert steps(tmp_path) == [15, 10]
-    make(tmp_path, 30, None)
+    make(tmp_path, 30)
     put_aside(tmp_path, last_step=15)  # and that one too, later
     assert {path.name for path in tmp_path.glob("damaged_*")} == {
         *("damaged_step_00000020", "damaged_step_00000030", "damaged_step_00000030_1")
@@ -96,7 +91,7 @@ def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) 
 def test_one_of_the_same_step_is_there_until_the_other_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path, 10, None)
+    make(tmp_path, 10)
     final, partial = tmp_path / "step_00000010", tmp_path / ".step_00000010.abcd.partial"
     (partial / "optimizer").mkdir(parents=True)
     rename = Path.rename

@@ -35,6 +35,27 @@ def command(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Command:
     return run
 
 
+@pytest.fixture
+def refused(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line of a command that is refused."""
+
+    def run(*words: object, **options: object) -> str:
+        capsys.readouterr()
+        assert command(*words, **options) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1, error
+        return error
+
+    return run
+
+
+@pytest.fixture
+def staged(command: Command, tmp_path: Path) -> Path:
+    """A node's part, of four steps."""
+    assert command("stage-data", "--out", tmp_path / "stage", sets="run.max_steps=4") == 0
+    return tmp_path / "stage"
+
+
 def tree(directory: Path) -> dict[str, bytes]:
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
@@ -100,52 +121,36 @@ def test_what_a_node_reads_is_planned(
     ],
 )
 def test_another_run_on_a_partial_stage_is_refused(
-    command: Command,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    sets: str,
-    words: list[str],
+    refused: Callable[..., str], staged: Path, tmp_path: Path, sets: str, words: list[str]
 ) -> None:
-    assert command("stage-data", "--out", tmp_path / "stage", sets="run.max_steps=4") == 0
-    capsys.readouterr()
-    places = ["--run-dir", tmp_path / "run"]
     sets = f"run.max_steps=4 {sets}"
-    assert command("train", *places, data=tmp_path / "stage", sets=sets) == 2
-    error = capsys.readouterr().err
-    assert all(word in error for word in words) and error.count("\n") == 1, error
+    error = refused("train", "--run-dir", tmp_path / "run", data=staged, sets=sets)
+    assert all(word in error for word in words), error
     assert not (tmp_path / "run").exists()
 
 
 def test_the_part_of_another_node_is_refused(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command, refused: Callable[..., str], tmp_path: Path
 ) -> None:
+    stage = tmp_path / "stage"
     sets = "run.max_steps=2 parallel.nodes=2 parallel.local_batch_size=8"
-    assert command("stage-data", "--out", tmp_path / "stage", "--node", 1, sets=sets) == 0
-    record = tmp_path / "stage" / "train" / "stage.json"
+    assert command("stage-data", "--out", stage, "--node", 1, sets=sets) == 0
+    record = stage / "train" / "stage.json"
     as_one_rank = record.read_text().replace('"parallel.nodes": 2', '"parallel.nodes": 1')
     record.write_text(as_one_rank)  # one process can only be rank 0 of a job of one
-    capsys.readouterr()
     sets = "run.max_steps=2 parallel.local_batch_size=8"
-    places = ["--run-dir", tmp_path / "run"]
-    assert command("train", *places, data=tmp_path / "stage", sets=sets) == 2
-    error = capsys.readouterr().err
+    error = refused("train", "--run-dir", tmp_path / "run", data=stage, sets=sets)
     assert "part of node 1, rank 0 runs on node 0; run `mlperf_bert stage-data --node 0`" in error
 
 
 def test_a_stage_of_another_set_is_refused(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: Callable[..., str], staged: Path, tmp_path: Path
 ) -> None:
-    sets = "run.max_steps=4"
-    assert command("stage-data", "--out", tmp_path / "stage", sets=sets) == 0
-    held_out = tmp_path / "stage" / "eval" / "stage.json"
-    other = json.loads(held_out.read_text())["manifest_sha256"]
-    record = tmp_path / "stage" / "train" / "stage.json"
+    other = json.loads((staged / "eval/stage.json").read_text())["manifest_sha256"]
+    record = staged / "train/stage.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "manifest_sha256": other}))
-    capsys.readouterr()
-    places = ["--run-dir", tmp_path / "run"]
-    assert command("train", *places, data=tmp_path / "stage", sets=sets) == 2
-    error = capsys.readouterr().err
-    assert "stage.json: was written for another set" in error and error.count("\n") == 1
+    error = refused("train", "--run-dir", tmp_path / "run", data=staged, sets="run.max_steps=4")
+    assert "stage.json: was written for another set" in error
 
 
 @pytest.mark.parametrize(
@@ -160,43 +165,32 @@ def test_a_stage_of_another_set_is_refused(
     ],
 )
 def test_wrong_options_are_one_line_and_write_nothing(
-    command: Command,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    extra: tuple[str, ...],
-    sets: str,
-    words: list[str],
+    refused: Callable[..., str], tmp_path: Path, extra: tuple[str, ...], sets: str, words: list[str]
 ) -> None:
-    assert command("stage-data", "--out", tmp_path / "stage", *extra, sets=sets) == 2
-    error = capsys.readouterr().err
-    assert all(word in error for word in words) and error.count("\n") == 1, error
+    error = refused("stage-data", "--out", tmp_path / "stage", *extra, sets=sets)
+    assert all(word in error for word in words), error
     assert not (tmp_path / "stage").exists()
 
 
 def test_other_contents_are_left_alone(
-    command: Command, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: Callable[..., str], staged: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "notes" / "train").mkdir(parents=True)
     (tmp_path / "notes" / "train" / "precious.txt").write_text("precious\n")
-    assert command("stage-data", "--out", tmp_path / "part", sets="run.max_steps=4") == 0
     (tmp_path / "loop").symlink_to("loop")
     before = tree(tmp_path)
-    capsys.readouterr()
-    assert command("stage-data", "--out", tmp_path / "loop") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    refused("stage-data", "--out", tmp_path / "loop")
     for out, extra, words in (
         ("notes", [], "holds files but no stage"),
-        ("part", ["--whole"], "holds another stage"),
-        ("part", ["--set", "run.seed=12"], "holds another stage"),
+        ("stage", ["--whole"], "holds another stage"),
+        ("stage", ["--set", "run.seed=12"], "holds another stage"),
     ):
-        assert command("stage-data", "--out", tmp_path / out, *extra, sets="run.max_steps=4") == 2
-        error = capsys.readouterr().err
-        assert words in error and "new directory" in error and error.count("\n") == 1
+        error = refused("stage-data", "--out", tmp_path / out, *extra, sets="run.max_steps=4")
+        assert words in error and "new directory" in error
     for out in (synthetic_data, synthetic_data / "train"):
-        assert command("stage-data", "--out", out) == 2
-        assert "is the source" in capsys.readouterr().err
-    assert command("stage-data", "--out", tmp_path / "second", data=tmp_path / "part") == 2
-    assert "is a partial stage itself" in capsys.readouterr().err
+        assert "is the source" in refused("stage-data", "--out", out)
+    error = refused("stage-data", "--out", tmp_path / "second", data=staged)
+    assert "is a partial stage itself" in error
     assert tree(tmp_path) == before
 
 
@@ -232,9 +226,9 @@ def unreadable(*_: object) -> bytes:
 @pytest.mark.parametrize("extra", [(), ("--whole",)])
 def test_an_unreadable_source_leaves_no_half_shard(
     command: Command,
+    refused: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     extra: tuple[str, ...],
 ) -> None:
     class Broken(FileIO):
@@ -242,48 +236,40 @@ def test_an_unreadable_source_leaves_no_half_shard(
 
     monkeypatch.setattr(stage_data, "_opened", lambda path: Broken(path, "rb"))
     out = tmp_path / "stage"
-    assert command("stage-data", "--out", out, *extra, sets="run.max_steps=4") == 2
-    error = capsys.readouterr().err
-    assert "train.hdf5: Input/output error; check the source" in error and error.count("\n") == 1
+    error = refused("stage-data", "--out", out, *extra, sets="run.max_steps=4")
+    assert "train.hdf5: Input/output error; check the source" in error
     assert tree(out).keys() == {"train/stage.json"}
     monkeypatch.undo()
     assert command("stage-data", "--out", out, *extra, sets="run.max_steps=4") == 0
 
 
 def test_a_full_disk_leaves_no_half_shard(
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert command("stage-data", "--out", tmp_path / "stage", "--whole") == 2
-    error = capsys.readouterr().err
-    assert "No space left on device; check the directory" in error and error.count("\n") == 1
+    error = refused("stage-data", "--out", tmp_path / "stage", "--whole")
+    assert "No space left on device; check the directory" in error
     assert tree(tmp_path) == {}
 
 
 def test_a_source_that_is_not_its_sidecars_is_refused(
-    command: Command, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: Callable[..., str], synthetic_data: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(synthetic_data, tmp_path / "data")
     shard = tmp_path / "data" / "train" / "shards" / "train.hdf5"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x07")
     out = ["--out", tmp_path / "stage", "--whole"]
-    assert command("stage-data", *out, data=tmp_path / "data") == 2
-    assert "its sha256 differs" in capsys.readouterr().err
+    assert "its sha256 differs" in refused("stage-data", *out, data=tmp_path / "data")
     assert not (tmp_path / "stage" / "train" / "shards" / "train.hdf5").exists()
 
 
 def test_verify_says_that_a_stage_is_partial(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    staged: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("stage-data", "--out", tmp_path / "stage", sets="run.max_steps=4") == 0
-    capsys.readouterr()
-    assert main(["verify", str(tmp_path / "stage"), "--full", "--workers", "1"]) == 0
+    assert main(["verify", str(staged), "--full", "--workers", "1"]) == 0
     report = capsys.readouterr().out
     assert "not read: a partial stage" in report and "WRONG" not in report
 

@@ -1,13 +1,15 @@
-"""Configs: strict reading, round trip, cross-field checks that name the field to change."""
+"""Configs: strict reading, round trip, cross-field checks that name the field; their options."""
 
+import argparse
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_to_toml, config_value, load_config
+from mlperf_bert.config.options import add_config, find_config
 from support import CONFIGS, TINY_CONFIG, run_cli
 
 
@@ -113,54 +115,42 @@ def test_mlperf_evaluation_interval(
     assert load_config(config_file, overrides).eval_interval_samples == interval
 
 
-UNEQUAL = [
-    *("parallel.local_batch_size=4", "data.balance=presort_global", "data.counts_per_rank=unequal"),
-]
+UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_per_rank=unequal"
 
 
 @pytest.mark.parametrize(
-    ("override", "word"),
+    ("accepted", "more", "words"),
     [
-        ("optim.loss_normalization=per_rank", "'per_rank'"),
-        ("parallel.local_batch_size=5", "5 sequences"),
-        ("parallel.local_batch_size=1", "1 sequences"),
-        ("data.balance=presort_local", "'presort_local'"),
+        (UNEQUAL, "optim.loss_normalization=per_rank", "data.counts_per_rank: .*'per_rank'"),
+        (UNEQUAL, "parallel.local_batch_size=5", "data.counts_per_rank: .*5 sequences"),
+        (UNEQUAL, "parallel.local_batch_size=1", "data.counts_per_rank: .*1 sequences"),
+        (UNEQUAL, "data.balance=presort_local", "data.counts_per_rank: .*'presort_local'"),
+        (UNEQUAL, "clip.policy=bucket_before_allreduce", "data.counts_per_rank: .*clip"),
+        (
+            "clip.accumulation=each_forward clip.policy=whole_before_allreduce",
+            *("clip.policy=none", "clip.accumulation: 'each_forward' with clip.policy 'none'"),
+        ),
+        (
+            "clip.accumulation=each_forward clip.policy=whole_before_allreduce",
+            *("parallel.allreduce_dtype=bf16", "clip.accumulation: .*allreduce_dtype 'bf16'"),
+        ),
+        (
+            "clip.bucket_limit=equal_share clip.policy=bucket_before_allreduce",
+            *("clip.policy=whole_before_allreduce", "clip.bucket_limit: 'equal_share' with"),
+        ),
+        ("run.step_mode=captured", "data.loader=dali", r"run\.step_mode: .*'dali'.*'thread'"),
+        ("run.step_mode=captured", "run.noise_interval_steps=5", "run.noise_interval_steps: is 5"),
+        (
+            "optim.implementation=apex run.device=cuda",
+            *("model.precision=bf16", "set model.precision to 'fp32' or 'bf16_autocast', or use"),
+        ),
+        ("run.device=cpu", "optim.implementation=apex", "'apex' with run.device 'cpu'; set"),
     ],
 )
-def test_unequal_counts_only_where_they_are_exact(
-    config_file: Path, override: str, word: str
-) -> None:
-    assert load_config(config_file, UNEQUAL).data.counts_per_rank == "unequal"
-    with pytest.raises(ConfigError, match=f"data.counts_per_rank: .*{word}"):
-        load_config(config_file, [*UNEQUAL, override])
-
-
-def test_unequal_counts_want_a_clip_of_all_ranks_together(config_file: Path) -> None:
-    config = load_config(config_file, UNEQUAL)
-    clip = replace(config.clip, policy="bucket_before_allreduce")
-    with pytest.raises(ConfigError, match=r"data\.counts_per_rank: .*clip"):
-        replace(config, clip=clip)
-
-
-@pytest.mark.parametrize(
-    ("override", "accepting"),
-    [
-        ("clip.accumulation=each_forward", "clip.policy=whole_before_allreduce"),
-        ("clip.bucket_limit=equal_share", "clip.policy=bucket_before_allreduce"),
-    ],
-)
-def test_clip_settings_want_a_policy_that_uses_them(
-    config_file: Path, override: str, accepting: str
-) -> None:
-    load_config(config_file, [override, accepting])
-    with pytest.raises(ConfigError, match=override.split("=")[0]):
-        load_config(config_file, [override])
-
-
-def test_a_captured_step_wants_batches_that_can_be_padded(config_file: Path) -> None:
-    load_config(config_file, ["run.step_mode=captured"])
-    with pytest.raises(ConfigError, match=r"run\.step_mode: .*'dali'.*'thread'"):
-        load_config(config_file, ["run.step_mode=captured", "data.loader=dali"])
+def test_settings_that_want_others(config_file: Path, accepted: str, more: str, words: str) -> None:
+    load_config(config_file, accepted.split())
+    with pytest.raises(ConfigError, match=words):
+        load_config(config_file, [*accepted.split(), more])
 
 
 @pytest.mark.parametrize(
@@ -205,6 +195,44 @@ def test_config_value_reads_properties_only(config_file: Path) -> None:
         config_value(config, "parallel.__class__")
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_configs_load(path: Path) -> None:
-    assert load_config(path).parallel.global_batch_size > 0
+def test_a_config_and_all_its_changes() -> None:
+    parser, other = argparse.ArgumentParser(), argparse.ArgumentParser()
+    add_config(parser, required=False)
+    add_config(other)
+    assert vars(parser.parse_args([])) == {"config": None, "set": []}
+    given = parser.parse_args(["--config", "a.toml", "--set", "run.seed=1", "--set", "run.seed=2"])
+    assert vars(given) == {"config": Path("a.toml"), "set": ["run.seed=1", "run.seed=2"]}
+    assert other.parse_args(["--config", "a.toml"]).set == []  # two commands share nothing
+
+
+def test_a_shipped_config_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in ("cpu_tiny", str(CONFIGS / "cpu_tiny.toml")):
+        assert main(["config", given, "--get", "run.max_steps"]) == 0
+    assert capsys.readouterr().out == "6000\n6000\n"
+    Path("cpu_tiny").write_text("[run]\nmax_steps = 7\n")
+    assert find_config("cpu_tiny") == Path("cpu_tiny")  # a file that is there comes first
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [("cpu_tinny", "did you mean cpu_tiny or encoder_cpu_tiny?"), ("zzz", f"in {CONFIGS}")],
+)
+def test_an_unknown_name_says_which_there_are(
+    given: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--config", given, "--data", "."]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"mlperf_bert: error: {given}: is neither a file nor the name of a")
+    assert error.endswith(f"{remedy}\n") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["config"], ["train"], ["stage-data"], ["plan", "buckets"]])
+def test_help_explains_them(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--help"])
+    assert stopped.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "FILE TOML file" in said and "--set SECTION.KEY=VALUE override a setting" in said

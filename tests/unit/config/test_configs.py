@@ -69,31 +69,17 @@ def test_closed_division(path: Path) -> None:
     assert config.data.sampler == "uniform"
     assert config.eval.target_accuracy == CLOSED_TARGET_ACCURACY
     assert config.run.max_steps == "schedule"
-
-
-@pytest.mark.parametrize("path", CLOSED, ids=name)
-def test_closed_hyperparameters_are_those_of_the_batch(path: Path) -> None:
-    config = load_config(path)
-    recipe = lamb_recipe(config.parallel.global_batch_size)
-    optim, schedule = config.optim, config.schedule
-    assert (optim.learning_rate, optim.weight_decay) == (recipe.learning_rate, recipe.weight_decay)
-    assert (optim.beta_1, optim.beta_2) == (recipe.beta_1, recipe.beta_2)
-    assert optim.epsilon == 1e-6
-    assert (schedule.warmup_steps, schedule.decay_steps) == (
-        recipe.warmup_steps,
-        recipe.decay_steps,
-    )
-    assert (schedule.start_warmup_step, schedule.form) == (recipe.start_warmup_step, recipe.form)
-    assert (schedule.end_learning_rate, schedule.power) == (0, 1)
-
-
-@pytest.mark.parametrize("path", CLOSED, ids=name)
-def test_schedule_is_long_enough_for_the_samples_to_expect(path: Path) -> None:
-    config = load_config(path)
-    batch = config.parallel.global_batch_size
+    # Hyper-parameters are those of the batch.
+    batch, optim, schedule = config.parallel.global_batch_size, config.optim, config.schedule
+    recipe = lamb_recipe(batch)
+    for field in ("learning_rate", "weight_decay", "beta_1", "beta_2"):
+        assert getattr(optim, field) == getattr(recipe, field)
+    for field in ("warmup_steps", "decay_steps", "start_warmup_step", "form"):
+        assert getattr(schedule, field) == getattr(recipe, field)
+    assert (optim.epsilon, schedule.end_learning_rate, schedule.power) == (1e-6, 0, 1)
     expected = expected_samples(batch)
     assert expected is not None
-    assert config.max_steps * batch > expected.mean
+    assert config.max_steps * batch > expected.mean  # the schedule is long enough
 
 
 def test_there_is_a_closed_config_for_each_size_of_dgx_a100() -> None:

@@ -11,8 +11,8 @@ import torch
 from bert_tools.squad.bubble import StageEvent
 from bert_tools.squad.measures import Usage
 from bert_tools.squad.result import of_rank, to_plain
+from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start
-from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.common.errors import CheckpointError, DataError, LostRanksError, UserError
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import RankInfo

@@ -68,7 +68,7 @@ def evaluator(synthetic_data: Path) -> Evaluator:
 
 @pytest.fixture
 def log() -> MlperfLog:
-    return MlperfLog(None, False)
+    return MlperfLog(None)
 
 
 def settled() -> None:

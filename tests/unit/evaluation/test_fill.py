@@ -10,7 +10,7 @@ import torch
 
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

@@ -20,8 +20,7 @@ from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.peer import padded_inputs
 from bert_tools.plan.buckets_model import parameter_shapes
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import resolve
-from mlperf_bert.checkpoint.state import read_state
+from mlperf_bert.checkpoint.manifest import read_state, resolve
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.model.bert import BertForPretraining

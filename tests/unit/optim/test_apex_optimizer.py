@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.checkpoint.snapshot import read_shards, shard_tensors
-from mlperf_bert.checkpoint.tensor_file import write_tensors
+from mlperf_bert.checkpoint.load import read_shards
+from mlperf_bert.checkpoint.tensors import write_tensors
+from mlperf_bert.checkpoint.writer import shard_tensors
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import OptimSection

@@ -13,7 +13,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.signals.signal_watch import ending_in_order
+from mlperf_bert.signals.signal_watch import EndingInOrder
 there, moment = Path(sys.argv[1]), sys.argv[2]
 
 def work(job):
@@ -22,7 +22,7 @@ def work(job):
 
 if __name__ == "__main__":
     try:
-        with ending_in_order():
+        with EndingInOrder():
             for _ in finished(work, ["idle", "busy"], 2, died="died"):
                 pass
     except KeyboardInterrupt:

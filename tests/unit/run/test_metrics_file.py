@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.common.atomic import LineFile
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.run.metrics_file import LineFile, MetricsFile
+from mlperf_bert.run.metrics import MetricsFile
 
 
 def steps(path: Path) -> list[int]:

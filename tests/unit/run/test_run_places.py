@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from forked_starts import Started, start_each
+from mlperf_bert.checkpoint.manifest import verify
 from mlperf_bert.checkpoint.resume import find_start
-from mlperf_bert.checkpoint.state import verify
-from mlperf_bert.common.atomic import check_writable, replaced_file, write_file
+from mlperf_bert.common.atomic import LineFile, check_writable, replaced_file, write_file
 from mlperf_bert.common.errors import ConfigError, DataError, UnreadableError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.run.metrics_file import LineFile
 from resume_cases import MISSED, run_train
 from support import snapshot
 

@@ -1,18 +1,22 @@
-"""What a signal does at once: the end before the first step, and at a second Ctrl-C."""
+"""What a signal does at once, before the first step and at a second Ctrl-C; the status file."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mlperf_bert.common import errors
 from mlperf_bert.signals import signal_watch
-from mlperf_bert.signals.signal_watch import SIGNALS, CtrlC, SignalWatch
+from mlperf_bert.signals.signal_watch import SIGNALS, CtrlC, SignalWatch, write_status
 from mlperf_bert.signals.whereabouts import Whereabouts
+from support import REPOSITORY
 
 HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"
 
@@ -46,12 +50,6 @@ def test_before_the_first_step_there_is_nothing_to_save(
     assert file.read_text() == "75\n"
     said = capsys.readouterr().err
     assert said.startswith(f"mlperf_bert: {number.name} before the first step: nothing to save\n")
-
-
-def test_a_status_file_that_cannot_be_written_keeps_nobody(left: list[int], tmp_path: Path) -> None:
-    with SignalWatch(Whereabouts(), speaks=False, status_file=tmp_path / "none/status"):
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert left == [75]
 
 
 def test_later_signals_are_left_to_the_loop(
@@ -126,3 +124,45 @@ def test_ctrl_c_twice_ends_a_stuck_process_that_began_in_the_background() -> Non
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (130, HINT)
+
+
+def test_readers_see_one_whole_status_while_ranks_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "status_0"
+    assert write_status(path, 3)
+    ranks = [threading.Thread(target=_write_often, args=(path,)) for _ in range(4)]
+    for rank in ranks:
+        rank.start()
+    seen = set()
+    while any(rank.is_alive() for rank in ranks):
+        seen.add(path.read_text())
+    assert seen <= {"3\n", "75\n"}
+    assert path.read_text() == "75\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _write_often(path: Path) -> None:
+    for _ in range(50):
+        write_status(path, 75)
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(
+    left: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none/status_0"
+    with SignalWatch(Whereabouts(), speaks=False, status_file=path):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert left == [75]
+    said = f"{path} cannot be written (No such file or directory): it was to tell status 75"
+    assert capsys.readouterr().err.startswith(f"mlperf_bert: warning: {said}\n")
+    taken = tmp_path / "status_0"
+    taken.mkdir()
+    assert not write_status(taken, 75)
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_the_shell_knows_the_same_statuses() -> None:
+    script = (REPOSITORY / "run_and_time.sh").read_text()
+    names = re.findall(r"^([A-Z_]+)=(\d+)$", script, re.MULTILINE)
+    assert {"TARGET_MISSED", "STOPPED"} <= {name for name, _ in names}
+    for name, number in names:
+        assert getattr(errors, name) == int(number)

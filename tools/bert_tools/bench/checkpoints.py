@@ -16,8 +16,7 @@ import torch
 from bert_tools.bench.synthetic import DIGEST
 from bert_tools.bench.train import heading, surroundings
 from bert_tools.bench.training_run import ALONE, TrainingRun, training_run
-from mlperf_bert.checkpoint.manifest import complete_checkpoints
-from mlperf_bert.checkpoint.state import CheckpointState
+from mlperf_bert.checkpoint.manifest import CheckpointState, complete_checkpoints
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig

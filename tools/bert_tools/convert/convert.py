@@ -1,7 +1,7 @@
-"""Foreign weights become a checkpoint of ours: planned and checked whole, then written in a stream.
+"""Foreign weights become a checkpoint of ours: planned and checked whole, then written.
 
 The checkpoint has the weights, a config that describes the model, the vocabulary, and its origin in
-the manifest; no optimizer's state. One tensor at a time is in memory.
+the manifest; no optimizer's state.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ from torch import Tensor
 from bert_tools.convert.model_settings import config_of
 from bert_tools.convert.report import Report
 from mlperf_bert import git_commit, package_version
-from mlperf_bert.checkpoint.huggingface.names import WORD_BIAS, WORDS
 from mlperf_bert.checkpoint.huggingface.tokenizer import (
     find_vocabulary,
     setting_against_ours,
@@ -27,6 +26,8 @@ from mlperf_bert.checkpoint.huggingface.tokenizer import (
 from mlperf_bert.checkpoint.huggingface.weights import (
     MOST_SPARE_ROWS,
     PADDING_BIAS,
+    WORD_BIAS,
+    WORDS,
     Sizes,
     Source,
     check_floats,
@@ -36,9 +37,16 @@ from mlperf_bert.checkpoint.huggingface.weights import (
     sizes_of,
     with_rows,
 )
-from mlperf_bert.checkpoint.manifest import MANIFEST, MODEL, STATE, FileEntry, Manifest, step_of
-from mlperf_bert.checkpoint.state import CheckpointState
-from mlperf_bert.checkpoint.tensor_file import write_one_by_one
+from mlperf_bert.checkpoint.manifest import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    CheckpointState,
+    FileEntry,
+    Manifest,
+    step_of,
+)
+from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import config_to_tables
@@ -118,14 +126,14 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
     if step_of(out) > 0:
         problem = "names a step, these weights are of step 0"
         raise CheckpointError(str(out), problem, "name it otherwise")
-    kinds = {name: (torch.float32, shape) for name, shape in conversion.shapes.items()}
     num_bytes = 4 * sum(math.prod(shape) for shape in conversion.shapes.values())
     vocabulary = conversion.vocabulary
     state = CheckpointState(
         step=0, samples=0, seed=0, mlm_accuracy=None, vocabulary_sha256=vocabulary.sha256
     )
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
-        files = {MODEL: write_one_by_one(folder / MODEL, kinds, conversion.weight)}
+        weights = {name: conversion.weight(name) for name in conversion.shapes}
+        files = {MODEL: write_tensors(folder / MODEL, weights)}
         for name, contents in (
             (STATE, state.to_json()),
             (file_name(vocabulary), vocabulary.contents),

@@ -8,7 +8,7 @@ from pathlib import Path
 from bert_tools.convert.tensorflow_bundle import read_bundle
 from bert_tools.convert.tensorflow_errors import damage_of
 from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
-from mlperf_bert.checkpoint.huggingface.names import SourceTensor
+from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
 from mlperf_bert.common.errors import CheckpointError
 
 _INDEX = ".index"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bert_tools.convert.protobuf import fields, octets, text
 from bert_tools.convert.tensorflow_bundle import BundleTensor
 from bert_tools.convert.tensorflow_errors import damage_of
-from mlperf_bert.checkpoint.huggingface.names import SourceTensor
+from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = "/.OPTIMIZER_SLOT/"  # in the keys of what an optimizer keeps of a variable

@@ -14,8 +14,7 @@ from bert_tools.convert.tensorflow import checkpoint_prefix, open_tensorflow
 from bert_tools.convert.tensorflow_errors import damage_of
 from bert_tools.convert.tensorflow_names import sort_names
 from bert_tools.convert.tensorflow_table import MAX_INDEX_BYTES
-from mlperf_bert.checkpoint.huggingface.names import read_settings
-from mlperf_bert.checkpoint.huggingface.weights import Source, Weight
+from mlperf_bert.checkpoint.huggingface.weights import Source, Weight, read_settings
 from mlperf_bert.common.errors import CheckpointError, DataError
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import in_brief, read_regular_file

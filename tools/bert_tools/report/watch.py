@@ -7,16 +7,15 @@ import argparse
 import json
 import locale
 import os
-import select
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.signals.signal_watch import SignalPipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,39 +108,18 @@ def _known_characters() -> "Characters":
     return "unicode" if is_unicode else "ascii"
 
 
-class _Signals:
-    """Collects signals while used as a context, in the main thread; whose they were comes back."""
+class _Signals(SignalPipe):
+    """Keeps the signals that matter to a screen: `came` has those of the last wait."""
 
-    def __enter__(self) -> Self:
+    def __init__(self) -> None:
+        super().__init__((*ENDS, *_OTHERS))
         self.came: set[signal.Signals] = set()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._before = {number: signal.signal(number, _nothing) for number in (*ENDS, *_OTHERS)}
-        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self._read)
-        os.close(self._write)
-
-    def wait(self, seconds: float) -> None:
-        """Until one comes, or the time is over: `came` has those of this time."""
-        ready, _, _ = select.select([self._read], [], [], seconds)
-        self.came = {signal.Signals(each) for each in os.read(self._read, 512)} if ready else set()
-
-
-def _suspend() -> None:
-    """Stop this process as Ctrl-Z does; returns when it goes on."""
-    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTSTP)
-    signal.signal(signal.SIGTSTP, _nothing)
-
-
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """What came is in the pipe."""
+    def suspend(self) -> None:
+        """Stop this process as Ctrl-Z does; returns when it goes on."""
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self.note)
 
 
 def _looks(
@@ -153,7 +131,7 @@ def _looks(
         yield look, has_more
         if look.phase == "ended" and not has_more and args.on_end == "leave":
             return
-        signals.wait(0.0 if has_more else args.interval)
+        signals.came = set(signals.wait(0.0 if has_more else args.interval))
         if signals.came & ENDS:
             return
 
@@ -180,7 +158,7 @@ def _follow(
         for look, _ in _looks(signals, watcher, args):
             if signal.SIGTSTP in signals.came:
                 live.stop()
-                _suspend()
+                signals.suspend()
                 live.start()
             width, height = console.size = _terminal_size()
             lines = frame(look, width, height, characters, hint)

@@ -7,10 +7,15 @@ import torch
 
 from bert_tools.squad.model import parameter_shapes
 from bert_tools.squad.weights import Start
-from mlperf_bert.checkpoint.huggingface.names import WORDS, read_settings
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE, StoredTensor, read_safetensors
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
 from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
-from mlperf_bert.checkpoint.huggingface.weights import MOST_SPARE_ROWS, with_rows
+from mlperf_bert.checkpoint.huggingface.weights import (
+    MOST_SPARE_ROWS,
+    WORDS,
+    read_settings,
+    with_rows,
+)
+from mlperf_bert.checkpoint.tensors import StoredTensor, read_safetensors
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import file_sha256

@@ -30,7 +30,7 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
     verify_files,
 )
-from mlperf_bert.checkpoint.tensor_file import write_tensors
+from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection

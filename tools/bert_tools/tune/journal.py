@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlperf_bert.common.atomic import whole_or_nothing
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
 
@@ -81,15 +82,14 @@ def _backend(path: Path) -> "JournalFileBackend":
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
             left = memoryview(lines.encode())
-            with held(_lock(path)), path.open("ab", buffering=0) as file:
-                end = file.seek(0, os.SEEK_END)
-                try:
-                    while left:
-                        left = left[file.write(left) :]
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(end)
-                    raise
+            with (
+                held(_lock(path)),
+                path.open("ab", buffering=0) as file,
+                whole_or_nothing(file.fileno()),
+            ):
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
 
     return WholeLines(str(path), lock_obj=_lock(path))
 

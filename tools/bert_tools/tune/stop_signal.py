@@ -3,36 +3,23 @@
 import os
 import signal
 from types import FrameType
-from typing import Any, Self
 
 from mlperf_bert.common.errors import INTERRUPTED, say
-from mlperf_bert.signals.signal_watch import catch, give_back
+from mlperf_bert.signals.signal_watch import CaughtSignals
 
 
-class StopSignal:
-    """Notes the signals while used as a context; a second Ctrl-C ends at once.
-
-    What trains then dies with this process.
-    """
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._previous = catch(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        give_back(self._previous)
+class StopSignal(CaughtSignals):
+    """Says what a signal does; a second Ctrl-C ends at once, and what trains dies with this."""
 
     @property
     def came(self) -> bool:
         """Whether a signal asked for the end."""
-        return self.name is not None
+        return self.first != 0
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.name == "SIGINT" and number == signal.SIGINT:
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Obey it."""
+        super().note(number, frame)
+        if self.at_once:
             os._exit(INTERRUPTED)
-        self.name = signal.Signals(number).name
-        say(f"{self.name}: ending what trains; the same command goes on with the study")
+        name = signal.Signals(number).name
+        say(f"{name}: ending what trains; the same command goes on with the study")

@@ -27,7 +27,7 @@ from mlperf_bert.common.errors import (
 )
 from mlperf_bert.common.exit import is_out_of_memory, is_out_of_room, leave, tell_fault
 from mlperf_bert.config.options import check_paths
-from mlperf_bert.signals.signal_watch import Ended, end_with_script, ending_in_order
+from mlperf_bert.signals.signal_watch import Ended, EndingInOrder, end_with_script
 
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 # Name: the module with `add_arguments` and `run`, and what --help says. The submission is whole
@@ -68,7 +68,7 @@ def entry() -> NoReturn:
     """The program: run the command line's command and leave with its status."""
     try:
         end_with_script()
-        with ending_in_order():
+        with EndingInOrder():
             status = main()
     except SystemExit as leaving:  # argparse, which has said why
         status = leaving.code if isinstance(leaving.code, int) else FAULT

@@ -1,7 +1,12 @@
-"""Takes over a checkpoint: the weights alone, or everything that a run goes on from."""
+"""Takes over a checkpoint: the weights alone, or everything that a run goes on from.
 
-from collections.abc import Mapping
+The form of what it reads is told in `writer.py`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,18 +14,21 @@ from torch import Tensor
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     FP8,
+    FP8_UNIT,
     MODEL,
     RANK_STATES,
     STATE,
-    Manifest,
+    CheckpointState,
     read_config,
     read_manifest,
+    read_state,
     resolve,
+    verify,
     verify_files,
 )
-from mlperf_bert.checkpoint.snapshot import read_shards, set_rank_states
-from mlperf_bert.checkpoint.state import CheckpointState, read_state, verify
+from mlperf_bert.checkpoint.tensors import read_tensors
 from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.distributed.bucket_plan import Segment
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
 from mlperf_bert.model.bert import BertForPretraining
@@ -28,6 +36,8 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 ITS_CONFIG = "use the config it was made with"
+# What reading a file raises that is damaged, or is not of this format.
+_UNREADABLE = (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 # What decides the model's function and shows in no shape.
 _WITHOUT_A_SHAPE = ("num_heads", "layer_norm_epsilon")
 
@@ -54,7 +64,7 @@ def load_checkpoint(
 
     def read() -> tuple[dict[str, Tensor], CheckpointState]:
         found = resolve(directory)
-        tensors = _read_tensors(found / MODEL)
+        tensors = read_tensors(found / MODEL)
         _check_names_and_shapes(found, tensors, optimizer.shapes)
         names = [name for name in read_manifest(found).files if name.startswith("optimizer/")]
         read_shards(optimizer, [found / name for name in names])
@@ -81,7 +91,7 @@ def restore_rank_states(
 
     def restore() -> None:
         path = resolve(directory) / RANK_STATES
-        states, rank = _read_tensors(path), info.rank
+        states, rank = read_tensors(path), info.rank
         if state.world_size != info.world_size:
             states = {name: each for name, each in states.items() if name not in ("cpu", "cuda")}
             rank = 0
@@ -108,30 +118,27 @@ def load_weights(
     manifest = read_manifest(directory)
     verify_files(directory, manifest, (MODEL, STATE))
     _check_vocabulary(directory, vocabulary_sha256)
-    tensors = _read_tensors(directory / MODEL)
+    tensors = read_tensors(directory / MODEL)
     if model.config.objective == "mlm":
         tensors = {
             name: each for name, each in tensors.items() if not name.startswith(NEXT_SENTENCE)
         }
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    _check_names_and_shapes(directory, tensors, shapes)
+    _check_names_and_shapes(directory, tensors, _shapes(model.state_dict()))
     _check_settings(directory, model)
     model.load_state_dict(tensors)
+    scales = model.fp8_state()
     if FP8 in manifest.files:
         verify_files(directory, manifest, (FP8,))
-    _read_scales(model, directory, manifest)
+        if scales:
+            found = read_tensors(directory / FP8)
+            _check_names_and_shapes(directory, found, _shapes(scales))
+            for name, tensor in found.items():
+                scales[name].copy_(tensor)
     return read_state(directory)
 
 
-def _read_scales(model: BertForPretraining, directory: Path, manifest: Manifest) -> None:
-    scales = model.fp8_state()
-    if not scales or FP8 not in manifest.files:
-        return
-    found = _read_tensors(directory / FP8)
-    wanted = {name: tuple(tensor.shape) for name, tensor in scales.items()}
-    _check_names_and_shapes(directory, found, wanted)
-    for name, tensor in found.items():
-        scales[name].copy_(tensor)
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
@@ -149,16 +156,6 @@ def _check_settings(directory: Path, model: BertForPretraining) -> None:
             raise ConfigError(f"model.{name}", problem, "set it to the checkpoint's")
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError  # `bench` imports this file and reads no weights
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
-
-
 def _check_names_and_shapes(
     directory: Path, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
 ) -> None:
@@ -169,3 +166,60 @@ def _check_names_and_shapes(
         if tuple(found[name].shape) != shape:
             problem = f"{name} is {list(found[name].shape)}, the model's is {list(shape)}"
             raise CheckpointError(str(directory), problem, ITS_CONFIG)
+
+
+def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
+    """Fill this rank's shard from the files of all shards, however many they were.
+
+    Where they have no loss scale, this optimizer's stays. Raises CheckpointError where a file is
+    damaged or the parts do not make up this state.
+    """
+    from safetensors import SafetensorError, safe_open  # `bench` imports this file, reads no state
+
+    wanted = {segment.tensor.name: segment for segment in optimizer.segments()}
+    missing = {name: segment.last - segment.first for name, segment in wanted.items()}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                ranges = json.loads(file.metadata()["ranges"])
+                for name in ranges.keys() & wanted.keys():
+                    missing[name] -= _copy_part(file, optimizer, wanted[name], *ranges[name])
+                scalars = optimizer.scalar_state()
+                for name in scalars.keys() & {"updates", *file.keys()}:
+                    scalars[name].copy_(file.get_tensor(name))
+        except (SafetensorError, *_UNREADABLE) as error:
+            raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
+    for name, elements in missing.items():
+        if elements:
+            where = str(paths[0].parent) if paths else "optimizer"
+            problem = f"lacks {elements:,} elements of {name}"
+            raise CheckpointError(where, problem, "use the config it was made with")
+
+
+def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int, last: int) -> int:
+    """Copy what a file's part [first, last) has of the wanted one; how many elements."""
+    begin, end = max(first, wanted.first), min(last, wanted.last)
+    if begin >= end:
+        return 0
+    for slot, flat in optimizer.flat_state().items():
+        part = file.get_tensor(f"{wanted.tensor.name}.{slot}").view(-1)
+        start = wanted.start + begin - wanted.first
+        flat[start : start + end - begin].copy_(part[begin - first : end - first])
+    return end - begin
+
+
+def set_rank_states(
+    states: Mapping[str, Tensor], fp8_state: Mapping[str, Tensor], rank: int, device: torch.device
+) -> None:
+    """Go on from a rank's states, as gathered; what they do not hold stays as it is.
+
+    Raises IndexError, RuntimeError or TypeError where they are no states of these.
+    """
+    # Clones: torch reads from the beginning of a tensor's storage, whatever part of it is meant.
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"][rank].clone())
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"][rank].clone(), device)
+    for name, tensor in fp8_state.items():
+        if f"{FP8_UNIT}{name}" in states:
+            tensor.copy_(states[f"{FP8_UNIT}{name}"][rank])

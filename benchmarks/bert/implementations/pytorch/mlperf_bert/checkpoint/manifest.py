@@ -1,27 +1,32 @@
-"""What is in a checkpoint directory, and whether it is whole: names, manifest, digests.
+"""What is in a checkpoint directory, whether it is whole, and which checkpoints of a run stay.
 
 No torch. Everything read is taken for hostile: names are of a fixed form, so that none can lead
-elsewhere, sizes are bounded, and a file is used only where its digest is the manifest's.
+elsewhere, sizes are bounded, and a file is used only where its digest is the manifest's. A
+checkpoint that goes is renamed first, so that none is half there.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.common.errors import CheckpointError, DataError, UnreadableError, UserError
+from mlperf_bert.common.errors import CheckpointError, DataError, UnreadableError
 from mlperf_bert.common.records import Record, read_record, write_json
 from mlperf_bert.common.untrusted import (
     file_sha256,
     in_brief,
     is_file,
+    is_there,
     names_in,
     read_regular_file,
     reading_error,
 )
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.run.outcome import Status, read_status
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 FORMAT_VERSION = 2
@@ -30,10 +35,12 @@ STATE = "state.json"
 MODEL = "model.safetensors"
 FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
+FP8_UNIT = "fp8."  # begins names in it
 LATEST = "LATEST"
 OF_A_RUN = "checkpoints"  # the directory in a run's
 INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
+REPLACED = "replaced"  # said of a checkpoint, until another of its step is there
 
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
 # Whose weights a file of such a name tells of.
@@ -41,6 +48,7 @@ _OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_NUMBERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +83,36 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The file's contents."""
-        values = asdict(self) | {"config": dict(self.config)}
+        values = {"format_version": FORMAT_VERSION, **asdict(self)}
         if not self.origin:
             del values["origin"]
-        values["files"] = {name: asdict(entry) for name, entry in self.files.items()}
-        return write_json({"format_version": FORMAT_VERSION, **values})
+        return write_json(values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointState:
+    """What a checkpoint says of its run.
+
+    The position of the sampler is `step`, as its batches are a function of that and the seed.
+    """
+
+    step: int
+    samples: int
+    seed: int
+    mlm_accuracy: float | None  # of these very weights, or not known
+    vocabulary_sha256: str
+    data_sha256: str = "unknown"  # of both sets
+    world_size: int = 1
+    ended: Status | None = None  # how, where the run is over
+    seconds: float = 0.0  # of training, all parts of the run together
+    skipped_in_a_row: int = 0  # steps up to this one
+    best_mlm_accuracy: float | None = None  # of all weights that were evaluated
+    health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
+    noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_meter.NoiseRecord`
+
+    def to_json(self) -> bytes:
+        """The file's contents."""
+        return write_json(asdict(self))
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -163,10 +196,11 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises CheckpointError where anything is wrong with it, UnreadableError where nobody can say.
     """
-    try:
+    with _as_damage():
         record = read_record(directory / MANIFEST, missing="is missing", remedy=ELSE)
         record.check_version(FORMAT_VERSION)
         files = record.record("files")
+        origin = record.record("origin") if record.has("origin") else None
         for name in files.values:
             if name not in _NAMES and not _SHARD_NAME.fullmatch(name):
                 raise files.error(in_brief(name), "is no file of a checkpoint")
@@ -175,18 +209,22 @@ def read_manifest(directory: Path) -> Manifest:
             samples=record.integer("samples"),
             vocabulary_sha256=record.text("vocabulary_sha256"),
             version=record.text("version"),
-            commit=record.text("commit") if record.has("commit") else None,
+            commit=record.optional_text("commit"),
             config=record.record("config").values,
             files={name: _file_entry(files.record(name)) for name in files.values},
-            origin=_origin(record),
+            origin={name: origin.text(name) for name in origin.values} if origin else {},
         )
+
+
+@contextmanager
+def _as_damage() -> Iterator[None]:
+    """Raise a CheckpointError of what was found in a file; an UnreadableError stays what it is."""
+    try:
+        yield
+    except UnreadableError:
+        raise
     except DataError as error:
-        raise as_damage(error) from None
-
-
-def as_damage(error: DataError) -> UserError:
-    """A CheckpointError of what was found in a file; an UnreadableError stays what it is."""
-    return error if isinstance(error, UnreadableError) else CheckpointError(*error.args)
+        raise CheckpointError(*error.args) from None
 
 
 def read_config(directory: Path) -> RunConfig:
@@ -204,19 +242,13 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
         path, entry = directory / name, manifest.files.get(name)
         if entry is None:
             raise CheckpointError(str(path), "is missing", ELSE)
-        try:
-            is_same = path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
-        except OSError as error:
-            raise as_damage(reading_error(path, error, missing="is missing", remedy=ELSE)) from None
+        with _as_damage():
+            try:
+                is_same = path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
+            except OSError as error:
+                raise reading_error(path, error, missing="is missing", remedy=ELSE) from None
         if not is_same:
             raise CheckpointError(str(path), "differs from its digest", ELSE)
-
-
-def _origin(record: Record) -> dict[str, str]:
-    if not record.has("origin"):
-        return {}
-    origin = record.record("origin")
-    return {name: origin.text(name) for name in origin.values}
 
 
 def _file_entry(record: Record) -> FileEntry:
@@ -224,3 +256,124 @@ def _file_entry(record: Record) -> FileEntry:
     if not _SHA256.fullmatch(sha256):
         raise record.error("sha256", f"is {in_brief(sha256)}, not a digest")
     return FileEntry(record.integer("size"), sha256)
+
+
+def read_state(directory: Path) -> CheckpointState:
+    """Parse a checkpoint's state, and hold it against its manifest.
+
+    Raises CheckpointError, UnreadableError.
+    """
+    manifest = read_manifest(directory)
+    with _as_damage():
+        state = _parse(read_record(directory / STATE, missing="is missing", remedy=ELSE))
+    same = (manifest.step, manifest.samples, manifest.vocabulary_sha256)
+    is_named_so = step_of(directory) in (-1, state.step)
+    if (state.step, state.samples, state.vocabulary_sha256) != same or not is_named_so:
+        raise CheckpointError(str(directory / STATE), "is of another checkpoint", ELSE)
+    return state
+
+
+def verify(directory: Path) -> CheckpointState:
+    """Check every file of a checkpoint of a run; its state.
+
+    Raises CheckpointError, UnreadableError.
+    """
+    manifest = read_manifest(directory)
+    if manifest.is_converted:
+        problem, remedy = "holds converted weights, no run to go on with", "use --init-checkpoint"
+        raise CheckpointError(str(directory), problem, remedy)
+    verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})
+    return read_state(directory)
+
+
+def _parse(record: Record) -> CheckpointState:
+    return CheckpointState(
+        step=record.integer("step"),
+        samples=record.integer("samples"),
+        seed=record.integer("seed"),
+        mlm_accuracy=record.optional_share("mlm_accuracy"),
+        vocabulary_sha256=record.text("vocabulary_sha256"),
+        data_sha256=record.text("data_sha256"),
+        world_size=record.integer("world_size", low=1, high=10**6),
+        ended=read_status(record, "ended") if record.has("ended") else None,
+        seconds=record.number("seconds"),
+        skipped_in_a_row=record.integer("skipped_in_a_row", high=10**6),
+        best_mlm_accuracy=record.optional_share("best_mlm_accuracy"),
+        health=_numbers(record, "health"),
+        noise=_numbers(record, "noise") if record.has("noise") else {},  # None before 2026-11-22
+    )
+
+
+def _numbers(record: Record, key: str) -> dict[str, float]:
+    numbers = record.record(key)
+    if len(numbers.values) > _MOST_NUMBERS:
+        raise record.error(key, f"has {len(numbers.values)} entries")
+    return {name: numbers.number(name) for name in numbers.values}
+
+
+def prune(directory: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` and the best, that of the highest accuracy."""
+    found = complete_checkpoints(directory)
+    best = max(found, key=_accuracy, default=None)
+    for path in found[keep_last:]:
+        if path != best or _accuracy(path) < 0:
+            discard(path)
+
+
+def put_aside(directory: Path, last_step: int) -> None:
+    """Rename those after a step, which a run passed over that went on from there.
+
+    They are damaged, and must not be counted among the newest.
+    """
+    for path in named_checkpoints(directory):
+        if step_of(path) > last_step:
+            move_aside(path, "damaged")
+
+
+def move_aside(path: Path, word: str) -> Path:
+    """Rename a checkpoint to `<word>_step_...`, with a number where there is one already."""
+    first = aside = path.with_name(f"{word}_{path.name}")
+    number = 0
+    while is_there(aside):
+        number += 1
+        aside = first.with_name(f"{first.name}_{number}")
+    path.rename(aside)
+    return aside
+
+
+def bring_back(directory: Path) -> None:
+    """Give a checkpoint its name back where the one that was to replace it is not there.
+
+    Its writer was killed. Raises UnreadableError.
+    """
+    for name in names_in(directory):
+        path = directory / name.removeprefix(f"{REPLACED}_")
+        if path.name != name and step_of(path) >= 0 and not is_there(path):
+            try:
+                (directory / name).rename(path)
+            except OSError as error:
+                raise reading_error(path, error, missing="is missing", remedy="") from None
+
+
+def sweep(directory: Path) -> None:
+    """Remove what writers left that were killed."""
+    for path in directory.glob(".step_*"):
+        if path.name.endswith((".partial", ".removed")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint, or what was to become one."""
+    removed = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
+    if removed != path:
+        shutil.rmtree(removed, ignore_errors=True)
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _accuracy(path: Path) -> float:
+    """Of a checkpoint's weights; below zero where it is not known."""
+    with suppress(CheckpointError):
+        accuracy = read_state(path).mlm_accuracy
+        return -1.0 if accuracy is None else accuracy
+    return -1.0

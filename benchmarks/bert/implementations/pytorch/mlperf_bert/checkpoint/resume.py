@@ -8,14 +8,15 @@ from typing import Any, Self
 
 from mlperf_bert import git_commit, package_version
 from mlperf_bert.checkpoint.manifest import (
+    CheckpointState,
+    bring_back,
     has_had_checkpoints,
     named_checkpoints,
     read_config,
     read_manifest,
     resolve,
+    verify,
 )
-from mlperf_bert.checkpoint.retention import bring_back
-from mlperf_bert.checkpoint.state import CheckpointState, verify
 from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
 from mlperf_bert.common.health import Health
 from mlperf_bert.common.records import read_record
@@ -25,39 +26,25 @@ from mlperf_bert.config.sections import CLIPPED_TOGETHER
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
+_SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_position_embeddings"
+_SAMPLES = (
+    "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler quantiles"
+)
 # What decides which samples a step trains on, and the shapes of all that is saved.
-_FIXED = {
-    "model.vocab_size",
-    "model.hidden_size",
-    "model.num_layers",
-    "model.num_heads",
-    "model.intermediate_size",
-    "model.max_position_embeddings",
-    "model.type_vocab_size",
-    "model.objective",
-    "data.corpus",
-    "data.max_seq_length",
-    "data.max_predictions",
-    "data.masking",
-    "data.masking_rate",
-    "data.dupe_factor",
-    "data.sampler",
-    "data.quantiles",
-}
+_FIXED = frozenset(
+    (
+        *(f"model.{name}" for name in (*_SIZES.split(), "type_vocab_size", "objective")),
+        *(f"data.{name}" for name in _SAMPLES.split()),
+    )
+)
 # What has a say in the numbers that a step computes, or in when a run ends.
 _EXACT_SECTIONS = {"model", "optim", "schedule", "clip"}
 _EXACT = {"parallel.allreduce_dtype", "eval.target_accuracy", "eval.interval_samples"}
 _ROUNDING = {"model.attention", "model.kernels", "model.head", "optim.implementation"}
 # What matters to them where a result depends on which rank has which samples.
-_WHO_HAS_WHAT = {
-    "data.balance",
-    "data.deal",
-    "data.counts_per_rank",
-    "parallel.bucket_cap_mb",
-    "parallel.grad_accum_steps",
-    "parallel.local_batch_size",
-    "parallel.nodes",
-    "parallel.ranks_per_node",
+_BY_RANK = "bucket_cap_mb grad_accum_steps local_batch_size nodes ranks_per_node"
+_WHO_HAS_WHAT = {"data.balance", "data.deal", "data.counts_per_rank"} | {
+    f"parallel.{name}" for name in _BY_RANK.split()
 }
 
 
@@ -126,9 +113,8 @@ def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
     """Raise CheckpointError unless both sets are those that the checkpoint was made on."""
     if start.state is not None and start.state.data_sha256 != data_sha256:
         problem = f"was made on other data than those of {data_dir}"
-        raise CheckpointError(
-            str(start.checkpoint), problem, "give that one, or begin anew with --init-checkpoint"
-        )
+        remedy = "give that one, or begin anew with --init-checkpoint"
+        raise CheckpointError(str(start.checkpoint), problem, remedy)
 
 
 def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
@@ -143,7 +129,14 @@ def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
             remarks.append(f"passed over a damaged checkpoint: {where} {problem}")
             continue
         if ended is None and state.ended is not None:  # killed right after its last checkpoint
-            ended = _outcome_of(state)
+            ended = RunOutcome(
+                status=state.ended,
+                steps=state.step,
+                samples=state.samples,
+                seconds=state.seconds,
+                mlm_accuracy=state.mlm_accuracy,
+                stopped_by=None,
+            )
         if ended is None:
             check_same(state, read_config(path), config)
         remarks.append(_in_words(path, state))
@@ -205,18 +198,6 @@ def _has_begun(log: Path) -> bool:
         raise reading_error(log, error, missing="is missing", remedy="move it away") from None
 
 
-def _outcome_of(state: CheckpointState) -> RunOutcome:
-    assert state.ended is not None
-    return RunOutcome(
-        status=state.ended,
-        steps=state.step,
-        samples=state.samples,
-        seconds=state.seconds,
-        mlm_accuracy=state.mlm_accuracy,
-        stopped_by=None,
-    )
-
-
 def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
     """How the run ended, unless a signal ended it or nothing says so."""
     if not is_there(directory.outcome):
@@ -246,10 +227,9 @@ def check_same(state: CheckpointState, old: RunConfig, new: RunConfig) -> None:
     _check_fixed(state, old, new)
     check_seed(state.seed, new)
     for name, before, now in _differences(old, new):
+        problem = f"is {now!r}, the run to go on with has {before!r}"
         raise ConfigError(
-            name,
-            f"is {now!r}, the run to go on with has {before!r}",
-            "set it back, or begin another run with --resume CHECKPOINT",
+            name, problem, "set it back, or begin another run with --resume CHECKPOINT"
         )
 
 

@@ -3,35 +3,24 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
+from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import Start
-from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.health import Health
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.run.metrics import Metrics
-from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.run.outcome import RunOutcome, Status
 
 if TYPE_CHECKING:
     from mlperf_bert.run.progress import Reporter
 
 AUTO_INTERVAL_S = 600.0
 BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """What a checkpoint says of its run that does not change."""
-
-    seed: int
-    vocabulary_sha256: str
-    data_sha256: str
-    world_size: int
 
 
 class Saving:
@@ -47,7 +36,7 @@ class Saving:
         self,
         *,
         config: RunConfig,
-        identity: Identity,
+        identity: CheckpointState,
         start: Start,
         writer: CheckpointWriter,
         metrics: Metrics,
@@ -55,7 +44,7 @@ class Saving:
         reporter: "Reporter",
         write_outcome: Callable[[RunOutcome], None],
     ) -> None:
-        """`write_outcome` is called by every rank at the run's end."""
+        """`identity` says of the run what does not change; every rank calls `write_outcome`."""
         self._config = config
         self._identity = identity
         self._start = start
@@ -87,14 +76,9 @@ class Saving:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """After an error, give a checkpoint that is being written a moment."""
-        if error is not None:
+        if kind is not None:
             self._writer.leave()
 
     def is_due(self, step: int, step_s: float | None) -> bool:
@@ -127,7 +111,7 @@ class Saving:
 
     def at_end(
         self,
-        status: Literal["success", "aborted"],
+        status: Status,
         step: int,
         samples: int,
         evaluated: Evaluated | None,
@@ -161,7 +145,7 @@ class Saving:
         step: int,
         samples: int,
         evaluated: Evaluated | None,
-        ended: Literal["success", "aborted"] | None,
+        ended: Status | None,
     ) -> None:
         try:
             self._writer.finish()
@@ -185,11 +169,11 @@ class Saving:
 
     def _interval(self, step_s: float | None) -> int | None:
         """Steps between two checkpoints; None where there are none, or none yet."""
-        checkpoint = self._config.checkpoint
-        if checkpoint.save == "never" or checkpoint.interval_steps == 0:
+        steps = self._config.checkpoint.interval_steps
+        if self._config.checkpoint.save == "never" or steps == 0:
             return None
-        if checkpoint.interval_steps != "auto":
-            return checkpoint.interval_steps
+        if steps != "auto":
+            return steps
         return None if step_s is None else math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
 
     def _best_is_due(self, step: int, step_s: float | None) -> bool:
@@ -205,17 +189,13 @@ class Saving:
         step: int,
         samples: int,
         accuracy: float | None,
-        ended: Literal["success", "aborted"] | None = None,
+        ended: Status | None = None,
     ) -> CheckpointState:
-        identity = self._identity
-        return CheckpointState(
+        return replace(
+            self._identity,
             step=step,
             samples=samples,
-            seed=identity.seed,
             mlm_accuracy=accuracy,
-            vocabulary_sha256=identity.vocabulary_sha256,
-            data_sha256=identity.data_sha256,
-            world_size=identity.world_size,
             ended=ended,
             seconds=self._seconds(),
             skipped_in_a_row=self._metrics.skipped_in_a_row(),

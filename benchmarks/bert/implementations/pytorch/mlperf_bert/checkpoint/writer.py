@@ -1,9 +1,18 @@
 """Writes checkpoints in a thread of each rank that has a part, while training goes on.
 
-Parts are written beside, under a name that begins with a dot. A rank other than 0 leaves a note of
-what it wrote as its last file; when rank 0 has found all notes it writes the manifest and renames
-the directory: so a checkpoint is complete or is not there, and no thread needs a collective. The
-directory must be one for all ranks.
+A rank's part is copied to the host first. Parts are written beside, under a name that begins with a
+dot. A rank other than 0 leaves a note of what it wrote as its last file; when rank 0 has found all
+notes it writes the manifest and renames the directory: so a checkpoint is complete or is not there,
+and no thread needs a collective. The directory must be one for all ranks.
+
+Optimizer state is a safetensors file for each shard, readable by other shards. A file holds
+`<parameter>.<slot>` for the part of each parameter that its rank owns: in the parameter's shape
+where that is all of it, else flat. `ranges` in its metadata gives the part, as [first, last) of the
+flattened parameter. A name without a slot is a scalar, equal in all files.
+
+Every rank also has random streams and units of FP8 products of its own. Dropout of ours is keyed by
+seed, step and sample and needs no stream; kernels of others draw from torch's generators. FP8 units
+follow the maxima that a rank has seen in its own samples.
 """
 
 import errno
@@ -13,11 +22,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,62 +34,146 @@ from torch import Tensor
 from mlperf_bert import package_version
 from mlperf_bert.checkpoint.manifest import (
     FP8,
+    FP8_UNIT,
     LATEST,
     MANIFEST,
     MODEL,
     RANK_STATES,
+    REPLACED,
     STATE,
+    CheckpointState,
     FileEntry,
     Manifest,
+    discard,
+    move_aside,
+    prune,
+    put_aside,
     step_directory,
+    sweep,
 )
-from mlperf_bert.checkpoint.retention import REPLACED, discard, move_aside, prune, put_aside, sweep
-from mlperf_bert.checkpoint.snapshot import HostCopies, Snapshot, take_snapshot
-from mlperf_bert.checkpoint.state import CheckpointState
-from mlperf_bert.checkpoint.tensor_file import write_tensors
-from mlperf_bert.common.atomic import write_file
+from mlperf_bert.checkpoint.tensors import write_tensors
+from mlperf_bert.common.atomic import NO_ROOM, write_file
 from mlperf_bert.common.errors import CheckpointError, UserError
 from mlperf_bert.common.untrusted import is_there
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.flat_reducer import renamed
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 POLL_S = 0.1
-_SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
-
 PATIENCE_S = 5.0  # with the thread of a run that failed
-_NOTHING = CheckpointState(step=0, samples=0, seed=0, mlm_accuracy=None, vocabulary_sha256="")
+_SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
 NO_FP8: Mapping[str, Tensor] = MappingProxyType({})
 NOBODYS: Mapping[str, str] = MappingProxyType({})
-NO_ROOM = "check the disk's free space and that it can be written"
+
+# Of a rank's files: name -> tensors on the host, and the file's metadata.
+Part = dict[str, tuple[Mapping[str, Tensor], Mapping[str, str]]]
 
 
-def write_part(
-    partial: Path, snapshot: Snapshot, rank: int, wrote: Callable[[int], None]
-) -> dict[str, FileEntry]:
-    """Write a rank's files; their entries in the manifest. Raises OSError.
+class HostCopies:
+    """Copies of tensors in host memory that is taken once and filled again for each checkpoint.
 
-    `wrote` is told of every piece that was written.
+    On CUDA it is pinned: the copies are queued behind the training that they follow, and training
+    goes on before they are there.
     """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[str, Tensor] = {}
+        self._event: torch.cuda.Event | None = None
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy of `tensor`, whole when `wait` has returned; valid until the next of that name."""
+        kept = self._kept.get(name)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            kept = self._kept[name] = self._memory_like(tensor)
+        return kept.copy_(tensor, non_blocking=True)
+
+    def queued(self) -> None:
+        """All copies are asked for."""
+        if self._device.type == "cuda":
+            self._event = torch.cuda.current_stream(self._device).record_event()
+
+    def wait(self) -> None:
+        """Return when all that was queued is there."""
+        if self._event is not None:
+            with torch.cuda.device(self._device):  # a thread begins on device 0
+                self._event.synchronize()  # host sync, in the writer's thread
+
+    def _memory_like(self, tensor: Tensor) -> Tensor:
+        if self._device.type == "cuda":
+            with suppress(RuntimeError):  # where the machine may not pin so much, copies wait
+                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+@torch.no_grad()
+def take_part(
+    optimizer: FlatOptimizer,
+    fp8_state: Mapping[str, Tensor],
+    info: RankInfo,
+    device: torch.device,
+    copies: HostCopies,
+) -> Part:
+    """Copy this rank's part. Every rank must call it at the same time, between two steps."""
+    is_first = info.rank == 0
+    weights = optimizer.exact_weights(keep=is_first, copy=copies)
+    rank_states = gather_rank_states(fp8_state, info, device, copies)
+    part: Part = {}
+    if info.rank < optimizer.num_shards:
+        part[f"optimizer/rank_{info.rank:05d}.safetensors"] = shard_tensors(optimizer, copies)
+    if is_first:
+        fp8 = {name: copies(f"fp8 {name}", each) for name, each in fp8_state.items()}
+        part |= {MODEL: (weights, {}), FP8: (fp8, {}), RANK_STATES: (rank_states, {})}
+    copies.queued()
+    return {name: (tensors, metadata) for name, (tensors, metadata) in part.items() if tensors}
+
+
+def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What the file of this rank's shard holds, copied by `copy`, and the file's metadata."""
+    scalars = optimizer.scalar_state().items()
+    tensors = {name: copy(name, value) for name, value in scalars}
+    flat_state = {slot: copy(slot, flat) for slot, flat in optimizer.flat_state().items()}
+    ranges = {}
+    for segment in optimizer.segments():
+        ranges[segment.tensor.name] = [segment.first, segment.last]
+        for slot, flat in flat_state.items():
+            part = flat[segment.in_shard]
+            shape = segment.tensor.shape if segment.is_whole else part.shape
+            tensors[f"{segment.tensor.name}.{slot}"] = part.view(shape)
+    return tensors, {"ranges": json.dumps(ranges)}
+
+
+def gather_rank_states(
+    fp8_state: Mapping[str, Tensor], info: RankInfo, device: torch.device, copy: Copy
+) -> dict[str, Tensor]:
+    """The states of all ranks by name, [ranks, ...] each, copied by `copy`; rank 0's alone."""
+    mine = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        mine["cuda"] = torch.cuda.get_rng_state(device)
+    mine |= {f"{FP8_UNIT}{name}": tensor for name, tensor in fp8_state.items()}
+    gathered = {}
+    for name, tensor in mine.items():
+        own = tensor.to(device)[None]
+        of_all = own
+        if info.world_size > 1:
+            of_all = own.new_empty((info.world_size, *tensor.shape))
+            renamed("all_gather_into_tensor", "all_gather_single")(of_all, own)
+        if info.rank == 0:
+            gathered[name] = copy(f"of all ranks {name}", of_all)
+    return gathered
+
+
+def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
+    """Write a rank's files; their entries in the manifest. Raises OSError."""
     (partial / "optimizer").mkdir(parents=True, exist_ok=True)
-    _check_room(partial, snapshot)
-    entries = {}
-    if snapshot.optimizer:
-        name = f"optimizer/rank_{rank:05d}.safetensors"
-        tensors, metadata = snapshot.optimizer, snapshot.optimizer_metadata
-        entries[name] = write_tensors(partial / name, tensors, metadata, wrote)
-    if rank == 0:
-        for name, tensors in (
-            (MODEL, snapshot.weights),
-            (FP8, snapshot.fp8),
-            (RANK_STATES, snapshot.rank_states),
-        ):
-            if tensors:
-                entries[name] = write_tensors(partial / name, tensors, wrote=wrote)
-        entries[STATE] = _write_bytes(partial / STATE, snapshot.state.to_json())
-    return entries
+    wanted = sum(each.nbytes for tensors, _ in part.values() for each in tensors.values())
+    # A disk filled to its end would fail other files too.
+    if shutil.disk_usage(partial).free < wanted + _SPARE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return {name: write_tensors(partial / name, *each) for name, each in part.items()}
 
 
 def leave_note(partial: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
@@ -113,14 +206,6 @@ def complete(partial: Path, final: Path, manifest: Manifest) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _check_room(partial: Path, snapshot: Snapshot) -> None:
-    """Raise OSError where there is no room: a disk filled to its end would fail other files too."""
-    kinds = (snapshot.weights, snapshot.fp8, snapshot.rank_states, snapshot.optimizer)
-    wanted = sum(each.nbytes for tensors in kinds for each in tensors.values())
-    if shutil.disk_usage(partial).free < wanted + _SPARE_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def _note(partial: Path, rank: int) -> Path:
     return partial / f"note_{rank:05d}.json"
 
@@ -143,49 +228,27 @@ def _flush_directory(path: Path) -> None:
             os.close(number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
+class _Status(NamedTuple):
     """Of one rank's thread; travels between the ranks."""
 
     is_busy: bool
     error: str | None
-    written_bytes: int
+    moved_bytes: int
     gives_up: bool  # to wait, as far as this rank is concerned; rank 0's word counts
-
-
-class _Silence:
-    """For how long nothing was heard of."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._last: int | None = None
-        self._since = time.monotonic()
-
-    @property
-    def is_too_long(self) -> bool:
-        return time.monotonic() - self._since > self._timeout_s
-
-    def heard(self, sign: int) -> None:
-        """Another sign than before is one of life."""
-        if sign != self._last:
-            self._last, self._since = sign, time.monotonic()
 
 
 class CheckpointWriter:
     """Writes the checkpoints of a run below `directory`, one at a time.
 
-    Every rank makes one, and calls its methods at the same time as the others, but `lines`.
+    Every rank makes one, and calls its methods at the same time as the others, but `lines`. Rank 0
+    creates the directory and removes what a killed run left.
 
     Args:
-        directory: where they go; rank 0 creates it and removes what a killed run left.
-        optimizer: holds weights and state.
         fp8_state: of the model, live.
-        config: of the run, for the manifest.
         keep_last: so many of the newest stay, and the best.
-        commit: of the code, where it is known.
         after: the step from which the run of this directory goes on: what is there of later ones
             was passed over.
-        origin: of the run's first weights, for the manifest.
+        commit, origin: of the code and of the run's first weights, for manifests.
     """
 
     def __init__(
@@ -215,7 +278,6 @@ class CheckpointWriter:
         self._copies = HostCopies(device)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
-        self._written_bytes = 0
         self._writing = 0  # step of the checkpoint that is being written
         self._abandoned = threading.Event()
         self._lines: list[str] = []
@@ -235,7 +297,7 @@ class CheckpointWriter:
 
     def prepare(self) -> None:
         """Take the memory for the copies now, not at the first checkpoint; every rank does."""
-        self._copy(_NOTHING)
+        self._copy()
 
     def begin(self, state: CheckpointState) -> bool:
         """Begin to write the checkpoint of this moment; False where the last is not done yet.
@@ -248,10 +310,10 @@ class CheckpointWriter:
             sweep(self._directory)
         self._writing, self._error = state.step, None
         self._abandoned.clear()
-        snapshot = self._copy(state)
-        if self._info.rank < max(1, self._optimizer.num_shards):
+        part = self._copy()
+        if part:
             self._thread = threading.Thread(
-                target=self._work, args=(snapshot,), name="checkpoint", daemon=True
+                target=self._work, args=(state, part), name="checkpoint", daemon=True
             )
             self._thread.start()
         return True
@@ -262,9 +324,10 @@ class CheckpointWriter:
         Raises CheckpointError on all ranks where it failed, or where nothing more was written for
         `run.hang_timeout_s`.
         """
-        silence = _Silence(self._config.run.hang_timeout_s)
+        moved, since = -1, time.monotonic()
         while True:
-            statuses = self._statuses(gives_up=silence.is_too_long)
+            silent_s = time.monotonic() - since
+            statuses = self._statuses(gives_up=silent_s > self._config.run.hang_timeout_s)
             error = next((each.error for each in statuses if each.error), None)
             if not self._are_busy(statuses):
                 break
@@ -272,7 +335,9 @@ class CheckpointWriter:
                 late = [rank for rank, each in enumerate(statuses) if each.is_busy]
                 error = f"rank {late[-1]} writes no more"
                 break
-            silence.heard(sum(each.written_bytes for each in statuses))
+            before, moved = moved, sum(each.moved_bytes for each in statuses)
+            if moved != before:
+                since = time.monotonic()
             time.sleep(POLL_S)
         if error is not None:
             if self._info.rank == 0 and not statuses[0].gives_up:
@@ -280,10 +345,8 @@ class CheckpointWriter:
             final = step_directory(self._directory, self._writing)
             raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
 
-    def _copy(self, state: CheckpointState) -> Snapshot:
-        return take_snapshot(
-            state, self._optimizer, self._fp8_state, self._info, self._device, self._copies
-        )
+    def _copy(self) -> Part:
+        return take_part(self._optimizer, self._fp8_state, self._info, self._device, self._copies)
 
     def _are_busy(self, statuses: list[_Status]) -> bool:
         """Whether any rank still writes; rank 0 stops to wait for one that failed."""
@@ -295,8 +358,8 @@ class CheckpointWriter:
 
     def _statuses(self, gives_up: bool = False) -> list[_Status]:
         is_busy = self._thread is not None and self._thread.is_alive()
-        own = _Status(is_busy, self._error, self._written_bytes, gives_up)
-        return [_Status(*each) for each in from_all_ranks(self._info, list(astuple(own)))]
+        own = _Status(is_busy, self._error, moved_bytes(self._thread), gives_up)
+        return [_Status(*each) for each in from_all_ranks(self._info, list(own))]
 
     def _set_up(self) -> None:
         try:
@@ -308,20 +371,21 @@ class CheckpointWriter:
             problem = f"cannot be written ({error.strerror})"
             raise CheckpointError(str(self._directory), problem, NO_ROOM) from None
 
-    def _work(self, snapshot: Snapshot) -> None:
+    def _work(self, state: CheckpointState, part: Part) -> None:
         """What the thread does; raises nothing."""
         started = time.perf_counter()
-        final = step_directory(self._directory, snapshot.state.step)
+        final = step_directory(self._directory, state.step)
         partial = final.with_name(f".{final.name}.{self._token}.partial")
         try:
             self._copies.wait()
-            entries = write_part(partial, snapshot, self._info.rank, self._wrote)
+            entries = write_part(partial, part)
             if self._info.rank > 0:
                 leave_note(partial, self._info.rank, entries)
                 return
             for rank in range(1, self._optimizer.num_shards):
                 entries |= await_note(partial, rank, self._abandoned)
-            complete(partial, final, self._manifest(snapshot.state, entries))
+            entries[STATE] = _write_bytes(partial / STATE, state.to_json())
+            complete(partial, final, self._manifest(state, entries))
         except Exception as error:  # whatever it is, nobody else would ever hear of it
             own = f"rank {self._info.rank} on {host_name()}: {_reason(error)}"
             self._error = self._error or own  # another rank's, where that one failed first
@@ -334,9 +398,6 @@ class CheckpointWriter:
             seconds = time.perf_counter() - started
             self._lines.append(f"checkpoint {final.name}: {size / 1e6:,.1f} MB in {seconds:.1f} s")
             self._tidy(final)
-
-    def _wrote(self, num_bytes: int) -> None:
-        self._written_bytes += num_bytes
 
     def _tidy(self, final: Path) -> None:
         """Point LATEST at the new checkpoint, then remove old ones."""
@@ -358,6 +419,15 @@ class CheckpointWriter:
             files=dict(sorted(entries.items())),
             origin=self._origin,
         )
+
+
+def moved_bytes(thread: threading.Thread | None) -> int:
+    """What a thread has read and written; 0 where it is over, or the system does not tell."""
+    with suppress(OSError):
+        if thread is not None and thread.is_alive():
+            lines = Path(f"/proc/self/task/{thread.native_id}/io").read_text().splitlines()
+            return sum(int(line.split()[1]) for line in lines[:2])
+    return 0
 
 
 def _reason(error: Exception) -> str:

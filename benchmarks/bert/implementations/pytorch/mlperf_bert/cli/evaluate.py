@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ def _evaluate(args: argparse.Namespace) -> int:
         model.to(weights_dtype(config.model.precision))
         begun = time.monotonic()
         evaluator = make_evaluator(config, index, reader, info, device)
-        evaluator.on_batch = _Progress(info.rank)
+        if info.rank == 0:
+            evaluator.on_batch = _progress()
         accuracy = evaluator(model)
         if info.rank == 0:
             manifest = read_manifest(resolve(args.checkpoint))
@@ -120,19 +122,19 @@ def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthI
         raise ConfigError("--data", f"{name} of the checkpoint {problem}", remedy) from None
 
 
-class _Progress:
-    """Says every few seconds how many batches of rank 0 are done."""
+def _progress() -> Callable[[int, int], None]:
+    """Says every few seconds how many batches are done."""
+    begun = said = time.monotonic()
 
-    def __init__(self, rank: int) -> None:
-        self._is_first = rank == 0
-        self._begun = self._said = time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
+    def tell(done: int, of: int) -> None:
+        nonlocal said
         now = time.monotonic()
-        if self._is_first and now - self._said >= PROGRESS_S:
-            self._said = now
-            left = (now - self._begun) / done * (of - done)
+        if now - said >= PROGRESS_S:
+            said = now
+            left = (now - begun) / done * (of - done)
             say(f"{done:,} of {of:,} batches evaluated, about {left:,.0f} s left")
+
+    return tell
 
 
 def expected_accuracy(checkpoint: "Manifest", held_out: "SetManifest") -> float | None:

@@ -70,47 +70,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the copy. Raises ConfigError or DataError."""
-    config = load_config(args.config, args.set)
-    stage_data(config, args.data, args.out, node=args.node, whole=args.whole)
-    return 0
+    """Copy train/ and eval/; what is finished in the copy is kept. Raises ConfigError, DataError.
 
-
-def stage_data(
-    config: RunConfig, data_dir: Path, out: Path, *, node: int | None, whole: bool
-) -> None:
-    """Copy `data_dir`/train and /eval into `out`.
-
-    Args:
-        config: the run's; it decides which samples are read.
-        data_dir: the source.
-        out: where the copy goes; what is finished there is kept.
-        node: whose part, from 0; None for the node that the launcher says.
-        whole: copy all samples, even where the seed is fixed.
-
-    Raises:
-        ConfigError: a wrong option, or a config that does not fit the data.
-        DataError: the source cannot be read, or the copy not be written.
+    The config decides which samples are read; of a fixed seed those of one node, unless `--whole`.
     """
+    config, data_dir, out = load_config(args.config, args.set), args.data, args.out
     source = os.path.realpath(data_dir)
     if os.path.commonpath((source, os.path.realpath(out))) == source:
         raise ConfigError("--out", f"{out} is the source or lies in it", "name another directory")
     part = None
-    if config.run.seed != "random" and not whole:
-        settings = plan_settings(config)
-        part = StagedPart(_node(node, config), config.max_steps, settings)
+    if config.run.seed != "random" and not args.whole:
+        part = StagedPart(_node(args.node, config), config.max_steps, plan_settings(config))
     train = open_index(data_dir / "train", config)
     held_out = open_index(data_dir / "eval", config)
     check_batch_fits(config, train, data_dir)
     for set_dir in (data_dir / "train", data_dir / "eval"):
         if is_partial(set_dir):
             raise DataError(str(set_dir), "is a partial stage itself", "stage from the whole set")
-    is_wanted = np.ones(train.manifest.num_samples, dtype=np.bool_)
-    if part:
-        is_wanted = planned_samples(config, train, part.node)
-    _stage(SampleReader(data_dir / "train", train.manifest), out / "train", part, is_wanted)
-    is_wanted = np.ones(held_out.manifest.num_samples, dtype=np.bool_)
-    _stage(SampleReader(data_dir / "eval", held_out.manifest), out / "eval", None, is_wanted)
+    planned = planned_samples(config, train, part.node) if part else None
+    _stage(SampleReader(data_dir / "train", train.manifest), out / "train", part, planned)
+    _stage(SampleReader(data_dir / "eval", held_out.manifest), out / "eval", None, None)
+    return 0
 
 
 def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray[np.bool_]:
@@ -147,10 +127,11 @@ def _stage(
     reader: SampleReader,
     target: Path,
     part: StagedPart | None,
-    is_wanted: NDArray[np.bool_],
+    planned: NDArray[np.bool_] | None,
 ) -> None:
-    """Copy a set, or the wanted samples of it."""
-    source = reader.set_dir
+    """Copy a set, or the planned samples of it."""
+    source, count = reader.set_dir, reader.manifest.num_samples
+    is_wanted = np.ones(count, dtype=np.bool_) if planned is None else planned
     _claim(target, StageRecord(manifest_sha256(source), part))
     for name in ("shards", "index"):
         make_directory(target / name)
@@ -193,34 +174,27 @@ def _claim(target: Path, record: StageRecord) -> None:
         write_file(target / STAGE_FILE, record.to_json())
 
 
-def copy_file(source_path: Path, target: Path) -> None:
-    """Copy a small file. Raises DataError where one cannot be read or the other not written."""
-    with (
-        _opened(source_path) as source,
-        replaced_file(target) as temporary,
-        temporary.open("wb") as copy,
-    ):
-        for chunk in _chunks(source, source_path, 0, source_path.stat().st_size):
-            copy.write(chunk)
+def copy_file(source_path: Path, target: Path, size: int | None = None, sha256: str = "") -> None:
+    """Copy a file of `size` bytes, and of this digest where it is known.
+
+    Raises DataError where one is damaged or cannot be read, or the other not be written.
+    """
+    digest = hashlib.sha256()
+    with _opened(source_path) as source, replaced_file(target) as temporary:
+        with temporary.open("wb") as copy:
+            for chunk in _chunks(source, source_path, 0, size or source_path.stat().st_size):
+                digest.update(chunk)
+                copy.write(chunk)
+        if sha256 and digest.hexdigest() != sha256:
+            problem = "is not the shard of its sidecar (its sha256 differs)"
+            raise DataError(str(source_path), problem, SOURCE_REMEDY)
 
 
 def copy_whole(shard: Shard, target: Path) -> None:
-    """Copy a shard, unless `target` is it already.
-
-    Raises DataError where the source is damaged or cannot be read, or the target not written.
-    """
+    """Copy a shard, unless `target` is it already. Raises DataError as `copy_file`."""
     wanted = shard.sidecar.shard_sha256
-    if target.exists() and file_digest(target, COPY_REMEDY) == wanted:
-        return
-    digest = hashlib.sha256()
-    with _opened(shard.path) as source, replaced_file(target) as temporary:
-        with temporary.open("wb") as copy:
-            for chunk in _chunks(source, shard.path, 0, shard.sidecar.shard_bytes):
-                digest.update(chunk)
-                copy.write(chunk)
-        if digest.hexdigest() != wanted:
-            problem = "is not the shard of its sidecar (its sha256 differs)"
-            raise DataError(str(shard.path), problem, SOURCE_REMEDY)
+    if not target.exists() or file_digest(target, COPY_REMEDY) != wanted:
+        copy_file(shard.path, target, shard.sidecar.shard_bytes, wanted)
 
 
 def copy_samples(shard: Shard, is_wanted: NDArray[np.bool_], target: Path) -> None:
@@ -229,13 +203,8 @@ def copy_samples(shard: Shard, is_wanted: NDArray[np.bool_], target: Path) -> No
     Everything but the flat arrays is copied; there, the pages of the samples are. Samples that
     are not wanted get a next sentence label out of range, so that whoever reads one is refused.
 
-    Args:
-        shard: the source.
-        is_wanted: bool [n], which of its samples.
-        target: the file to make.
-
-    Raises:
-        DataError: as `copy_whole`; whether the copied bytes are right is not known here.
+    `is_wanted` is bool [n]. Raises DataError as `copy_file`; whether the copied bytes are right is
+    not known here.
     """
     if target.exists():
         return  # renamed to this name when it was complete

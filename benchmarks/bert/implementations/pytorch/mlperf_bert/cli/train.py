@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         if args.resume == "auto":
             _check_run_dir(args)
         root = args.run_dir or _default_root(args.config)
-        with RunLock(root, _name(args)) as lock:  # at once, and for as long as there are ranks
+        with RunLock(
+            root, f"run_{args.run_index}"
+        ) as lock:  # at once, and for as long as there are ranks
             lock.check()
             return run_on_ranks(
                 [*args.command_line, "--run-dir", str(root)],
@@ -100,7 +102,7 @@ def _train_as_rank(
     info = process.role.info if process else read_rank_info()
     root = args.run_dir or _default_root(args.config)  # holds the time: rank 0's counts
     is_owner = info.rank == 0 and info.launcher != "local"  # there who started the ranks is
-    with RunLock(root if is_owner else None, _name(args)) as lock:
+    with RunLock(root if is_owner else None, f"run_{args.run_index}") as lock:
         return _train_in(root, lock, info, args, config, process)
 
 
@@ -114,11 +116,6 @@ def _check_run_dir(args: argparse.Namespace) -> None:
     if args.run_dir is None:
         remedy = "give the directory of the run to go on with"
         raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
-
-
-def _name(args: argparse.Namespace) -> str:
-    """Of the run, for its lock."""
-    return f"run_{args.run_index}"
 
 
 def _train_in(
@@ -221,20 +218,17 @@ def _agree_on_start(
         if resume == "auto":
             _check_run_dir(args)
         found[0] = find_start(resume, directory, config)
-        if found[0].ended is not None:
-            print(_ended_in_words(found[0], directory), flush=True)
+        ended = found[0].ended
+        if ended is not None:
+            line = f"run {directory.index} of {directory.root} ended before, "
+            line += f"after {ended.steps:,} steps"
+            if found[0].step < ended.steps:
+                line += "; weights of its end were not saved, "
+                line += "--resume CHECKPOINT makes them in a new run"
+            print(line, flush=True)
 
     on_rank_zero(info, find)
     return Start.from_plain(from_rank_zero(info, found[0].to_plain()))
-
-
-def _ended_in_words(start: "Start", directory: "RunDirectory") -> str:
-    assert start.ended is not None
-    steps = f"{start.ended.steps:,} steps"
-    line = f"run {directory.index} of {directory.root} ended before, after {steps}"
-    if start.step < start.ended.steps:
-        line += "; weights of its end were not saved, --resume CHECKPOINT makes them in a new run"
-    return line
 
 
 def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:

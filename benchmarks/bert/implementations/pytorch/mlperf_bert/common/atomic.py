@@ -1,17 +1,19 @@
-"""All-or-nothing writing of files and directories: beside under a temporary name, then renamed."""
+"""All-or-nothing writing: files and directories beside their names, then renamed; whole lines."""
 
 import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from mlperf_bert.common.errors import CheckpointError, DataError
+from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError
+from mlperf_bert.common.untrusted import not_through_a_link
 
-_NO_ROOM = "check the disk's free space and that it can be written"
+NO_ROOM = "check the disk's free space and that it can be written"
 
 
 @contextmanager
@@ -122,6 +124,65 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
         beside.rename(path)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
-        raise CheckpointError(str(path), problem, _NO_ROOM) from None
+        raise CheckpointError(str(path), problem, NO_ROOM) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def whole_or_nothing(file: int) -> Iterator[None]:
+    """Where the body cannot write at the end of an open file, take back what it wrote.
+
+    Half a line would be glued to the next one. Raises OSError as the body does.
+    """
+    end = os.fstat(file).st_size
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file, end)
+            os.lseek(file, end, os.SEEK_SET)
+        raise
+
+
+class LineFile:
+    """Appends whole lines, each on file when `append` returns.
+
+    A line that cannot be written is left out, and `warn` told once until one can be written again:
+    training is worth more than what it says.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None], *, continued: bool = False) -> None:
+        """Open a new file, or where it is `continued`, one that may be there.
+
+        Raises ConfigError where that fails.
+        """
+        self._path = path
+        self._warn = warn
+        try:
+            mode = "a" if continued else "x"
+            self._file = FileIO(path, mode, opener=not_through_a_link)
+        except OSError as error:
+            remedy = "give a run directory that you can write to"
+            raise ConfigError(str(path), f"cannot be opened ({error.strerror})", remedy) from None
+        self._file.seek(0, os.SEEK_END)
+        self._is_failing = False
+
+    def append(self, line: str) -> None:
+        """Write a line; its end is added."""
+        contents = memoryview(f"{line}\n".encode())
+        try:
+            with whole_or_nothing(self._file.fileno()):
+                while contents:
+                    contents = contents[self._file.write(contents) :]
+        except OSError as error:
+            if not self._is_failing:
+                self._warn(f"{self._path} cannot be written ({error.strerror}): going on without")
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            self._file.close()

@@ -13,6 +13,7 @@ from typing import Literal
 
 _MOST_BYTES = 1 << 16  # of a file; the longest one needed says the same of every processor
 _MOST_CPUS = 1 << 14  # Linux is built for at most 8,192
+Kind = Literal["infiniband", "ethernet"]
 _CPU_DIRECTORY = "sys/devices/system/cpu"
 
 
@@ -42,7 +43,7 @@ class Nic:
     """
 
     name: str
-    kind: Literal["infiniband", "ethernet"]
+    kind: Kind
     gbit_per_s: float | None
     numa_node: int | None
 
@@ -73,9 +74,11 @@ class Machine:
 
 def read_machine(root: Path = Path("/")) -> Machine:
     """The computer that the files below `root` describe: this one, or a copy of another's."""
-    cpus = _cpus(root)
-    cores = _cores(root, cpus)
-    sockets = len({_package(root, cpu) for cpu in cpus})
+    of_cpus = root / _CPU_DIRECTORY
+    cpus = parse_cpu_list(_text(of_cpus / "online"))
+    cores = _cores(of_cpus, cpus)
+    package = "topology/physical_package_id"
+    sockets = len({_integer(_text(of_cpus / f"cpu{cpu}" / package)) or 0 for cpu in cpus})
     machine = Machine(
         cpu_model=_field(_text(root / "proc/cpuinfo"), "model name"),
         sockets=sockets,
@@ -142,29 +145,19 @@ def _with_platform(machine: Machine) -> Machine:
     )
 
 
-def _cpus(root: Path) -> tuple[int, ...]:
-    return parse_cpu_list(_text(root / _CPU_DIRECTORY / "online"))
-
-
-def _cores(root: Path, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _cores(of_cpus: Path, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     unassigned = set(cpus)
     cores = []
     for cpu in cpus:
         if cpu in unassigned:
-            topology = root / _CPU_DIRECTORY / f"cpu{cpu}/topology"
             # The newer name first: kernels have both.
-            siblings = _text(topology / "core_cpus_list") or _text(
-                topology / "thread_siblings_list"
-            )
+            names = ("core_cpus_list", "thread_siblings_list")
+            told = (_text(of_cpus / f"cpu{cpu}/topology" / name) for name in names)
+            siblings = next(filter(None, told), "")
             core = unassigned.intersection(parse_cpu_list(siblings)) | {cpu}
             unassigned -= core
             cores.append(tuple(sorted(core)))
     return tuple(cores)
-
-
-def _package(root: Path, cpu: int) -> int:
-    path = root / _CPU_DIRECTORY / f"cpu{cpu}/topology/physical_package_id"
-    return _integer(_text(path)) or 0
 
 
 def _cpu_mhz(root: Path) -> float | None:
@@ -217,15 +210,11 @@ def _rdma_ports(root: Path) -> tuple[Nic, ...]:
     nics = []
     for directory in _entries(root / "sys/class/infiniband"):
         for port in _entries(directory / "ports"):
-            ethernet = _text(port / "link_layer") == "Ethernet"
-            nics.append(
-                Nic(
-                    name=directory.name,
-                    kind="ethernet" if ethernet else "infiniband",
-                    gbit_per_s=_number(_text(port / "rate")) or None,
-                    numa_node=_numa_node(directory / "device"),
-                )
-            )
+            kind: Kind = "infiniband"
+            if _text(port / "link_layer") == "Ethernet":
+                kind = "ethernet"
+            rate, node = _number(_text(port / "rate")) or None, _numa_node(directory / "device")
+            nics.append(Nic(directory.name, kind, rate, node))
     return tuple(nics)
 
 

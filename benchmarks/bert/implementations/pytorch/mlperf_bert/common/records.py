@@ -57,6 +57,10 @@ class Record:
             raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
         return value
 
+    def optional_text(self, key: str) -> str | None:
+        """A non-empty string; None where it is null or not there."""
+        return self.text(key) if self.has(key) else None
+
     def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
         """One of some words; the first of them where the key is not there."""
         value = self.values.get(key, choices[0])
@@ -78,6 +82,15 @@ class Record:
         if type(value) not in (int, float) or not -1e300 < value < 1e300:
             raise self.error(key, f"is {in_brief(value)}, not a number")
         return float(value)
+
+    def optional_share(self, key: str) -> float | None:
+        """A number of 0 .. 1; None where it is null or not there."""
+        if not self.has(key):
+            return None
+        value = self.number(key)
+        if not 0 <= value <= 1:
+            raise self.error(key, f"is {in_brief(value)}, not in 0 .. 1")
+        return value
 
     def integers(self, key: str) -> tuple[int, ...]:
         """A list of integers of at least zero."""

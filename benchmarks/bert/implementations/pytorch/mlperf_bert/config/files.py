@@ -49,17 +49,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
     """Build the config from nested dictionaries; `origin` opens every error message."""
-    sections = {field.name: field for field in dataclasses.fields(RunConfig)}
+    sections = _hints(RunConfig)
     for name in tables:
         if name not in sections:
             known = ", ".join(sections)
             raise ConfigError(f"{origin}: [{name}]", "no such section", f"use one of {known}")
     built = {}
-    for name, field in sections.items():
+    for name, kind in sections.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
             raise ConfigError(f"{origin}: {name}", "is not a table", f"write it as [{name}]")
-        built[name] = _build_section(typing.cast(type, field.type), name, table, origin)
+        built[name] = _build_section(kind, name, table, origin)
     return RunConfig(**built)
 
 
@@ -90,15 +90,14 @@ def config_value(config: RunConfig, dotted: str) -> Any:
 
 def checked_setting(dotted: str, value: Any, origin: str) -> Any:
     """The value as the setting `section.field` takes it. Raises ConfigError where it does not."""
-    sections = {field.name: field for field in dataclasses.fields(RunConfig)}
     section, _, field = dotted.partition(".")
-    kind = typing.cast(type, sections[section].type) if section in sections else None
-    hints = _hints(kind) if kind else {}
+    kind = _hints(RunConfig).get(section, object)
+    hints = _hints(kind)
     if field not in hints:
         remedy = "see `mlperf_bert config FILE` for all"
         raise ConfigError(f"{origin}: {in_brief(dotted)}", "no such setting", remedy)
     checked = _checked(value, hints[field], f"{origin}: {dotted}")
-    bounds = bounds_of(typing.cast(type, kind)).get(field)
+    bounds = bounds_of(kind).get(field)
     if bounds is not None and not isinstance(checked, str):
         bounds.check(f"{origin}: {dotted}", checked)
     return checked
@@ -198,16 +197,10 @@ def check_file_name(path: Path, config: RunConfig) -> None:
     match = _SIZE_IN_NAME.search(path.stem)
     if match is None:
         return
-    parallel = config.parallel
-    size = (
-        parallel.nodes,
-        parallel.ranks_per_node,
-        parallel.local_batch_size,
-        parallel.grad_accum_steps,
-    )
-    if tuple(int(number) for number in match.groups()) != size:
-        inside = "x".join(str(number) for number in size)
-        problem = f"[parallel] says {inside}"
+    names = ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps")
+    size = [getattr(config.parallel, name) for name in names]
+    if [int(number) for number in match.groups()] != size:
+        problem = f"[parallel] says {'x'.join(map(str, size))}"
         raise ConfigError(str(path), problem, "rename the file or mend [parallel]")
 
 

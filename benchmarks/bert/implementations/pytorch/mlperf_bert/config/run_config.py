@@ -6,10 +6,10 @@ change.
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
-    CLIPPED_TOGETHER,
     MOST_BATCH,
     STORED_MASKING_RATE,
     CheckpointSection,
@@ -26,7 +26,6 @@ from mlperf_bert.config.sections import (
 
 CLOSED_TARGET_ACCURACY = 0.72
 CLOSED_MOST_BATCH = 16_384  # of the largest reference convergence point
-_CLOSED_CLIP_POLICIES = ("after_allreduce", "whole_before_allreduce")
 _BERT_LARGE_SIZES = {
     "vocab_size": 30_522,
     "hidden_size": 1024,
@@ -50,7 +49,49 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
     "clip.max_norm": 1.0,
     "eval.interval_samples": "mlperf",
 }
-_BIASED_SAMPLERS = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))
+_UNEQUAL = "data.counts_per_rank unequal"
+_APEX = "optim.implementation apex"
+# A setting and its value; another, and what that must be then; how to mend it.
+_WANTS = (
+    (_UNEQUAL, "data.balance presort_global", "use balance 'presort_global', or equal counts"),
+    (
+        _UNEQUAL,
+        "optim.loss_normalization global",
+        "use 'global', which weighs every token the same",
+    ),
+    (
+        _UNEQUAL,
+        "clip.policy none after_allreduce",
+        "clip after the all-reduce, or use equal counts",
+    ),
+    (
+        "clip.accumulation each_forward",
+        "clip.policy whole_before_allreduce bucket_before_allreduce",
+        "use 'accumulated', or clip before",
+    ),
+    (
+        "clip.bucket_limit equal_share",
+        "clip.policy bucket_before_allreduce",
+        "use policy 'bucket_before_allreduce'",
+    ),
+    (
+        "clip.accumulation each_forward",
+        "parallel.allreduce_dtype as_gradients",
+        "use 'as_gradients'",
+    ),
+    (
+        "run.step_mode captured",
+        "data.loader thread mpi_readers",
+        "use 'eager', or data.loader 'thread', whose batches are padded on the host",
+    ),
+    (_APEX, "run.device cuda", "set run.device to 'cuda', or use 'ours'"),
+    (
+        _APEX,
+        "model.precision fp32 bf16_autocast",
+        "set model.precision to 'fp32' or 'bf16_autocast', or use 'ours'",
+    ),
+    (_APEX, "parallel.data_parallel ddp", "set parallel.data_parallel to 'ddp', or use 'ours'"),
+)
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
 _MOST_IN_WINDOW = 2**24
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are as even
@@ -132,6 +173,12 @@ def is_bert_large(model: ModelSection) -> bool:
     return all(getattr(model, field) == value for field, value in _BERT_LARGE.items())
 
 
+def _setting(config: RunConfig, where: str) -> Any:
+    """The value of `section.field`."""
+    section, field = where.split(".")
+    return getattr(getattr(config, section), field)
+
+
 def _check_masking(config: RunConfig) -> None:
     data = config.data
     if data.masking == "static":
@@ -148,33 +195,37 @@ def _check_masking(config: RunConfig) -> None:
 
 def _check_shapes(config: RunConfig) -> None:
     """Settings that must fit each other. Raises ConfigError."""
-    if config.model.hidden_size % config.model.num_heads:
-        raise ConfigError(
-            "model.num_heads",
-            f"{config.model.num_heads} does not divide hidden_size {config.model.hidden_size}",
-            "change one of them",
-        )
-    if config.data.max_seq_length > config.model.max_position_embeddings:
-        raise ConfigError(
-            "data.max_seq_length",
-            f"is {config.data.max_seq_length}",
-            f"set it to {config.model.max_position_embeddings} (position embeddings) at most",
-        )
+    model, data = config.model, config.data
+    if model.hidden_size % model.num_heads:
+        problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
+        raise ConfigError("model.num_heads", problem, "change one of them")
+    if data.max_seq_length > model.max_position_embeddings:
+        remedy = f"set it to {model.max_position_embeddings} (position embeddings) at most"
+        raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)
     _check_sizes(config)
     _check_masking(config)
-    _check_quantiles(config)
-    _check_counts_per_rank(config)
-    _check_clip(config)
-    _check_apex(config)
-    _check_captured(config)
-    _check_noise(config)
-    warm_up_end = config.schedule.warmup_steps + config.schedule.start_warmup_step
-    if config.schedule.decay_steps <= max(warm_up_end, config.schedule.warmup_steps):
-        raise ConfigError(
-            "schedule.decay_steps",
-            f"{config.schedule.decay_steps} ends before the warm-up does",
-            "raise it above schedule.warmup_steps",
-        )
+    batch, interval = config.parallel.global_batch_size, config.run.noise_interval_steps
+    if data.quantiles != "auto" and batch % data.quantiles:
+        problem = f"{data.quantiles} does not divide the global batch of {batch}"
+        raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
+    for choice, wanted, remedy in _WANTS:
+        (where, value), (other, *allowed) = choice.split(), wanted.split()
+        found = _setting(config, other)
+        if _setting(config, where) == value and found not in allowed:
+            raise ConfigError(where, f"{value!r} with {other} {found!r}", remedy)
+    local, most = config.parallel.local_batch_size, MOST_OF_UNEQUAL_COUNTS
+    if data.counts_per_rank == "unequal" and not 2 <= local <= most:
+        problem = f"'unequal' with {local} sequences a forward"
+        remedy = f"use 'equal'; unequal counts are for 2 to {most}"
+        raise ConfigError("data.counts_per_rank", problem, remedy)
+    if interval and config.run.step_mode == "captured":
+        problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
+        raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
+    schedule = config.schedule
+    warm_up_end = schedule.warmup_steps + schedule.start_warmup_step
+    if schedule.decay_steps <= max(warm_up_end, schedule.warmup_steps):
+        problem = f"{schedule.decay_steps} ends before the warm-up does"
+        raise ConfigError("schedule.decay_steps", problem, "raise it above schedule.warmup_steps")
 
 
 def _check_sizes(config: RunConfig) -> None:
@@ -194,101 +245,28 @@ def _check_sizes(config: RunConfig) -> None:
             raise ConfigError(where, f"makes {size:,} {what}", f"{most:,} at most: lower it")
 
 
-def _check_quantiles(config: RunConfig) -> None:
-    quantiles, batch = config.data.quantiles, config.parallel.global_batch_size
-    if quantiles != "auto" and batch % quantiles:
-        problem = f"{quantiles} does not divide the global batch of {batch}"
-        raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
-
-
-def _check_counts_per_rank(config: RunConfig) -> None:
-    if config.data.counts_per_rank == "equal":
-        return
-    field = "data.counts_per_rank"
-    if config.data.balance != "presort_global":
-        problem = f"'unequal' with data.balance {config.data.balance!r}"
-        raise ConfigError(field, problem, "use balance 'presort_global', or equal counts")
-    if config.optim.loss_normalization != "global":
-        problem = "'unequal' with optim.loss_normalization 'per_rank'"
-        raise ConfigError(field, problem, "use 'global', which weighs every token the same")
-    if config.clip.policy not in CLIPPED_TOGETHER:
-        problem = f"'unequal' with clip.policy {config.clip.policy!r}"
-        raise ConfigError(field, problem, "clip after the all-reduce, or use equal counts")
-    most = MOST_OF_UNEQUAL_COUNTS
-    if not 2 <= config.parallel.local_batch_size <= most:
-        problem = f"'unequal' with {config.parallel.local_batch_size} sequences a forward"
-        raise ConfigError(field, problem, f"use 'equal'; unequal counts are for 2 to {most}")
-
-
-def _check_clip(config: RunConfig) -> None:
-    clip = config.clip
-    if clip.accumulation == "each_forward" and clip.policy in CLIPPED_TOGETHER:
-        problem = f"'each_forward' with clip.policy {clip.policy!r}"
-        raise ConfigError("clip.accumulation", problem, "use 'accumulated', or clip before")
-    if clip.bucket_limit == "equal_share" and clip.policy != "bucket_before_allreduce":
-        problem = f"'equal_share' with clip.policy {clip.policy!r}"
-        raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
-    if clip.accumulation == "each_forward" and config.parallel.allreduce_dtype != "as_gradients":
-        problem = f"{config.parallel.allreduce_dtype!r} with clip.accumulation 'each_forward'"
-        raise ConfigError("parallel.allreduce_dtype", problem, "use 'as_gradients'")
-
-
-def _check_captured(config: RunConfig) -> None:
-    if config.run.step_mode == "captured" and config.data.loader == "dali":
-        problem = "'captured' with data.loader 'dali', whose batches are not padded on the host"
-        raise ConfigError("run.step_mode", problem, "use 'eager', or data.loader 'thread'")
-
-
-def _check_noise(config: RunConfig) -> None:
-    interval = config.run.noise_interval_steps
-    if interval and config.run.step_mode == "captured":
-        problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
-        raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
-
-
-def _check_apex(config: RunConfig) -> None:
-    if config.optim.implementation != "apex":
-        return
-    needs = (
-        ("run.device", config.run.device, ("cuda",)),
-        ("model.precision", config.model.precision, ("fp32", "bf16_autocast")),
-        ("parallel.data_parallel", config.parallel.data_parallel, ("ddp",)),
-    )
-    for field, value, allowed in needs:
-        if value not in allowed:
-            remedy = f"set {field} to {' or '.join(map(repr, allowed))}, or use 'ours'"
-            raise ConfigError("optim.implementation", f"'apex' with {field} {value!r}", remedy)
-
-
 def _check_closed_rules(config: RunConfig) -> None:
     """What the closed division fixes (MLPerf Training rules, BERT). Raises ConfigError."""
     for where, required in _CLOSED.items():
-        section, field = where.split(".")
-        value = getattr(getattr(config, section), field)
+        value = _setting(config, where)
         if value != required:
             problem = f"{value!r} in the closed division"
             raise ConfigError(where, problem, f"set it to {required!r} or go open")
-    if config.data.sampler in _BIASED_SAMPLERS:
+    sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target_accuracy
+    if sampler in ("strata_6_3_2_5", "strata_4_2_2_4"):
+        problem = f"{sampler!r}, which draws lengths unevenly, in the closed division"
+        raise ConfigError("data.sampler", problem, "use 'uniform' or go open")
+    allowed = ("after_allreduce", "whole_before_allreduce")
+    if policy not in allowed:
+        problem = f"{policy!r} in the closed division, which limits the whole norm"
         raise ConfigError(
-            "data.sampler",
-            f"{config.data.sampler!r}, which draws lengths unevenly, in the closed division",
-            "use 'uniform' or go open",
+            "clip.policy", problem, f"use {' or '.join(map(repr, allowed))}, or go open"
         )
-    if config.clip.policy not in _CLOSED_CLIP_POLICIES:
-        raise ConfigError(
-            "clip.policy",
-            f"{config.clip.policy!r} in the closed division, which limits the whole norm",
-            f"use {' or '.join(map(repr, _CLOSED_CLIP_POLICIES))}, or go open",
-        )
-    if config.eval.target_accuracy < CLOSED_TARGET_ACCURACY:
-        raise ConfigError(
-            "eval.target_accuracy",
-            f"{config.eval.target_accuracy} in the closed division",
-            f"set it to {CLOSED_TARGET_ACCURACY} or go open",
-        )
-    if config.parallel.global_batch_size > CLOSED_MOST_BATCH:
-        raise ConfigError(
-            "parallel.local_batch_size",
-            f"makes a global batch of {config.parallel.global_batch_size:,} in the closed division",
-            f"the largest reference convergence point is {CLOSED_MOST_BATCH:,}: lower it",
-        )
+    if target < CLOSED_TARGET_ACCURACY:
+        remedy = f"set it to {CLOSED_TARGET_ACCURACY} or go open"
+        raise ConfigError("eval.target_accuracy", f"{target} in the closed division", remedy)
+    batch = config.parallel.global_batch_size
+    if batch > CLOSED_MOST_BATCH:
+        problem = f"makes a global batch of {batch:,} in the closed division"
+        remedy = f"the largest reference convergence point is {CLOSED_MOST_BATCH:,}: lower it"
+        raise ConfigError("parallel.local_batch_size", problem, remedy)

@@ -14,13 +14,12 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import Self
 
 from mlperf_bert.common.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
 from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.distributed.launch import MEETING
-from mlperf_bert.signals.signal_watch import CtrlC, catch, end_with_parent, give_back
+from mlperf_bert.signals.signal_watch import CaughtSignals, end_with_parent
 
 _RANK_BYTES = 256 * 2**20  # of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
@@ -45,7 +44,7 @@ def run_on_ranks(
     Raises ConfigError where ranks cannot be started, or are more than the machine can hold.
     """
     _check_number(num_ranks)
-    with _Signals() as signals, _place_to_meet() as directory, _Ranks() as ranks:
+    with CaughtSignals() as signals, _place_to_meet() as directory, _Ranks() as ranks:
         ranks.start(arguments, num_ranks, f"{directory}/store")
         while ranks.run() and not signals.first and not ranks.have_failed((*agreed_statuses, LOST)):
             time.sleep(_POLL_S)
@@ -109,26 +108,6 @@ def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
     }
 
 
-class _Signals:
-    """Notes the signals that ask for an end, while used as a context."""
-
-    def __init__(self) -> None:
-        self.first = 0  # number of the one that came first
-        self.at_once = False
-        self._ctrl_c = CtrlC()
-
-    def __enter__(self) -> Self:
-        self._previous = catch(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        give_back(self._previous)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.first = self.first or number
-        self.at_once |= number == signal.SIGINT and self._ctrl_c.came_again()
-
-
 class _Ranks:
     """The processes, killed when the context is left."""
 
@@ -185,7 +164,7 @@ class _Ranks:
         failed = [rank for rank, status in self.ended.items() if status]
         return min(failed, key=lambda rank: self.ended[rank] == LOST, default=None)
 
-    def end(self, signals: _Signals) -> None:
+    def end(self, signals: CaughtSignals) -> None:
         """Have those that run end, by the signal that came or else by SIGTERM."""
         self._send(signals.first or signal.SIGTERM)
         seconds = SHUTDOWN_S if signals.first else _LEAVING_S

@@ -18,9 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert import git_commit
 from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
-from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, read_manifest, resolve
+from mlperf_bert.checkpoint.manifest import (
+    INITIALIZED_FROM,
+    CheckpointState,
+    read_manifest,
+    resolve,
+)
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
-from mlperf_bert.checkpoint.saving import Identity, Saving
+from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.health import Health
@@ -64,8 +69,7 @@ from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
 from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.run.metrics import Metrics
-from mlperf_bert.run.metrics_file import MetricsFile
+from mlperf_bert.run.metrics import Metrics, MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.signals.stop_request import StopRequest
@@ -163,7 +167,7 @@ def build(run: Run) -> Parts:
 def _assemble(
     run: Run,
     data: RunData,
-    identity: Identity,
+    identity: CheckpointState,
     loader: Loader,
     shapes: tuple[StaticShape, ...],
     log: MlperfLog,
@@ -219,12 +223,15 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
         )
 
 
-def _identity(run: Run, data: RunData) -> Identity:
+def _identity(run: Run, data: RunData) -> CheckpointState:
     """What the run's checkpoints say of it."""
     sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
     digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
-    return Identity(
+    return CheckpointState(
+        step=0,
+        samples=0,
         seed=run.seed,
+        mlm_accuracy=None,
         vocabulary_sha256=data.train.manifest.vocabulary_sha256,
         data_sha256=hashlib.sha256(digests.encode()).hexdigest(),
         world_size=run.info.world_size,
@@ -234,7 +241,7 @@ def _identity(run: Run, data: RunData) -> Identity:
 def _start_log(run: Run) -> MlperfLog:
     """The MLPerf log, with all records that come before training."""
     config, info, start = run.config, run.info, run.start
-    log = MlperfLog(run.directory.mlperf_log if info.rank == 0 else None, info.rank == 0)
+    log = MlperfLog(run.directory.mlperf_log if info.rank == 0 else None)
     log.init_start(cache_cleared=run.cache_cleared)
     log.submission(config)
     log.hyperparameters(config, run.seed)

@@ -18,12 +18,6 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # on this file system
 _MOST_BYTES = 500  # of what an owner says of itself
 
 
-def _refusal(file: int, root: Path, name: str) -> ConfigError:
-    said = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
-    problem = f"{name} in {root} is at work: {said or 'another process'} owns it"
-    return ConfigError("--run-dir", problem, "wait for its end, or give another directory")
-
-
 class RunLock:
     """Keeps other starts out of a run of `root` while used as a context, on one rank of it.
 
@@ -78,8 +72,11 @@ class RunLock:
     def _take(self) -> None:
         if self._root is None or self._path is None:
             return
+        self._root.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_TRIES):
-            self._make(self._root)
+            with suppress(FileExistsError):
+                self._root.mkdir()
+                self._has_made_root = True
             with suppress(FileNotFoundError):
                 self._file = self._locked(self._root, self._path)
             if self._file is not None:
@@ -91,24 +88,19 @@ class RunLock:
         os.truncate(self._file, 0)
         os.pwrite(self._file, owner.encode(), 0)
 
-    def _make(self, root: Path) -> None:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            root.mkdir()
-            self._has_made_root = True
-
     def _locked(self, root: Path, path: Path) -> int | None:
         """The file, with the lock; None where an owner has just taken it away."""
-        file = not_through_a_link(
-            str(path), os.O_RDWR | os.O_CREAT, mode=0o600
-        )  # or readers lock it
+        # For its owner alone, or readers lock it.
+        file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _TAKEN:
-                refusal = _refusal(file, root, self._name)
+                said = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
                 os.close(file)
-                raise refusal from None
+                problem = f"{self._name} in {root} is at work: {said or 'another process'} owns it"
+                remedy = "wait for its end, or give another directory"
+                raise ConfigError("--run-dir", problem, remedy) from None
             if error.errno not in _NO_LOCKS:
                 os.close(file)
                 raise

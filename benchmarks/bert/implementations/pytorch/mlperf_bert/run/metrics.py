@@ -1,15 +1,20 @@
-"""Counters of the training loop, one record an interval.
+"""Counters of the training loop, one record an interval, and their file.
 
 Per step everything stays on the device; one small all-reduce and one host read happen per interval.
+`metrics.jsonl` has one JSON object an interval; it is cut and continued where a run is resumed.
 """
 
+import json
+import math
 import re
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mlperf_bert.common.atomic import LineFile, replaced_file
+from mlperf_bert.common.untrusted import open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalanceModel
 from mlperf_bert.data.balance import StepPlan
@@ -28,6 +35,7 @@ from mlperf_bert.optim.noise_meter import NoiseRecord
 
 NO_STATE: Mapping[str, float] = MappingProxyType({})
 _STATUS = Path("/proc/self/status")
+_MOST_BYTES = 2**20  # of a line, far more than one of ours has
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +203,65 @@ def memory_bytes(device: torch.device) -> int:
             return int(peak[1]) * 1024
     kilobyte = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte
+
+
+class MetricsFile:
+    """Appends records; on ranks other than 0 nothing is kept.
+
+    Args:
+        path: the file; None keeps nothing.
+        after_step: the step after which a resumed run goes on: later records, which it makes anew,
+            are taken out. None begins a new file.
+
+    Raises ConfigError or DataError where the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path | None, after_step: int | None = None) -> None:
+        self._file: LineFile | None = None
+        if path is not None:
+            if after_step is not None:
+                # Line by line: the memory that a whole file took would stay with the process.
+                with replaced_file(path) as temporary, temporary.open("xb") as kept:
+                    kept.writelines(_until(path, after_step))
+            self._file = LineFile(path, _warn, continued=after_step is not None)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record."""
+        if self._file:
+            # JSON knows no NaN: null, as of a loss that is no number.
+            finite = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in record.items()
+            }
+            self._file.append(json.dumps(finite, allow_nan=False))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+def _until(path: Path, last_step: int) -> Iterator[bytes]:
+    """The lines up to a step, without one that a killed run did not end."""
+    for line in _lines(path):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return
+        if not isinstance(step, int) or step > last_step or not line.endswith(b"\n"):
+            return
+        yield line
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with BufferedReader(open_regular_file(path)) as file:
+            yield from iter(partial(file.readline, _MOST_BYTES), b"")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise reading_error(path, error, missing="", remedy="move it away") from None
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlperf_bert
+from mlperf_bert.common.atomic import whole_or_nothing
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 
@@ -40,19 +41,18 @@ class MlperfLog:
     repeatedly. Each record is on disk when its method returns, and names the line that called it.
 
     Args:
-        path: the file to create; None writes nothing. Its directory must exist.
-        is_rank_zero: whether this process writes. One rank must, because the seed of a run may be
-            logged only once.
+        path: the file to create; its directory must exist. None, of all ranks but one, writes
+            nothing: the seed of a run may be logged only once.
 
     Raises ConfigError if the file exists, cannot be created or written, or mlperf_logging is not
     installed.
     """
 
-    def __init__(self, path: Path | None, is_rank_zero: bool) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._handler: logging.FileHandler | None = None
         self._logger: Any = None
-        if path is not None and is_rank_zero:
+        if path is not None:
             logger_class = _import_logger_class()  # first, so that a failure leaves no empty file
             self._handler = _open_new(path)
             self._logger = _make_logger(logger_class, self._handler)
@@ -211,12 +211,11 @@ class _NewFileHandler(logging.FileHandler):
             raise self._error
         assert self.stream is not None
         file = self.stream.fileno()
-        end = os.fstat(file).st_size
         try:
-            super().emit(record)
+            with whole_or_nothing(file):
+                super().emit(record)
         except OSError as error:
             self._error = error
-            os.ftruncate(file, end)
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # for the rest, which is still kept
             raise
 

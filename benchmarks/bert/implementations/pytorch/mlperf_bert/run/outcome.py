@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from mlperf_bert.common.records import Record, read_record, write_json
 from mlperf_bert.common.untrusted import in_brief
@@ -38,34 +38,28 @@ def read_outcome(path: Path) -> RunOutcome:
     """Parse an outcome. Raises DataError where it is missing, damaged or of another version."""
     record = read_record(path, missing="is missing", remedy=REMEDY)
     record.check_version(OUTCOME_SCHEMA_VERSION, key="schema_version")
-    text = record.text("status")
-    status = as_status(text)
-    if status is None:
-        raise record.error("status", f"is {in_brief(text)}, neither success nor aborted")
     seconds = record.number("seconds")
     if seconds < 0:
         raise record.error("seconds", f"is {in_brief(seconds)}, less than none")
     return RunOutcome(
-        status=status,
+        status=read_status(record, "status"),
         steps=record.integer("steps"),
         samples=record.integer("samples"),
         seconds=seconds,
-        mlm_accuracy=_accuracy(record),
-        stopped_by=record.text("stopped_by") if record.has("stopped_by") else None,
+        mlm_accuracy=record.optional_share("mlm_accuracy"),
+        stopped_by=record.optional_text("stopped_by"),
     )
 
 
 def as_status(value: object) -> Status | None:
     """A status out of a file; None where it is no status."""
-    if value == "success":
-        return "success"
-    return "aborted" if value == "aborted" else None
+    return next((word for word in get_args(Status) if word == value), None)
 
 
-def _accuracy(record: Record) -> float | None:
-    if not record.has("mlm_accuracy"):
-        return None
-    accuracy = record.number("mlm_accuracy")
-    if not 0 <= accuracy <= 1:
-        raise record.error("mlm_accuracy", f"is {in_brief(accuracy)}, not in 0 .. 1")
-    return accuracy
+def read_status(record: Record, key: str) -> Status:
+    """The status under a key. Raises DataError."""
+    status = as_status(record.text(key))
+    if status is None:
+        problem = f"is {in_brief(record.values[key])}, neither success nor aborted"
+        raise record.error(key, problem)
+    return status

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from mlperf_bert.common.atomic import LineFile
 from mlperf_bert.common.console import LiveLine, as_clock
-from mlperf_bert.run.metrics_file import LineFile
 
 
 class Reporter:

@@ -1,8 +1,8 @@
 """The signals that ask for an end, who catches them, and what they do at once.
 
-A command that does nothing else with them ends in order (`ending_in_order`); `tune` notes them
-(tune/stop_signal.py), and so do ranks in the loop (stop_request.py). Ranks that have not come to
-the first step, or have none, end at once (`SignalWatch`), and at a second Ctrl-C all do. A handler
+A command that does nothing else with them ends in order (`EndingInOrder`); `tune` notes them, and
+so do ranks in the loop (stop_request.py) and who started them. Ranks that have not come to the
+first step, or have none, end at once (`SignalWatch`), and at a second Ctrl-C all do. A handler
 in Python runs when the main thread is back in the interpreter, which it is not for minutes where it
 waits for other ranks: so there a thread is told, and acts whatever the main one does. A process
 also ends with the one that started it: nobody would see it go on.
@@ -10,12 +10,13 @@ also ends with the one that started it: nobody would see it go on.
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -23,52 +24,12 @@ from typing import Any, Self
 from mlperf_bert.common.errors import INTERRUPTED, STOPPED, say
 from mlperf_bert.signals.whereabouts import Whereabouts
 
-Handler = Callable[[int, FrameType | None], None]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
 TWICE_S = 1.0  # within which the first Ctrl-C may come again: from the terminal and from a launcher
 
 _PR_SET_PDEATHSIG = 1  # of Linux
 _LIBC = ctypes.CDLL(None)  # opened here: a child that has just been forked may not
 _SCRIPT = "MLPERF_BERT_SCRIPT"  # the process of run_and_time.sh, which set it
-
-
-def catch(handler: Handler) -> dict[int, Any]:
-    """Have SIGNALS call `handler`; what they called before, for `give_back`.
-
-    Not SIGHUP where it is ignored: `nohup` began this, and the terminal does not count.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    numbers = [each for each in SIGNALS if each != signal.SIGHUP or not ignored]
-    return {number: signal.signal(number, handler) for number in numbers}
-
-
-def give_back(previous: dict[int, Any]) -> None:
-    """End what `catch` began."""
-    for number, handler in previous.items():
-        signal.signal(number, handler)
-
-
-class Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C asked for the end; what is half done is left as after Ctrl-C."""
-
-
-@contextmanager
-def ending_in_order() -> Iterator[None]:
-    """Have the first signal raise Ended, with its name; Ctrl-C does as before."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        _catch_all_but_ctrl_c(_do_nothing)  # a session that ends sends two or three
-        raise Ended(signal.Signals(number).name)
-
-    previous = _catch_all_but_ctrl_c(end)
-    yield
-    give_back(previous)
-
-
-def _catch_all_but_ctrl_c(handler: Handler) -> dict[int, Any]:
-    previous = catch(handler)
-    signal.signal(signal.SIGINT, previous[signal.SIGINT])
-    return previous
 
 
 class CtrlC:
@@ -86,7 +47,89 @@ class CtrlC:
         return self._clock() - self._first_at > TWICE_S
 
 
-class SignalWatch:
+class CaughtSignals:
+    """Notes signals while used as a context; then they do what they did before.
+
+    Where `keeps_them`, they stay caught for good once one came: others may follow, and must not end
+    a process that leaves in order. Outside the main thread no signal can be caught, and none is.
+    SIGHUP is not where it is ignored: `nohup` began this, and the terminal does not count.
+    """
+
+    keeps_them = False
+
+    def __init__(self, numbers: Sequence[signal.Signals] = SIGNALS) -> None:
+        self.first = 0  # number of the one that came first
+        self.at_once = False  # a second Ctrl-C came
+        self._numbers = numbers
+        self._ctrl_c = CtrlC()
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                before = signal.getsignal(number)
+                if number != signal.SIGHUP or before != signal.SIG_IGN:
+                    self._previous[number] = before
+                    signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not (self.keeps_them and self.first):
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Called in the main thread when one comes, as soon as that is back in the interpreter."""
+        self.first = self.first or number
+        self.at_once |= number == signal.SIGINT and self._ctrl_c.came_again()
+
+
+class Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C asked for the end; what is half done is left as after Ctrl-C."""
+
+
+class EndingInOrder(CaughtSignals):
+    """Has the first signal raise Ended, with its name; Ctrl-C does as before."""
+
+    keeps_them = True  # a session that ends sends two or three
+
+    def __init__(self) -> None:
+        super().__init__([number for number in SIGNALS if number != signal.SIGINT])
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Raise Ended, once."""
+        if not self.first:
+            self.first = number
+            raise Ended(signal.Signals(number).name)
+
+
+class SignalPipe(CaughtSignals):
+    """Tells of signals through a pipe, at once, to whatever thread waits for them."""
+
+    def __enter__(self) -> Self:
+        self._hears, self._tells = os.pipe()
+        os.set_blocking(self._tells, False)
+        self._previous_fd = signal.set_wakeup_fd(self._tells, warn_on_full_buffer=False)
+        # A signal that Python has no handler for would not be told.
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._tells)
+        self.over()
+        os.close(self._hears)
+        super().__exit__()
+
+    def wait(self, seconds: float | None = None) -> list[signal.Signals]:
+        """Those that came, as soon as one has; none when the time, or the context, is over."""
+        ready, _, _ = select.select([self._hears], [], [], seconds)
+        return [signal.Signals(told) for told in os.read(self._hears, 512)] if ready else []
+
+    def over(self) -> None:
+        """Called when no more will be told, before the pipe is closed."""
+
+
+class SignalWatch(SignalPipe):
     """Acts on the signals of a rank while used as a context, in the main thread.
 
     Before the first step they end the process with status 75. After it a StopRequest sees them,
@@ -98,43 +141,36 @@ class SignalWatch:
         status_file: gets the status as well, where a launcher may hide it (`--status-file`).
     """
 
+    keeps_them = True
+
     def __init__(
         self, whereabouts: Whereabouts | None, *, speaks: bool, status_file: Path | None = None
     ) -> None:
+        super().__init__()
         self._whereabouts = whereabouts
         self._speaks = speaks
         self._status_file = status_file
-        self._ctrl_c = CtrlC()
+        self._again = CtrlC()
         self._said = False
-        self._came = False
-        self._previous: dict[int, Any] = {}
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
 
     def __enter__(self) -> Self:
-        self._hears, self._tells = os.pipe()
-        os.set_blocking(self._tells, False)
-        self._previous_fd = signal.set_wakeup_fd(self._tells)
-        # A signal that Python has no handler for would not be told.
-        self._previous = catch(_do_nothing)
+        super().__enter__()
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._tells)
+    def over(self) -> None:
+        """Wait for the thread."""
         self._thread.join()
-        os.close(self._hears)
-        if not self._came:  # else more of them may come, and this rank leaves in order
-            give_back(self._previous)
 
     def _listen(self) -> None:
-        while told := os.read(self._hears, 1):
-            if told[0] in SIGNALS:
-                self._came = True
-                self._act(signal.Signals(told[0]))
+        while came := self.wait():
+            for number in came:
+                if number in SIGNALS:
+                    self._act(number)
 
     def _act(self, number: signal.Signals) -> None:
-        if number == signal.SIGINT and self._ctrl_c.came_again():
+        if number == signal.SIGINT and self._again.came_again():
             os._exit(INTERRUPTED)
         if self._whereabouts is None or self._whereabouts.in_start_up:
             self._leave(number.name)
@@ -150,10 +186,6 @@ class SignalWatch:
         else:
             say(f"{name} before the first step: nothing to save")
         os._exit(STOPPED)
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """For signals that the thread sees."""
 
 
 def write_status(path: Path, status: int) -> bool:

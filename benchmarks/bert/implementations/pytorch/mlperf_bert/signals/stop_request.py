@@ -7,30 +7,30 @@ waiting.
 """
 
 import signal
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.signals.signal_watch import catch, give_back
+from mlperf_bert.signals.signal_watch import CaughtSignals
 
 CHECK_S = 1.0  # between two agreements, about
 MOST_STEPS = 1000  # between two agreements
 
 
-class StopRequest:
-    """Catches the signals while used as a context, and makes one decision of them on all ranks.
+class StopRequest(CaughtSignals):
+    """Makes one decision of the signals on all ranks.
 
     An agreement is one all-reduce of two numbers, about once a second. On CUDA its outcome is read
-    at the next one, so that the host does not wait for the device. Once a signal came, others are
-    ignored for good: SLURM and a shell may send it twice, and the second must not end a rank that
-    saves (a second Ctrl-C may: signal_watch.py). Outside the main thread no signal can be caught,
-    and none is.
+    at the next one, so that the host does not wait for the device. SLURM and a shell may send a
+    signal twice, and the second must not end a rank that saves (a second Ctrl-C may:
+    signal_watch.py).
     """
+
+    keeps_them = True
 
     def __init__(
         self,
@@ -39,26 +39,19 @@ class StopRequest:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._world_size = world_size
         self._device = device
         self._clock = clock
-        self._seen = 0  # number of the signal that came to this rank
         self._step_s: float | None = None
         self._pending: _Agreement | None = None
         self._entered_at = 0.0
         self._checked_at: tuple[int, float] | None = None  # step, time
         self._next_check = 0
-        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = catch(self._note)
         self._entered_at = self._clock()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._seen:
-            give_back(self._previous)
+        return super().__enter__()
 
     @property
     def step_s(self) -> float | None:
@@ -71,7 +64,7 @@ class StopRequest:
             self._checked_at = (step - 1, self._entered_at)
         if self._world_size == 1:
             self._measure_alone(step, self._checked_at)
-            return _name(self._seen)
+            return _name(self.first)
         if step < self._next_check:
             return None
         signal_number, step_s = self._largest_of_ranks(step, self._checked_at)
@@ -88,7 +81,7 @@ class StopRequest:
         """Of signal number and seconds a step; on CUDA what the agreement before found."""
         (before, then), now = checked_at, self._clock()
         self._checked_at = (step, now)
-        agreement = _Agreement((float(self._seen), (now - then) / (step - before)), self._device)
+        agreement = _Agreement((float(self.first), (now - then) / (step - before)), self._device)
         ready, self._pending = self._pending, agreement
         if self._device.type == "cpu":
             ready = agreement
@@ -97,8 +90,9 @@ class StopRequest:
         signal_number, self._step_s = ready.outcome()
         return signal_number, self._step_s
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._seen = max(self._seen, number)  # SIGTERM, where another came as well
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The largest is the one that counts: SIGTERM, where another came as well."""
+        self.first = max(self.first, number)
 
 
 class _Agreement:

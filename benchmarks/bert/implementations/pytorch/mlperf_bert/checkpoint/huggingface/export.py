@@ -1,34 +1,40 @@
 """A checkpoint becomes a directory that `transformers` loads: weights, config and tokenizer.
 
-Digests are checked first, tensors are copied one at a time, and the directory is complete or is not
-there. Importing it again gives the same weights, bit for bit.
+Digests are checked first, and the directory is complete or is not there. Importing it again gives
+the same weights, bit for bit.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from mlperf_bert.checkpoint.huggingface.names import FIXED, NUMBERS, SIZES, WORD_BIAS, WORDS
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE, StoredTensor, read_safetensors
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
 from mlperf_bert.checkpoint.huggingface.tokenizer import remarks_on, tokenizer_files
-from mlperf_bert.checkpoint.huggingface.weights import parameter_shapes, rows_that_matter
+from mlperf_bert.checkpoint.huggingface.weights import (
+    FIXED,
+    NUMBERS,
+    SIZES,
+    WORD_BIAS,
+    WORDS,
+    parameter_shapes,
+    rows_that_matter,
+)
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     MODEL,
     STATE,
     read_config,
     read_manifest,
+    read_state,
     resolve,
     verify_files,
 )
-from mlperf_bert.checkpoint.state import read_state
-from mlperf_bert.checkpoint.tensor_file import write_one_by_one
+from mlperf_bert.checkpoint.tensors import (
+    read_tensors,
+    write_tensors,
+)
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
@@ -60,51 +66,32 @@ def export_huggingface(
     state = read_state(found)
     words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary, data)
     model = read_config(found).model
-    tensors = _tensors(found, model)
-    num_rows = rows_that_matter(tensors[WORDS].read(), tensors[WORD_BIAS].read(), len(words))
-    kinds = {
-        name: (torch.float32, (num_rows, *tensor.shape[1:]) if _has_words(name) else tensor.shape)
-        for name, tensor in tensors.items()
-    }
-
-    def weight(name: str) -> Tensor:
-        values: NDArray[np.float32] = tensors[name].read()
-        return torch.from_numpy(values[:num_rows] if _has_words(name) else values)
-
+    tensors = read_tensors(found / MODEL)
+    if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != {
+        name: (shape, torch.float32) for name, shape in parameter_shapes(model).items()
+    }:
+        raise CheckpointError(str(found / MODEL), "does not hold the model of its config", ELSE)
+    num_rows = rows_that_matter(tensors[WORDS].numpy(), tensors[WORD_BIAS].numpy(), len(words))
+    for name in (WORDS, WORD_BIAS):
+        tensors[name] = tensors[name][:num_rows]
     architecture = "BertForPreTraining" if model.objective == "mlm_nsp" else "BertForMaskedLM"
-    num_bytes = 4 * sum(math.prod(shape) for _, shape in kinds.values())
+    num_bytes = sum(each.nbytes for each in tensors.values())
     metadata = {"format": "pt", "source": f"mlperf_bert {manifest.version}, step {state.step}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
-        write_one_by_one(folder / SINGLE, kinds, weight, metadata)
+        write_tensors(folder / SINGLE, tensors, metadata)
         config = config_json(model, architecture, num_rows, words.pad_id)
-        write_file(folder / CONFIG, config)
         files = tokenizer_files(words, model.max_position_embeddings)
-        for name, contents in files.items():
+        for name, contents in {CONFIG: config, **files}.items():
             write_file(folder / name, contents)
     return Exported(
         architecture=architecture,
         out=str(out),
-        tensors=len(kinds),
+        tensors=len(tensors),
         parameters=num_bytes // 4,
         word_rows=num_rows,
         step=state.step,
         remarks=remarks_on(words, files),
     )
-
-
-def _has_words(name: str) -> bool:
-    return name in (WORDS, WORD_BIAS)
-
-
-def _tensors(found: Path, model: ModelSection) -> dict[str, StoredTensor]:
-    """Those of the model, exactly. Raises CheckpointError."""
-    stored = read_safetensors(found / MODEL)
-    shapes = parameter_shapes(model)
-    if {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()} != {
-        name: (shape, "float32") for name, shape in shapes.items()
-    }:
-        raise CheckpointError(str(found / MODEL), "does not hold the model of its config", ELSE)
-    return stored
 
 
 def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token_id: int) -> bytes:

@@ -120,11 +120,12 @@ def _as_trained(file: TokenizerFile) -> bytes:
 def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
     """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
     (first,), (last,) = cls, sep
-    single = (_special(first, 0), _sequence("A", 0), _special(last, 0))
+    ends = (_piece("SpecialToken", first, 0), _piece("SpecialToken", last, 0))
+    single = (ends[0], _piece("Sequence", "A", 0), ends[1])
     return {
         "type": "TemplateProcessing",
         "single": single,
-        "pair": (*single, _sequence("B", 1), _special(last, 1)),
+        "pair": (*single, _piece("Sequence", "B", 1), _piece("SpecialToken", last, 1)),
         "special_tokens": {
             token: {"id": token, "ids": [number], "tokens": [token]}
             for token, number in {**cls, **sep}.items()
@@ -167,12 +168,8 @@ def _added(token: str, number: int) -> dict[str, object]:
     return {"id": number, "content": token, **plain, "special": True}
 
 
-def _special(token: str, segment: int) -> dict[str, Any]:
-    return {"SpecialToken": {"id": token, "type_id": segment}}
-
-
-def _sequence(name: str, segment: int) -> dict[str, Any]:
-    return {"Sequence": {"id": name, "type_id": segment}}
+def _piece(kind: str, name: str, segment: int) -> dict[str, Any]:
+    return {kind: {"id": name, "type_id": segment}}
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
