@@ -12,8 +12,7 @@ from fuzz_tokenizer import LINES, tokenizer_json
 
 from bert_tools.squad.answers import find_answers
 from bert_tools.squad.offsets import make_offset_encoder
-from bert_tools.squad.predictions import read_predictions
-from bert_tools.squad.questions import parse_questions, read_questions
+from bert_tools.squad.questions import parse_questions, read_predictions, read_questions
 from bert_tools.squad.scores import evaluate, score
 from bert_tools.squad.windows import make_windows
 from mlperf_bert.vocabulary.tokenizer_file import load
@@ -54,7 +53,7 @@ def parse_set(directory: Path) -> object:
     assert windows.lengths.max() <= 16 and windows.lengths.sum() == len(windows.input_ids)
     assert np.all(windows.starts <= windows.ends) and np.all(windows.ends < windows.lengths)
     scores = np.arange(len(windows.input_ids)) % 7
-    found = find_answers(questions, windows, scores, scores)
+    found = find_answers(questions, windows, np.stack([scores, scores], axis=1))
     pairs = zip(questions, found, strict=True)
     assert all(each.text in question.context for question, each in pairs)
     return evaluate(questions, found)

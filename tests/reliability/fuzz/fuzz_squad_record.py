@@ -6,9 +6,9 @@ from pathlib import Path
 from fuzz_mutations import mutate_json
 from fuzz_parser import Parser
 
-from bert_tools.squad.comparison import Conditions, compare_runs
-from bert_tools.squad.plot import goodput_picture, timeline_picture
-from bert_tools.squad.record import RESULT, read_run
+from bert_tools.common.figures import png
+from bert_tools.squad.comparison import RESULT, Conditions, compare_runs, read_run
+from bert_tools.squad.plot import goodput_figure, timeline_figure
 from bert_tools.squad.table import in_words
 
 
@@ -56,7 +56,8 @@ def parse_record(directory: Path) -> object:
     comparison = compare_runs([run], Conditions(initial_batch=8, peak_tflops=0.1))
     json.dumps(comparison.as_json())
     if run.seed > 1:
-        return goodput_picture(comparison), timeline_picture([run])
+        figures = (goodput_figure(comparison), timeline_figure([run]))
+        return [png(each) for each in figures if each is not None]
     return in_words(comparison)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bert_tools.squad import answers
-from bert_tools.squad.answers import FoundAnswer, find_answers, has_most_context
+from bert_tools.squad.answers import FoundAnswer, find_answers
 from bert_tools.squad.questions import Questions
 from bert_tools.squad.windows import Windows, make_windows
 from plain_spans import plain_answers
@@ -33,8 +33,13 @@ def scores_of(windows: Windows, **scores: float) -> NDArray[np.float64]:
     return found
 
 
+def both(starts: Any, ends: Any) -> NDArray[np.float64]:
+    """As `score_windows` gives them."""
+    return np.stack([starts, ends], axis=1)
+
+
 def one(windows: Windows, starts: Any, ends: Any, **options: Any) -> FoundAnswer:
-    (found,) = find_answers(QUESTIONS, windows, starts, ends, **options)
+    (found,) = find_answers(QUESTIONS, windows, both(starts, ends), **options)
     return found
 
 
@@ -93,15 +98,6 @@ def test_a_start_counts_where_there_is_most_text_around_it() -> None:
         assert one(windows, starts, scores_of(windows)).text == text
 
 
-def test_most_context_by_hand() -> None:
-    # Tokens 0 to 3, and 1 to 7 of the same text. Smaller sides of the first: 0 1 1 0; of the second
-    # for 1 to 7: 0 1 2 3 2 1 0. Token 1 has more in the first, 2 as much in both, and the second
-    # is longer; of another question, one window has all.
-    windows = (np.array([0, 1, 0]), np.array([4, 7, 2]), np.array([0, 0, 1]))
-    found = has_most_context(*windows).astype(int).tolist()
-    assert found == [1, 1, 0, 0, *[0, 1, 1, 1, 1, 1, 1], 1, 1]
-
-
 def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
     context = "Caf\u00e9s, (T1)   and\nCAFE\u0301S!"
     questions = questions_of((context, [qa("q", "who")]))
@@ -109,7 +105,7 @@ def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
     windows = make_windows(questions, vocabulary)
     # [CLS] who [SEP] cafe s , ( t1 ) and cafe s ! [SEP]
     starts, ends = scores_of(windows, at7=1), scores_of(windows, at10=1)
-    (found,) = find_answers(questions, windows, starts, ends)
+    (found,) = find_answers(questions, windows, both(starts, ends))
     assert found.text == "T1)   and\nCAFE\u0301"
 
 
@@ -117,7 +113,7 @@ def test_a_text_without_tokens_has_no_answer() -> None:
     questions = questions_of(("\u00ad", [qa("q1", "who")]), (TEXT, [qa("q2", "who")]))
     windows = make_windows(questions, VOCABULARY)
     starts = np.ones(len(windows.input_ids))
-    found = find_answers(questions, windows, starts, starts)
+    found = find_answers(questions, windows, both(starts, starts))
     assert [each.text for each in found] == ["", "t0"]
     assert found[0].difference > 1e20 and np.isfinite(found[0].difference)
 
@@ -151,7 +147,7 @@ def test_equal_to_looking_at_every_pair(
     starts, ends = rng.integers(-4, 5, size=(2, len(windows.input_ids))).astype(np.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "_TOKENS_AT_ONCE", at_once)
-        found = find_answers(questions, windows, starts, ends, max_answer_length=longest)
+        found = find_answers(questions, windows, both(starts, ends), longest)
     expected = plain_answers(questions, windows, starts.tolist(), ends.tolist(), longest)
     assert [(each.text, each.score, each.no_answer_score) for each in found] == expected
 
@@ -164,6 +160,6 @@ def test_right_scores_give_the_right_answers() -> None:
     starts, ends = np.zeros((2, len(windows.input_ids)))
     starts[windows.offsets[:-1] + windows.starts] = 1
     ends[windows.offsets[:-1] + windows.ends] = 1
-    found = find_answers(questions, windows, starts, ends)
+    found = find_answers(questions, windows, both(starts, ends))
     assert [each.text for each in found if each.difference < 0] == ["t3 t4", "t9"]
     assert [each.difference < 0 for each in found] == [True, False, True]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from bert_tools.squad.options import QUICK_DEV
+from bert_tools.squad.comparison import RESULT, read_run
 from bert_tools.squad.questions import read_questions
-from bert_tools.squad.record import RESULT, read_run
+from bert_tools.squad.settings import QUICK_DEV
 from mlperf_bert.__main__ import main
 
 TINY = ("--layers", 2, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")

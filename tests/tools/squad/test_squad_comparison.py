@@ -1,4 +1,4 @@
-"""Comparisons of runs: means, intervals, differences seed by seed, and what is not comparable."""
+"""Records of runs are read strictly; comparisons: means, intervals, differences seed by seed."""
 
 import json
 import math
@@ -6,10 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from squad_records import record, write_record
+from squad_records import pipeline_timeline, record, write_record
 
-from bert_tools.squad.comparison import Comparison, Conditions, Row, compare_runs
-from bert_tools.squad.record import RunRecord, read_run
+from bert_tools.squad.bubble import Span
+from bert_tools.squad.comparison import (
+    RESULT,
+    Comparison,
+    Conditions,
+    Row,
+    RunRecord,
+    compare_runs,
+    read_run,
+)
 from mlperf_bert.common.errors import ConfigError, DataError
 
 M0 = Conditions(initial_batch=16)
@@ -37,9 +45,9 @@ def test_mean_and_interval_over_seeds_by_hand(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, seed=seed, **rates(7.0 + seed)) for seed in (1, 2, 3)]
     value = compare_runs(runs, M0).rows[0].values["samples_per_s"]
     assert value is not None
-    # 8, 9, 10: standard deviation 1, t of 2 degrees of freedom 4.303.
+    # 8, 9, 10: standard deviation 1, t of 2 degrees of freedom 4.302653.
     assert (value.mean, value.count) == (9.0, 3)
-    assert value.half_width == pytest.approx(4.303 / math.sqrt(3))
+    assert value.half_width == pytest.approx(4.302653 / math.sqrt(3))
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
@@ -173,3 +181,81 @@ def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
 def test_no_run_is_no_comparison() -> None:
     with pytest.raises(ConfigError):
         compare_runs([], M0)
+
+
+def test_a_record_is_read(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "schedule": "gpipe",
+        "device_utilisation": [0.5, 0.7],
+        "peak_memory_bytes": [5, 9],
+        "bubble": {"measured": 0.21, "formula": 0.2},
+        "timeline": pipeline_timeline(2, 4),
+        "noise_scale": 31.0,
+    }
+    run = read_run(write_record(tmp_path, record("pipeline:2", ranks=2, seed=3, **changes)))
+    assert (run.engine, run.schedule, run.ranks, run.seed) == ("pipeline:2", "gpipe", 2, 3)
+    assert run.utilisation == pytest.approx(0.6)
+    assert run.peak_memory_bytes == 9
+    assert (run.bubble_measured, run.bubble_formula) == (0.21, 0.2)
+    assert run.timeline[0] == Span(rank=0, stage=0, kind="F", microbatch=0, begin_s=0.0, end_s=1.0)
+    assert run.noise_scale == 31.0
+    assert run.losses[:2] == (3.0, 2.9)
+
+
+@pytest.mark.parametrize(("ranks", "is_comparable"), [(1, True), (2, True), (4, False)])
+def test_more_ranks_than_cores_are_not_comparable(
+    tmp_path: Path, ranks: int, is_comparable: bool
+) -> None:
+    run = read_run(write_record(tmp_path, record(f"ddp:{ranks}", ranks=ranks)))
+    assert run.is_comparable is is_comparable
+
+
+def test_on_gpus_each_rank_has_its_own(tmp_path: Path) -> None:
+    found = record("ddp:8", ranks=8, device="cuda", cores=2)
+    assert read_run(write_record(tmp_path, found)).is_comparable
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schema_version", 2),
+        ("engine", 7),
+        ("ranks", 0),
+        ("ranks", 10**9),
+        ("losses", ["much"]),
+        ("seconds", {"train": 0.0, "end_to_end": 1.0}),
+        ("seconds", {"train": 10**400, "end_to_end": 1.0}),
+        ("samples_per_s", [1.0]),
+        ("noise_scale", -1.0),
+        ("device_utilisation", "high"),
+        ("model", {"layers": [1]}),
+        ("timeline", [{"rank": 0}]),
+        ("timeline", [pipeline_timeline(1, 1)[0] | {"end_s": -1.0}]),
+        ("timeline", [pipeline_timeline(1, 1)[0] | {"kind": "G"}]),
+        ("bubble", {"measured": "a lot"}),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(DataError) as refused:
+        read_run(write_record(tmp_path, record() | {key: value}))
+    assert RESULT in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", sorted(record().keys() - {"schedule", "mfu"}))
+def test_a_record_without_one_of_its_keys_never_raises_anything_else(
+    tmp_path: Path, key: str
+) -> None:
+    found = record()
+    del found[key]
+    try:
+        run = read_run(write_record(tmp_path, found))
+    except DataError as refused:
+        assert key in str(refused)
+    else:  # a key that comparisons do not need
+        assert run.engine == "single"
+
+
+def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has not ended"):
+        read_run(tmp_path)

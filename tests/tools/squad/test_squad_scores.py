@@ -6,7 +6,6 @@ from bert_tools.squad import scores as scores_module
 from bert_tools.squad.answers import FoundAnswer
 from bert_tools.squad.questions import Answer, Question, Questions
 from bert_tools.squad.scores import (
-    Means,
     Measure,
     best_of,
     best_threshold,
@@ -135,18 +134,20 @@ FOUR = questions_of(
 def test_means_by_kind() -> None:
     # q1: "cat" against "cat sat": F1 2/3, not equal. q2 right. q3 right (none). q4 wrong.
     found = score(FOUR, {"q1": "cat", "q2": "the mat", "q3": "", "q4": "cat"})
-    assert found.all.questions == 4
-    assert found.all.exact_match == pytest.approx(50)  # 2 of 4
-    assert found.all.f1 == pytest.approx((2 / 3 + 1 + 1 + 0) / 4 * 100)
-    assert found.answerable.questions == 2
-    assert found.answerable.exact_match == pytest.approx(50)
-    assert found.answerable.f1 == pytest.approx((2 / 3 + 1) / 2 * 100)
-    assert found.unanswerable == Means(2, 50.0, 50.0)
+    assert found["all"] == {
+        "questions": 4,
+        "exact_match": 50.0,
+        "f1": pytest.approx((2 / 3 + 1 + 1 + 0) / 4 * 100),
+    }
+    words = pytest.approx((2 / 3 + 1) / 2 * 100)
+    assert found["answerable"] == {"questions": 2, "exact_match": 50.0, "f1": words}
+    assert found["unanswerable"] == {"questions": 2, "exact_match": 50.0, "f1": 50.0}
 
 
 def test_a_kind_without_questions_has_no_mean() -> None:
-    assert score(asked(CAT), {"q": "cat"}).unanswerable == Means(0, None, None)
-    assert score(asked(), {"q": ""}).answerable == Means(0, None, None)
+    none = {"questions": 0, "exact_match": None, "f1": None}
+    assert score(asked(CAT), {"q": "cat"})["unanswerable"] == none
+    assert score(asked(), {"q": ""})["answerable"] == none
 
 
 def found_of(*pairs: tuple[str, float]) -> list[FoundAnswer]:
@@ -177,32 +178,29 @@ def test_the_best_threshold_for_each_measure() -> None:
     # text), q2 "mat" at 1 (right), q4 at 3 (right without). Sums of all four with the texts up to
     # each difference, none first: exact 2, 2, 1, 2, 1; F1 2, 2 2/3, 1 2/3, 2 2/3, 1 2/3.
     found = found_of(("cat", -2.0), ("mat", 1.0), ("the cat", -1.0), ("cat", 3.0))
-    by_words = best_threshold(FOUR, found, "f1")
-    assert by_words.threshold == -2.0  # the first of two equal ones
-    assert by_words.mean == pytest.approx((2 + 2 / 3) / 4 * 100)
-    exact = best_threshold(FOUR, found, "exact_match")
-    assert exact.mean == pytest.approx(50)
-    assert exact.threshold < -2.0  # no text at all is as good, and comes first
+    by_words = pytest.approx((2 + 2 / 3) / 4 * 100)
+    assert best_threshold(FOUR, found, "f1") == (-2.0, by_words)  # the first of two equal ones
+    threshold, mean = best_threshold(FOUR, found, "exact_match")
+    assert mean == pytest.approx(50)
+    assert threshold < -2.0  # no text at all is as good, and comes first
 
 
 def test_equal_differences_are_not_torn_apart() -> None:
     # All four at 0: either no text (q3 and q4 right: 2) or all (q1 and q2 right: 2), never three.
     found = found_of(("cat sat", 0.0), ("mat", 0.0), ("cat", 0.0), ("cat", 0.0))
-    assert best_threshold(FOUR, found, "exact_match").mean == pytest.approx(50)
+    assert best_threshold(FOUR, found, "exact_match")[1] == pytest.approx(50)
     # With q3 silent, all texts give 3 of 4.
     found = found_of(("cat sat", 0.0), ("mat", 0.0), ("", 0.0), ("cat", 0.0))
-    best = best_threshold(FOUR, found, "exact_match")
-    assert (best.threshold, best.mean) == (0.0, pytest.approx(75))
+    assert best_threshold(FOUR, found, "exact_match") == (0.0, pytest.approx(75))
 
 
 @pytest.mark.parametrize("measure", ["exact_match", "f1"])
 def test_the_best_threshold_gives_its_mean(measure: Measure) -> None:
     found = found_of(("cat", -2.0), ("a mat", 1.0), ("cat", 0.5), ("sat", 3.0))
-    best = best_threshold(FOUR, found, measure)
-    values = evaluate(FOUR, found, best.threshold)
-    assert values[measure] == pytest.approx(best.mean)
+    threshold, mean = best_threshold(FOUR, found, measure)
+    assert evaluate(FOUR, found, threshold)[measure] == pytest.approx(mean)
     tried = [evaluate(FOUR, found, at / 4)[measure] for at in range(-20, 20)]
-    assert max(tried) == pytest.approx(best.mean)
+    assert max(tried) == pytest.approx(mean)
 
 
 def test_what_a_run_records() -> None:

@@ -1,5 +1,6 @@
 """The comparison in words and pictures: what is marked, what is said, numbers with intervals."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,20 @@ from typing import Any
 import pytest
 from squad_records import pipeline_timeline, record, write_record
 
+from bert_tools.common.figures import png
 from bert_tools.common.tables import markdown
-from bert_tools.squad.comparison import Comparison, Conditions, Value, compare_runs
-from bert_tools.squad.plot import goodput_picture, timeline_picture
-from bert_tools.squad.record import RunRecord, read_run
-from bert_tools.squad.table import MARK, in_words, with_interval
+from bert_tools.squad.comparison import (
+    Comparison,
+    Conditions,
+    RunRecord,
+    Value,
+    compare_runs,
+    read_run,
+)
+from bert_tools.squad.plot import goodput_figure, timeline_figure
+from bert_tools.squad.table import MARK, in_words, published_study, study_in_words, with_interval
+
+BASELINE, TWO, FOUR = published_study()
 
 
 def make_runs(directory: Path, **changes: Any) -> list[RunRecord]:
@@ -120,17 +130,72 @@ def test_the_study_stands_beside_it(comparison: Comparison) -> None:
     assert "37.98" in text and "(+206.13 %)" in text and "as published" in text
 
 
+def as_svg(figure: Any) -> str:
+    page = io.StringIO()
+    figure.savefig(page, format="svg")
+    return page.getvalue()
+
+
 def test_pictures_mark_it_too(comparison: Comparison) -> None:
-    goodput = goodput_picture(comparison, "svg").decode()
+    goodput = as_svg(goodput_figure(comparison))
     assert len(re.findall(r"<!-- pipeline:4: goodput [\d.]+ \(not comparable\) -->", goodput)) == 1
     assert "<!-- pipeline:2: goodput 17.5 -->" in goodput  # mean of 17 and 18, efficiency 1
-    timeline = timeline_picture(comparison.runs, "svg")
-    assert timeline is not None
-    assert b"4 ranks on 2 cores: not comparable" in timeline
-    assert b"30.0% measured, 25.0% by formula" in timeline
+    timeline = as_svg(timeline_figure(comparison.runs))
+    assert "4 ranks on 2 cores: not comparable" in timeline
+    assert "30.0% measured, 25.0% by formula" in timeline
 
 
 def test_without_timelines_there_is_no_picture_of_them(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, timeline=[])
-    assert timeline_picture(runs) is None
-    assert goodput_picture(compare_runs(runs, Conditions(initial_batch=16))).startswith(b"\x89PNG")
+    assert timeline_figure(runs) is None
+    figure = goodput_figure(compare_runs(runs, Conditions(initial_batch=16)))
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_goodput_is_rate_times_efficiency_in_every_row() -> None:
+    # 37.98 * 0.01627 = 0.61793; 70.40 * 7.07e-5 = 0.0049773; 116.27 * 1.116e-4 = 0.012976
+    products = [row.product for row in (BASELINE, TWO, FOUR)]
+    assert products == pytest.approx([0.61793, 0.0049773, 0.012976], rel=1e-4)
+    for row in (BASELINE, TWO, FOUR):
+        assert row.goodput == pytest.approx(row.product, rel=0.02)  # as far as it is rounded
+
+
+def test_samples_and_samples_per_update() -> None:
+    # 37.98 * 3688 = 140,070; 70.40 * 3148 = 221,619; 116.27 * 1930.19 = 224,423
+    assert [round(row.samples) for row in (BASELINE, TWO, FOUR)] == [140_070, 221_619, 224_423]
+    # by 5,430, 6,735 and 3,340 updates
+    per_update = [row.samples_per_update for row in (BASELINE, TWO, FOUR)]
+    assert per_update == pytest.approx([25.80, 32.91, 67.19], abs=0.01)
+
+
+def test_no_published_efficiency_follows_from_the_definition() -> None:
+    # (phi + M0) / (phi + M) rises with phi and with M0: at phi = 0, M0 = 1 it is 1 / M.
+    for row in (BASELINE, TWO, FOUR):
+        for noise in (0.0, 1.0, 1e3):
+            for initial in range(1, row.global_batch + 1):
+                allowed = (noise + initial) / (noise + row.global_batch)
+                assert allowed >= row.least_efficiency > row.efficiency
+
+
+def test_what_the_conjecture_explains_and_what_not() -> None:
+    # Scale M * M0 = 16 * 16, 32 * 16, 64 * 16: at least 1/256 = 0.0039, 1/512, 1/1024.
+    least = [row.least_of_product(16) for row in (BASELINE, TWO, FOUR)]
+    assert least == pytest.approx([1 / 256, 1 / 512, 1 / 1024])
+    assert BASELINE.efficiency > least[0]
+    assert TWO.efficiency < least[1]
+    assert FOUR.efficiency < least[2]
+
+
+def test_the_words_have_the_studys_own_differences() -> None:
+    text = "\n".join(study_in_words())
+    for published in ("-14.64 %", "+85.36 %", "-47.66 %", "+206.13 %"):
+        assert published in text
+    assert "25.8 / 32.9 / 67.2" in text
+    assert "140k / 222k / 224k" in text
+    assert "conjecture" in text
+
+
+def test_json_has_published_and_computed_figures() -> None:
+    found = TWO.as_json()
+    assert found["samples_per_s"] == 70.40
+    assert found["samples_per_update"] == pytest.approx(32.91, abs=0.01)

@@ -1,20 +1,200 @@
-"""Runs of several engines and seeds become a comparison: means, intervals, differences.
+"""What fine-tuning runs say of themselves, and what they say side by side: means, differences.
 
-No torch. Intervals are Student's, 95 %, over seeds; differences to the first engine are taken seed
-by seed, because runs of one seed have the same data, order and weights.
+No torch. `squad_result.json` may be written by anybody. Intervals are Student's, 95 %, over seeds;
+differences to the first engine are taken seed by seed, because runs of one seed have the same data,
+order and weights.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+from bert_tools.common.log_reader import is_number
 from bert_tools.common.student_t import mean_and_half_width
-from bert_tools.squad.record import RunRecord, check_same
+from bert_tools.squad.bubble import Kind, Span
 from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.records import Record, read_record
 from mlperf_bert.optim.noise_scale import efficiency
 
+RESULT = "squad_result.json"
+SCHEMA_VERSION = 1
 MIB = 2**20
 NOT_COMPARABLE = "more ranks than cores: its times are not comparable"
+_REMEDY = "give the directory of a run that has ended, as `squad train` wrote it"
+_MOST_RANKS = 4096
+_MOST_SPANS = 100_000
+# Of the settings, the batch and what follows from it.
+_MAY_DIFFER = ("global_batch", "updates", "learning_rate", "noise_every", "capacity_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run. Rates in windows a second; utilisation 0 .. 1; None is what nobody knows.
+
+    `cpu_s` is of all ranks, in training, `core_wait_s` what their threads waited for a core
+    meanwhile. `same` is what runs must have in common to be compared: processor, data, model,
+    weights, precision.
+    """
+
+    engine: str
+    schedule: str
+    ranks: int
+    seed: int
+    device: Literal["cpu", "cuda"]
+    processor: str
+    cores: int
+    precision: str
+    same: dict[str, str | int | float | None]
+    global_batch: int
+    updates: int
+    samples: int
+    losses: tuple[float | None, ...]
+    train_s: float
+    end_to_end_s: float
+    samples_per_s: float
+    end_to_end_samples_per_s: float
+    validation_loss: float
+    exact_match: float
+    f1: float
+    utilisation: float | None
+    utilisation_means: str
+    noise_scale: float | None
+    cpu_s: float
+    core_wait_s: float | None
+    peak_memory_bytes: int
+    model_flops_per_s: float | None
+    bubble_measured: float | None
+    bubble_formula: float | None
+    timeline: tuple[Span, ...]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether its times mean anything: on a CPU no more ranks than cores."""
+        return self.device != "cpu" or self.ranks <= self.cores
+
+
+def read_run(directory: Path) -> RunRecord:
+    """The record of a run's directory. Raises DataError where it is missing or is none."""
+    path = directory / RESULT
+    record = read_record(path, missing="is missing: the run has not ended", remedy=_REMEDY)
+    record.check_version(SCHEMA_VERSION, "schema_version")
+    settings, seconds = record.record("settings"), record.record("seconds")
+    rates = record.record("samples_per_s")
+    bubble = record.record("bubble") if record.has("bubble") else None
+    utilisation = _known(_numbers(record, "device_utilisation"))
+    # A run from before the key was there does not tell it, nor a system that does not count it.
+    waits = _numbers(record, "core_wait_seconds") if record.has("core_wait_seconds") else (None,)
+    return RunRecord(
+        engine=record.text("engine"),
+        schedule=record.text("schedule") if record.has("schedule") else "",
+        ranks=record.integer("ranks", 1, _MOST_RANKS),
+        seed=record.integer("seed"),
+        device="cuda" if record.text("device") == "cuda" else "cpu",
+        processor=record.text("processor"),
+        cores=record.integer("cores", 1),
+        precision=record.text("precision"),
+        same=_same(record, settings),
+        global_batch=settings.integer("global_batch", 1),
+        updates=record.integer("updates", 1),
+        samples=record.integer("samples", 1),
+        losses=_numbers(record, "losses", "one an update"),
+        train_s=_above_zero(seconds, "train"),
+        end_to_end_s=_above_zero(seconds, "end_to_end"),
+        samples_per_s=_above_zero(rates, "train"),
+        end_to_end_samples_per_s=_above_zero(rates, "end_to_end"),
+        validation_loss=record.number("validation_loss"),
+        exact_match=record.number("exact_match"),
+        f1=record.number("f1"),
+        utilisation=sum(utilisation) / len(utilisation) if utilisation else None,
+        utilisation_means=record.text("device_utilisation_means"),
+        noise_scale=_optional(record, "noise_scale"),
+        cpu_s=sum(_known(_numbers(record, "cpu_seconds"))),
+        core_wait_s=None if None in waits else sum(_known(waits)),
+        peak_memory_bytes=max(record.integers("peak_memory_bytes"), default=0),
+        model_flops_per_s=_optional(record, "model_flops_per_s"),
+        bubble_measured=_optional(bubble, "measured"),
+        bubble_formula=_optional(bubble, "formula"),
+        timeline=_timeline(record),
+    )
+
+
+def has_ended(directory: Path) -> bool:
+    """Whether a run has left its record there, readable or not."""
+    return os.path.lexists(directory / RESULT)
+
+
+def _same(record: Record, settings: Record) -> dict[str, str | int | float | None]:
+    """What must not differ: of the settings all but the batch and what follows from it."""
+    model, data = record.record("model"), record.record("data")
+    found: dict[str, str | int | float | None] = {
+        "device": record.text("device"),
+        "processor": record.text("processor"),
+        "precision": record.text("precision"),
+        "samples": record.integer("samples"),
+        "init": record.text("init"),
+    }
+    for name, part in (("model", model), ("data", data), ("settings", settings)):
+        for key, value in part.values.items():
+            if name == "settings" and key in _MAY_DIFFER:
+                continue
+            if value is not None and not isinstance(value, str | int | float):
+                raise part.error(key, "is no plain value")
+            found[f"{name}.{key}"] = value
+    return found
+
+
+def _above_zero(record: Record, key: str) -> float:
+    value = record.number(key)
+    if value <= 0:
+        raise record.error(key, f"is {value}, not above zero")
+    return value
+
+
+def _optional(record: Record | None, key: str) -> float | None:
+    if record is None or not record.has(key):
+        return None
+    value = record.number(key)
+    if value < 0:
+        raise record.error(key, f"is {value}, below zero")
+    return value
+
+
+def _numbers(record: Record, key: str, each: str = "one a rank") -> tuple[float | None, ...]:
+    """A list of numbers, of which some may be null."""
+    values: Any = record.values.get(key)
+    is_list = isinstance(values, list) and all(one is None or is_number(one) for one in values)
+    if not is_list or (each == "one a rank" and len(values) > _MOST_RANKS):
+        raise record.error(key, f"is no list of numbers, {each}")
+    return tuple(values)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _timeline(record: Record) -> tuple[Span, ...]:
+    spans = record.records("timeline")
+    if len(spans) > _MOST_SPANS:
+        raise record.error("timeline", f"has {len(spans):,} parts, more than {_MOST_SPANS:,}")
+    return tuple(_span(each) for each in spans)
+
+
+def _span(record: Record) -> Span:
+    begin, end = record.number("begin_s"), record.number("end_s")
+    if end < begin:
+        raise record.error("end_s", "is before begin_s")
+    if not record.has("kind"):
+        raise record.error("kind", "is missing")
+    return Span(
+        rank=record.integer("rank", 0, _MOST_RANKS),
+        stage=record.integer("stage", 0, _MOST_RANKS),
+        kind=record.choice("kind", get_args(Kind)),
+        microbatch=record.integer("microbatch", 0, _MOST_SPANS),
+        begin_s=begin,
+        end_s=end,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +226,7 @@ class Measure:
     key: str
     title: str
     of: Callable[[RunRecord, Conditions], float | None]
-    kind: str = "plain"  # or "timed"
+    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,23 +303,21 @@ def _percent(share: float | None) -> float | None:
 
 
 STUDY_MEASURES = (  # the study's columns, in its order
-    Measure("runtime_s", "runtime, s", lambda run, _: run.train_s, "timed"),
-    Measure("samples_per_s", "samples/s", lambda run, _: run.samples_per_s, "timed"),
+    Measure("runtime_s", "runtime, s", lambda run, _: run.train_s, timed=True),
+    Measure("samples_per_s", "samples/s", lambda run, _: run.samples_per_s, timed=True),
     Measure("validation_loss", "validation loss", lambda run, _: run.validation_loss),
-    Measure(
-        "utilisation", "utilisation, %", lambda run, _: _percent(run.utilisation), kind="timed"
-    ),
+    Measure("utilisation", "utilisation, %", lambda run, _: _percent(run.utilisation), timed=True),
     Measure("efficiency", "stat. efficiency", _efficiency),
-    Measure("goodput", "goodput, samples/s", _goodput, "timed"),
+    Measure("goodput", "goodput, samples/s", _goodput, timed=True),
     Measure("updates", "updates", lambda run, _: float(run.updates)),
 )
 MORE_MEASURES = (
-    Measure("end_to_end_s", "end to end, s", lambda run, _: run.end_to_end_s, "timed"),
+    Measure("end_to_end_s", "end to end, s", lambda run, _: run.end_to_end_s, timed=True),
     Measure(
         "end_to_end_samples_per_s",
         "samples/s end to end",
         lambda run, _: run.end_to_end_samples_per_s,
-        kind="timed",
+        timed=True,
     ),
     Measure("exact_match", "exact match", lambda run, _: run.exact_match),
     Measure("f1", "F1", lambda run, _: run.f1),
@@ -148,14 +326,15 @@ MORE_MEASURES = (
         "bubble_measured",
         "bubble measured, %",
         lambda run, _: _percent(run.bubble_measured),
-        kind="timed",
+        timed=True,
     ),
     Measure("bubble_formula", "by formula, %", lambda run, _: _percent(run.bubble_formula)),
     Measure("memory_mib", "peak memory, MiB a rank", lambda run, _: run.peak_memory_bytes / MIB),
-    Measure("mfu", "MFU, %", _mfu, "timed"),
+    Measure("mfu", "MFU, %", _mfu, timed=True),
     Measure("cpu_ms", "CPU ms a sample", lambda run, _: 1e3 * run.cpu_s / run.samples),
 )
 MEASURES = STUDY_MEASURES + MORE_MEASURES
+_Group = dict[int, RunRecord]  # of one engine at one batch, by seed
 
 
 def compare_runs(runs: Sequence[RunRecord], conditions: Conditions) -> Comparison:
@@ -168,38 +347,46 @@ def compare_runs(runs: Sequence[RunRecord], conditions: Conditions) -> Compariso
     """
     if not runs:
         raise ConfigError("--engines", "no run has ended", "let one end")
-    check_same(list(runs))
-    groups: dict[tuple[str, str, int], dict[int, RunRecord]] = {}
+    _check_same(runs)
+    groups: dict[tuple[str, str, int], _Group] = {}
     for run in runs:
         group = groups.setdefault((run.engine, run.schedule, run.global_batch), {})
         if run.seed in group:
             problem = f"has two runs with seed {run.seed}"
             raise DataError(run.engine, problem, "compare runs of one comparison only")
         group[run.seed] = run
-    several_batches = len({run.global_batch for run in runs}) > 1
     first = next(iter(groups.values()))
-    rows = []
-    for group in groups.values():
-        batch = next(iter(group.values())).global_batch
-        of_batch = next(each for each in groups.values() if _batch_of(each) == batch)
-        rows.append(_row(group, first, of_batch, conditions, several_batches))
+    first_of_batch: dict[int, _Group] = {}
+    for (_, _, batch), group in groups.items():
+        first_of_batch.setdefault(batch, group)
+    rows = [
+        _row(group, first, first_of_batch[batch], conditions, len(first_of_batch) > 1)
+        for (_, _, batch), group in groups.items()
+    ]
     return Comparison(rows=tuple(rows), runs=tuple(runs), conditions=conditions)
 
 
-def _batch_of(group: dict[int, RunRecord]) -> int:
-    return next(iter(group.values())).global_batch
+def _check_same(runs: Sequence[RunRecord]) -> None:
+    """Raise DataError where runs to compare differ in what they must share."""
+    for run in runs[1:]:
+        for key in sorted(run.same.keys() | runs[0].same.keys()):
+            first, other = runs[0].same.get(key), run.same.get(key)
+            if first != other:
+                problem = f"{key} is {other!r} with seed {run.seed}, {first!r} of {runs[0].engine}"
+                raise DataError(run.engine, problem, "compare runs of one comparison only")
 
 
 def _row(
-    group: dict[int, RunRecord],
-    first: dict[int, RunRecord],
-    first_of_batch: dict[int, RunRecord],
+    group: _Group,
+    first: _Group,
+    first_of_batch: _Group,
     conditions: Conditions,
     several_batches: bool,
 ) -> Row:
     run = next(iter(group.values()))
     label = run.engine + (f"@{run.schedule}" if run.schedule not in ("", "1f1b") else "")
     comparable = all(each.is_comparable for each in [*group.values(), *first.values()])
+    found = {each.key: _by_seed(each, group, conditions) for each in MEASURES}
     return Row(
         label=f"{label}, batch {run.global_batch}" if several_batches else label,
         engine=run.engine,
@@ -208,49 +395,43 @@ def _row(
         global_batch=run.global_batch,
         seeds=tuple(sorted(group)),
         is_comparable=run.is_comparable,
-        values={each.key: _value(each, group, conditions) for each in MEASURES},
+        values={key: _mean(list(by_seed.values())) for key, by_seed in found.items()},
         differences={
             each.key: (
-                _difference(each, group, first, conditions)
-                if group is not first and (comparable or each.kind != "timed")
+                _difference(found[each.key], _by_seed(each, first, conditions))
+                if group is not first and (comparable or not each.timed)
                 else None
             )
             for each in MEASURES
         },
-        loss_difference=None
-        if group is first_of_batch
-        else _loss_difference(group, first_of_batch),
+        loss_difference=_loss_difference(group, first_of_batch),
     )
 
 
-def _value(measure: Measure, group: dict[int, RunRecord], conditions: Conditions) -> Value | None:
-    known = [value for run in group.values() if (value := measure.of(run, conditions)) is not None]
-    return _mean(known)
+def _by_seed(measure: Measure, group: _Group, conditions: Conditions) -> dict[int, float]:
+    """Of the seeds where it is known."""
+    found = {seed: measure.of(run, conditions) for seed, run in group.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _difference(
-    measure: Measure,
-    group: dict[int, RunRecord],
-    first: dict[int, RunRecord],
-    conditions: Conditions,
-) -> Value | None:
+def _difference(own: dict[int, float], first: dict[int, float]) -> Value | None:
     """In percent; None where no seed is in both, or the first engine's value is zero."""
-    percents = []
-    for seed in sorted(group.keys() & first.keys()):
-        own, other = (measure.of(each[seed], conditions) for each in (group, first))
-        if own is not None and other:
-            percents.append(100 * (own / other - 1))
-    return _mean(percents)
+    seeds = [seed for seed in sorted(own.keys() & first.keys()) if first[seed]]
+    return _mean([100 * (own[seed] / first[seed] - 1) for seed in seeds])
 
 
-def _loss_difference(group: dict[int, RunRecord], first: dict[int, RunRecord]) -> float | None:
-    found = [
-        abs(own - other)
-        for seed in group.keys() & first.keys()
-        for own, other in zip(group[seed].losses, first[seed].losses, strict=False)
-        if own is not None and other is not None
-    ]
-    return max(found, default=None)
+def _loss_difference(group: _Group, first: _Group) -> float | None:
+    if group is first:
+        return None
+    return max(
+        (
+            abs(own - other)
+            for seed in group.keys() & first.keys()
+            for own, other in zip(group[seed].losses, first[seed].losses, strict=False)
+            if own is not None and other is not None
+        ),
+        default=None,
+    )
 
 
 def _mean(values: list[float]) -> Value | None:

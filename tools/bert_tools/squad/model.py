@@ -1,21 +1,25 @@
 """BERT that scores every token as the first and the last of an answer, whole or in parts.
 
 A part is some layers in a row, the embeddings with the first of them, the scores with the last, so
-that a pipeline is parts one behind the other and one part alone is the model.
+that a pipeline is parts one behind the other and one part alone is the model. Layers are cut into
+parts so that the slowest has as little to do as can be.
 
 Shape letters: T tokens, D hidden.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from bert_tools.bench.flops import model_flops
+from bert_tools.squad.batches import SpanBatch, span_loss_sum
+from bert_tools.squad.measures import squad_flops
 from bert_tools.squad.settings import SquadPrecision
-from bert_tools.squad.spans import SpanBatch, span_loss_sum
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_choice import choose_attention
@@ -84,7 +88,7 @@ class SpanModel(nn.Module):
     Args:
         config: shape and dropout; its precision is not looked at.
         part: which layers.
-        device: where it will live; the weights are on "meta" until `set_weights`.
+        device: where it will live; the weights are on "meta" until `make_part` fills them.
         precision: "bf16" computes products under autocast, "fp64" in float64.
         dropout_seed: of all dropout.
 
@@ -116,14 +120,6 @@ class SpanModel(nn.Module):
         # Of the update that is computed; no part of the model's state.
         self.update = torch.zeros(1, dtype=torch.int64, device=device)
 
-    @torch.no_grad()
-    def set_weights(self, weight: Callable[[str], Tensor]) -> None:
-        """Fill all tensors: `weight` gives the one of a name, on any device and of any dtype."""
-        self.to_empty(device=self.device)
-        self.to(self.dtype)
-        for name, parameter in self.named_parameters():
-            parameter.copy_(weight(name))
-
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
 
@@ -135,7 +131,7 @@ class SpanModel(nn.Module):
         tokens = batch.tokens
         layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
         keys = self._dropout_keys(batch)
-        with self._computing():
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             if hidden is None:
                 hidden = self.bert.embeddings(tokens, keys)
             assert isinstance(self.bert.encoder.layer, nn.ModuleDict)
@@ -147,19 +143,11 @@ class SpanModel(nn.Module):
             scores: Tensor = self.qa_outputs(hidden)
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
-    def _computing(self) -> AbstractContextManager[object]:
-        if not self._autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
-
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
         if not self.training:
             return None
-        tokens = batch.tokens
-        window = tokens.sample_ids.repeat_interleave(
-            tokens.cu_seqlens.diff(), output_size=batch.num_tokens
-        )
-        return DropoutKeys(self.dropout_seed, self.update, window, tokens.position_ids)
+        window = batch.per_token(batch.tokens.sample_ids)
+        return DropoutKeys(self.dropout_seed, self.update, window, batch.tokens.position_ids)
 
 
 def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -187,15 +175,64 @@ def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
     return weights
 
 
+@torch.no_grad()
 def make_part(
     config: ModelSection,
     part: Part,
     weights: Mapping[str, Tensor],
     device: torch.device,
-    precision: SquadPrecision,
-    dropout_seed: int,
+    precision: SquadPrecision = "fp32",
+    dropout_seed: int = 0,
 ) -> SpanModel:
     """A part with its share of the whole model's weights, ready to train."""
     model = SpanModel(config, part, device, precision, dropout_seed)
-    model.set_weights(weights.__getitem__)
+    model.to_empty(device=device)
+    model.to(model.dtype)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
     return model.train()
+
+
+def layer_costs(model: ModelSection, length: float) -> list[float]:
+    """Operations of each layer for a window of so many tokens, with the scores in the last.
+
+    The embeddings are looked up: no products.
+    """
+    flops = model_flops(model, [length], [0])
+    layers = flops.encoder + flops.attention
+    costs = [layers / model.num_layers] * model.num_layers
+    costs[-1] += squad_flops(model, [length]) - layers
+    return costs
+
+
+def balanced_split(costs: Sequence[float], parts: int) -> list[int]:
+    """Where each part begins, and at the end how many costs there are; no part is empty.
+
+    The largest sum of a part is the least that neighbours allow: exact, by dynamic programming. Of
+    equal splits the one with more in the later parts is taken, as the first has the embeddings.
+
+    Raises:
+        ConfigError: more parts than costs.
+    """
+    count = len(costs)
+    if parts > count:
+        problem = f"has {parts} stages, the model {count} layers"
+        raise ConfigError("--engine", problem, "use fewer stages, or a deeper model")
+    before = [0.0]
+    for cost in costs:
+        before.append(before[-1] + cost)
+
+    @cache
+    def best(end: int, number: int) -> tuple[float, int]:
+        """Largest part of the first `end` costs in `number` parts, and where the last begins."""
+        if number == 1:
+            return before[end], 0
+        return min(
+            (max(best(begin, number - 1)[0], before[end] - before[begin]), begin)
+            for begin in range(number - 1, end)
+        )
+
+    bounds = [count]
+    for number in range(parts, 0, -1):
+        bounds.append(best(bounds[-1], number)[1])
+    return bounds[::-1]

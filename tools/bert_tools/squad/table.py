@@ -1,7 +1,14 @@
-"""The comparison in words: Markdown tables that read well as plain text. No torch."""
+"""The comparison in words, beside the published study: Markdown that reads well as plain text.
 
+No torch.
+"""
+
+import csv
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from bert_tools.common.tables import markdown
 from bert_tools.squad.comparison import (
@@ -12,9 +19,9 @@ from bert_tools.squad.comparison import (
     Row,
     Value,
 )
-from bert_tools.squad.study_text import study_in_words
 from mlperf_bert.common.errors import one_line
 
+TITLE = "BERT-base on SQuAD v2, 4 NVIDIA A100 40 GB, as published"
 MARK = "†"
 _NOTHING = "-"
 _PLACES = 4  # significant digits
@@ -22,6 +29,7 @@ _MOST_PLACES = 5  # after the point
 _ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
 _LEAST_PERCENT = 0.001  # of a difference that is written out
 _UNKNOWN_NOISE = "unknown"
+_STUDY_BATCH = 16  # the baseline's, the natural initial batch
 _UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
 
 
@@ -30,11 +38,11 @@ def in_words(comparison: Comparison) -> str:
     lines = [
         *_heading(comparison),
         "",
-        *measures_table(comparison, STUDY_MEASURES),
+        *_measures(comparison, STUDY_MEASURES),
         "",
         *_differences(comparison),
         "",
-        *measures_table(comparison, MORE_MEASURES),
+        *_measures(comparison, MORE_MEASURES),
         "",
         *_notes(comparison),
         "",
@@ -47,10 +55,12 @@ def _heading(comparison: Comparison) -> Iterator[str]:
     first = comparison.runs[0]
     same = first.same
     seeds = sorted({run.seed for run in comparison.runs})
+    init = str(same.get("init"))
+    init = "random weights" if init == "random" else f"the checkpoint {init[:12]}"
     where = f"{first.cores} {'cores' if first.device == 'cpu' else 'GPUs'}"
     yield one_line(
         f"{same.get('model.layers')} layers, hidden {same.get('model.hidden')}, "
-        f"{_count(same.get('model.parameters'))} parameters, from {_init(same.get('init'))}; "
+        f"{_count(same.get('model.parameters'))} parameters, from {init}; "
         f"{_count(same.get('data.train_windows'))} windows of "
         f"{_count(same.get('data.train_questions'))} questions to train on, "
         f"{_count(same.get('data.dev_questions'))} to evaluate; {first.samples:,} samples, "
@@ -59,16 +69,11 @@ def _heading(comparison: Comparison) -> Iterator[str]:
     )
 
 
-def _init(digest: object) -> str:
-    text = str(digest)
-    return "random weights" if text == "random" else f"the checkpoint {text[:12]}"
-
-
 def _count(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def measures_table(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
+def _measures(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
     """One line an engine: means with half of their intervals."""
     header = ["engine", *(measure.title for measure in measures)]
     rows = [
@@ -85,21 +90,21 @@ def _cell(row: Row, measure: Measure) -> str:
     value = row.values[measure.key]
     if value is None:
         return _NOTHING
-    mark = f" {MARK}" if measure.kind == "timed" and not row.is_comparable else ""
+    mark = f" {MARK}" if measure.timed and not row.is_comparable else ""
     return with_interval(value) + mark
 
 
 def with_interval(value: Value, sign: str = "") -> str:
     """As `12.34 ± 0.41`; the mean alone where there is no interval, or none beyond rounding."""
     if not value.half_width or value.half_width < _ROUNDING * abs(value.mean):
-        return number(value.mean, sign)
+        return _number(value.mean, sign)
     places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of the half
     if places > _MOST_PLACES:
-        return f"{number(value.mean, sign)} ± {number(value.half_width)}"
+        return f"{_number(value.mean, sign)} ± {_number(value.half_width)}"
     return f"{value.mean:{sign},.{places}f} ± {value.half_width:,.{places}f}"
 
 
-def number(value: float, sign: str = "") -> str:
+def _number(value: float, sign: str = "") -> str:
     """With four significant digits, or all those before the point; small ones as 1.2e-05."""
     if value == 0:
         return "0"
@@ -134,7 +139,7 @@ def _difference(row: Row, measure: Measure) -> str:
         return f"< {_LEAST_PERCENT:g} %"
     if value is not None:
         return f"{with_interval(value, '+')} %"
-    if measure.kind == "timed" and not row.is_comparable:
+    if measure.timed and not row.is_comparable:
         return "not comparable"
     return _NOTHING
 
@@ -166,7 +171,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from _efficiency_notes(comparison)
     if conditions.peak_tflops is not None:
         yield (
-            f"MFU: model FLOPs by the published count over {number(conditions.peak_tflops)} "
+            f"MFU: model FLOPs by the published count over {_number(conditions.peak_tflops)} "
             f"TFLOP/s, {one_line(conditions.peak_means)}."
         )
     yield "Runtime and samples/s are of training; end to end has start, evaluation and saving too."
@@ -208,3 +213,161 @@ def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
         )
     if any(row.values["efficiency"] is None for row in comparison.rows):
         yield f"{_NOTHING}: phi is {_UNKNOWN_NOISE}: measure it with --noise-every, or for longer."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRow:
+    """One experiment as published, fields as columns of study.csv; what follows are properties."""
+
+    experiment: str
+    devices: int
+    global_batch: int
+    precision: str
+    runtime_s: float
+    samples_per_s: float
+    validation_loss: float
+    utilisation_percent: float
+    efficiency: float
+    goodput: float
+    updates: int
+
+    @property
+    def samples(self) -> float:
+        """That it trained on: rate times runtime."""
+        return self.samples_per_s * self.runtime_s
+
+    @property
+    def samples_per_update(self) -> float:
+        """What its updates were made of; the global batch, if the figures agree."""
+        return self.samples / self.updates
+
+    @property
+    def product(self) -> float:
+        """Rate times efficiency: the definition of goodput."""
+        return self.samples_per_s * self.efficiency
+
+    @property
+    def least_efficiency(self) -> float:
+        """That (phi + M0) / (phi + M) can be for any initial batch M0 >= 1: at phi = 0, M0 = 1."""
+        return 1 / self.global_batch
+
+    def least_of_product(self, initial_batch: int) -> float:
+        """That it can be if M was taken times M0 where the algebra wants it divided by M0.
+
+        With the scale s = M * M0 in the place of M / M0 the efficiency is (phi + 1) / (phi + s),
+        phi in initial batches: at least 1 / s.
+        """
+        return 1 / (self.global_batch * initial_batch)
+
+    def as_json(self) -> dict[str, Any]:
+        """Published figures, and those that follow."""
+        return asdict(self) | {
+            "samples": self.samples,
+            "samples_per_update": self.samples_per_update,
+            "samples_per_s_times_efficiency": self.product,
+            "least_efficiency_by_definition": self.least_efficiency,
+        }
+
+
+def published_study() -> list[StudyRow]:
+    """The rows of the shipped table; the first is the baseline."""
+    text = Path(__file__).with_name("study.csv").read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    kinds: dict[str, Any] = StudyRow.__annotations__
+    return [
+        StudyRow(**{name: kinds[name](cell) for name, cell in cells.items()})
+        for cells in csv.DictReader(lines)
+    ]
+
+
+def study_in_words() -> list[str]:
+    """Lines: figures with differences to the baseline, what they say of each other, and why."""
+    rows = published_study()
+    header = ["experiment", *(title for title, _, _ in _PUBLISHED)]
+    return [
+        f"The study ({TITLE}):",
+        "",
+        *markdown(header, [list(_published(row, rows[0])) for row in rows]),
+        "",
+        "What its figures say of each other:",
+        "",
+        *markdown(_DERIVED, [_derived(row) for row in rows]),
+        "",
+        *_confounds(rows),
+    ]
+
+
+_PUBLISHED = (  # title, field, places after the point
+    ("runtime, s", "runtime_s", 2),
+    ("samples/s", "samples_per_s", 2),
+    ("validation loss", "validation_loss", 4),
+    ("utilisation, %", "utilisation_percent", 2),
+    ("stat. efficiency", "efficiency", 5),
+    ("goodput", "goodput", 4),
+    ("updates", "updates", 0),
+)
+_DERIVED = (
+    *("experiment", "precision", "global batch", "samples (samples/s x runtime)"),
+    *("samples an update", "samples/s x efficiency", "least efficiency by definition"),
+)
+
+
+def _published(row: StudyRow, first: StudyRow) -> Iterator[str]:
+    yield row.experiment
+    for _, key, places in _PUBLISHED:
+        value, base = float(getattr(row, key)), float(getattr(first, key))
+        shown = f"{value:,.{places}f}" if value >= 1e-3 else f"{value:.4g}"
+        yield shown if row is first else f"{shown} ({100 * (value / base - 1):+.2f} %)"
+
+
+def _derived(row: StudyRow) -> list[str]:
+    return [
+        row.experiment,
+        row.precision,
+        f"{row.global_batch}",
+        f"{row.samples:,.0f}",
+        f"{row.samples_per_update:.1f}",
+        f"{row.product:.5f}",
+        f"{row.least_efficiency:.4f}",
+    ]
+
+
+def _confounds(rows: Sequence[StudyRow]) -> Iterator[str]:
+    """What differs between rows beside the engine, and what the figures cannot be."""
+    per_update = " / ".join(f"{row.samples_per_update:.1f}" for row in rows)
+    samples = " / ".join(f"{row.samples / 1e3:,.0f}k" for row in rows)
+    least = " / ".join(f"{row.least_efficiency:.3g}" for row in rows)
+    wrong = " / ".join(f"{row.least_of_product(_STUDY_BATCH):.2g}" for row in rows)
+    needed = max(1 / (row.global_batch * row.efficiency) for row in rows)
+    others, baseline = rows[1:], f"{rows[0].samples_per_update:.1f}"
+    batches = " and ".join(f"{row.global_batch}" for row in others)
+    yield (
+        f"- Precision: {rows[0].precision} in the baseline, {others[0].precision} in the others: "
+        "on these GPUs that alone makes training faster."
+    )
+    yield (
+        f"- Global batch: {rows[0].global_batch} against {batches} samples, at whatever learning "
+        "rate: validation loss and efficiency change with it, whatever the engine."
+    )
+    yield f"- Samples: {samples}: runtimes are of different amounts of work."
+    yield (
+        f"- Samples an update: {per_update}. In the last two rows that is 16 a device: data "
+        "parallelism's batch. Hugging Face's Trainer has no pipeline stages of DeepSpeed "
+        "(huggingface/transformers#37129), so these rows were most likely data parallelism too; "
+        f"{baseline} in the baseline fit no batch of {rows[0].global_batch}."
+    )
+    yield (
+        f"- Efficiency: (phi + M0) / (phi + M) is at least M0 / M, so at least {least} for any "
+        "initial batch of a sample or more. All published ones are below: none follows from the "
+        "definition."
+    )
+    yield (
+        "- A conjecture why: M taken times M0 in the place of divided by it, as one revision of "
+        f"AdaptDL's goodput.py has it. With M0 = {_STUDY_BATCH} that gives at least {wrong}: the "
+        f"baseline fits, the others do not (they would need M0 of {needed:,.0f} or more). So it "
+        "explains small efficiencies, not these figures."
+    )
+    yield (
+        "- Utilisation is NVML's: low where kernels wait for something. It is no property of "
+        "pipelines: their bubbles are (s - 1) / (m + s - 1) of s stages and m microbatches."
+    )
