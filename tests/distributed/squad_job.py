@@ -136,10 +136,12 @@ def bubble_of(
     rank = dist.get_rank(group)
     clock = StageClock(rank)
     example = torch.zeros((1, 4), requires_grad=True)
-    examples = (example, example)
+    examples = (example,)
     sleeper = Sleeper()
-    stage = TimedStage(sleeper, rank, stages, CPU, examples, group, clock)
-    of_torch = make_schedule(schedule, [stage], microbatches, lambda output, target: output.sum())
+    stage = TimedStage(
+        *(clock, sleeper, rank, stages, CPU), input_args=examples, output_args=examples, group=group
+    )
+    of_torch = make_schedule(schedule, [stage], microbatches)
     by_formula = bubble_by_formula(schedule, stages, microbatches)
     assert by_formula is not None
     enough = by_formula + 0.6 * TOLERANCE

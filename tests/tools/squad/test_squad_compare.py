@@ -13,6 +13,7 @@ from squad_records import record, write_record
 
 from bert_tools.squad import cli, compare
 from bert_tools.squad.compare import Job, at_batch, hold_to_comparison, make_jobs, run_jobs
+from bert_tools.squad.comparison import RunRecord
 from bert_tools.squad.settings import SquadSettings, add_settings, parse_engine, settings_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
@@ -45,6 +46,12 @@ class FakeRuns:
         write_record(Path(given["--run-dir"]), found)
         return 0
 
+    def run(self, jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
+        """`run_jobs` with these in the place of real ones."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compare, "run_on_ranks", self)
+            return run_jobs(jobs)
+
 
 def jobs_of(out: Path, engines: Sequence[str], seeds: int, batches: Sequence[int]) -> list[Job]:
     per_engine = [settings(name, seed) for seed in range(1, seeds + 1) for name in engines]
@@ -53,7 +60,7 @@ def jobs_of(out: Path, engines: Sequence[str], seeds: int, batches: Sequence[int
 
 def test_engines_take_turns_seed_by_seed(tmp_path: Path) -> None:
     fake = FakeRuns()
-    runs, status = run_jobs(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]), fake)
+    runs, status = fake.run(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]))
     assert status == 0
     assert [(run.engine, run.seed) for run in runs] == [
         ("single", 1),
@@ -67,17 +74,17 @@ def test_engines_take_turns_seed_by_seed(tmp_path: Path) -> None:
 def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
     jobs = jobs_of(tmp_path, ["single", "ddp:2"], 2, [16])
     stopped = FakeRuns(fail_at=3)
-    runs, status = run_jobs(jobs, stopped)
+    runs, status = stopped.run(jobs)
     assert (len(runs), status) == (2, STOPPED)
     again = FakeRuns()
-    runs, status = run_jobs(jobs, again)
+    runs, status = again.run(jobs)
     assert (len(runs), status) == (4, 0)
     assert len(again.calls) == 2
 
 
 def test_the_first_failure_ends_it(tmp_path: Path) -> None:
     fake = FakeRuns(fail_at=2, status=2)
-    runs, status = run_jobs(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]), fake)
+    runs, status = fake.run(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]))
     assert (len(runs), status, len(fake.calls)) == (1, 2, 2)
 
 
@@ -85,7 +92,7 @@ def test_a_damaged_record_is_named_not_passed_over(tmp_path: Path) -> None:
     jobs = jobs_of(tmp_path, ["single"], 1, [16])
     write_record(jobs[0].directory, record(losses="none"))
     with pytest.raises(DataError, match="losses"):
-        run_jobs(jobs, FakeRuns())
+        FakeRuns().run(jobs)
 
 
 def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> None:

@@ -53,28 +53,22 @@ def run(args: argparse.Namespace) -> int:
     return int(args.squad(args))
 
 
+def _add(
+    parser: argparse.ArgumentParser, name: str, kind: type, shown: str, text: str, **more: Any
+) -> None:
+    parser.add_argument(f"--{name}", type=kind, metavar=shown, help=text, **more)
+
+
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add the options of `squad train`."""
-    parser.add_argument(
-        "--engine",
-        default="single",
-        metavar="NAME",
-        help="single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule "
-        "(default single)",
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default 1")
-    parser.add_argument(
-        "--run-dir",
-        type=Path,
-        metavar="DIR",
-        help="where record and model go (default: runs/<utc>-squad)",
-    )
-    parser.add_argument(
-        "--save",
-        choices=("weights", "nothing"),
-        default="weights",
-        help="the fine-tuned model beside the record (default), or the record alone",
-    )
+    text = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule "
+    _add(parser, "engine", str, "NAME", f"{text}(default single)", default="single")
+    _add(parser, "seed", int, "N", "default 1", default=1)
+    text = "where record and model go (default: runs/<utc>-squad)"
+    _add(parser, "run-dir", Path, "DIR", text)
+    text = "the fine-tuned model beside the record (default), or the record alone"
+    choices = ("weights", "nothing")
+    parser.add_argument("--save", choices=choices, default="weights", help=text)
     parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
     add_settings(parser)
 
@@ -134,40 +128,20 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--engines",
-        default=DEFAULT_ENGINES,
-        metavar="A,B,...",
-        help="single, ddp:N, fsdp:N, pipeline:S, pipeline:Sxddp:R, with @gpipe, @1f1b, "
-        "@interleaved or @zero_bubble; the first is what the others are compared with "
-        f"(default {DEFAULT_ENGINES})",
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="seeds 1 .. N of each (default 3)"
-    )
-    parser.add_argument(
-        "--batches", metavar="A,B,...", help="global batches to sweep, in place of --global-batch"
-    )
-    parser.add_argument(
-        "--rate-rule",
-        choices=("square_root", "keep"),
-        default="square_root",
-        help="how the learning rate follows --batches, from the first on (default square_root)",
-    )
-    parser.add_argument(
-        "--initial-batch",
-        type=int,
-        metavar="N",
-        help="M0 of the statistical efficiency (default: the first global batch)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/squad-compare"),
-        metavar="DIR",
-        help="runs, table and pictures; gone on with where it is there "
-        "(default runs/squad-compare)",
-    )
+    text = "single, ddp:N, fsdp:N, pipeline:S, pipeline:Sxddp:R, with @gpipe, @1f1b, @interleaved "
+    text += "or @zero_bubble; the first is what the others are compared with "
+    text += f"(default {DEFAULT_ENGINES})"
+    _add(parser, "engines", str, "A,B,...", text, default=DEFAULT_ENGINES)
+    _add(parser, "seeds", int, "N", "seeds 1 .. N of each (default 3)", default=3)
+    text = "global batches to sweep, in place of --global-batch"
+    _add(parser, "batches", str, "A,B,...", text)
+    text = "how the learning rate follows --batches, from the first on (default square_root)"
+    choices = ("square_root", "keep")
+    parser.add_argument("--rate-rule", choices=choices, default="square_root", help=text)
+    text = "M0 of the statistical efficiency (default: the first global batch)"
+    _add(parser, "initial-batch", int, "N", text)
+    text = "runs, table and pictures; gone on with where it is there (default runs/squad-compare)"
+    _add(parser, "out", Path, "DIR", text, default=Path("runs/squad-compare"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings(parser)
 
@@ -245,18 +219,11 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="`model` in a run's directory, or a BertForQuestionAnswering in safetensors",
-    )
-    parser.add_argument("--vocab", type=Path, metavar="FILE", help="default: beside the model")
+    text = "`model` in a run's directory, or a BertForQuestionAnswering in safetensors"
+    _add(parser, "model", Path, "DIR", text, required=True)
+    _add(parser, "vocab", Path, "FILE", "default: beside the model")
     add_dev(parser)
-    parser.add_argument(
-        "--predictions", type=Path, metavar="FILE", help="write the answers there, as JSON"
-    )
+    _add(parser, "predictions", Path, "FILE", "write the answers there, as JSON")
     for name, text in (
         ("max-length", "tokens of a window (default {}, or what it can read)"),
         ("stride", "tokens by which a window moves on (default {}, at most a third)"),
@@ -264,15 +231,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         ("max-answer-length", "tokens ({})"),
     ):
         default = DEFAULTS[name.replace("-", "_")]
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=text.format(default))
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="no answer where it scores more than X above the best one (default 0); "
-        "sets of v1.1 take none: each of their questions has an answer",
-    )
+        kept = {"default": default} if text == "tokens ({})" else {}
+        _add(parser, name, int, "N", text.format(default), **kept)
+    text = "no answer where it scores more than X above the best one (default 0); "
+    text += "sets of v1.1 take none: each of their questions has an answer"
+    _add(parser, "threshold", float, "X", text, default=0.0)
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -319,8 +282,6 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _check_evaluation(args: argparse.Namespace) -> None:
-    if args.max_answer_length is None:
-        args.max_answer_length = DEFAULTS["max_answer_length"]
     if args.max_answer_length < 1:
         remedy = "give 1 or more"
         raise ConfigError("--max-answer-length", f"is {args.max_answer_length}", remedy)
@@ -334,19 +295,15 @@ def _lengths(args: argparse.Namespace, most: int) -> dict[str, int]:
     if not 0 < length <= most:
         raise ConfigError("--max-length", f"is {length}", f"give 1 .. {most}, as the model has")
     third = min(DEFAULTS["stride"], max(1, length // 3))
+    stride = third if args.stride is None else args.stride
     question = args.max_question_length
-    return {
-        "max_length": length,
-        "stride": third if args.stride is None else args.stride,
-        "max_question_length": DEFAULTS["max_question_length"] if question is None else question,
-    }
+    return {"max_length": length, "stride": stride, "max_question_length": question}
 
 
 def _answers_in_words(result: dict[str, Any]) -> str:
     counts = result["answerable"]["questions"] + result["unanswerable"]["questions"]
-    everything = {"questions": counts, **{key: result[key] for key in ("exact_match", "f1")}}
     return (
-        f"{_scores_in_words({'all': everything, **result})}\n"
+        f"{_scores_in_words({**result, 'all': {**result, 'questions': counts}})}\n"
         f"validation loss {result['validation_loss']:.4f}; with the best threshold, chosen on "
         f"these questions, F1 {result['best_f1']:.2f} % at {result['best_f1_threshold']:.3g}"
     )
@@ -354,27 +311,18 @@ def _answers_in_words(result: dict[str, Any]) -> str:
 
 def _scores_in_words(scores: dict[str, Any]) -> str:
     lines = []
-    for part, words in (
-        ("all", "questions"),
-        ("answerable", "with an answer"),
-        ("unanswerable", "without an answer"),
-    ):
-        means = scores[part]
-        line = f"{means['questions']:,} {words}"
-        if means["exact_match"] is not None:
-            line += f": exact match {means['exact_match']:.2f} %, F1 {means['f1']:.2f} %"
+    names = {"all": "questions", "answerable": "with an answer"}
+    for part, words in (names | {"unanswerable": "without an answer"}).items():
+        line = f"{scores[part]['questions']:,} {words}"
+        if scores[part]["exact_match"] is not None:
+            line += ": exact match {exact_match:.2f} %, F1 {f1:.2f} %".format(**scores[part])
         lines.append(line)
     return "\n".join(lines)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--predictions",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help='JSON: id of every question -> its answer, "" for none',
-    )
+    text = 'JSON: id of every question -> its answer, "" for none'
+    _add(parser, "predictions", Path, "FILE", text, required=True)
     add_dev(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

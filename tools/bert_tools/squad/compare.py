@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,6 @@ from mlperf_bert.optim.noise_scale import learning_rate_gain
 
 Begun = Literal["new", "same", "other"]
 RateRule = Literal["square_root", "keep"]
-Runner = Callable[[Sequence[str], int], int]
 
 STUDY, RUNS, PEAK, TABLE = "comparison.json", "runs", "peak.json", "table.md"
 PEAK_SECONDS = 3.0
@@ -59,14 +58,9 @@ def make_jobs(
 ) -> list[Job]:
     """Every engine at every batch, in turns of seeds, so that a machine's moods meet all engines.
 
-    Args:
-        out: directory of the comparison.
-        per_engine: settings at the first batch, of every seed and engine, in their order.
-        batches: global batches; each trains on as many samples as the first.
-        rule: how the learning rate follows the batch.
-
-    Raises:
-        ConfigError: a batch that does not divide the samples of the run.
+    `per_engine` are settings at the first batch, of every seed and engine, in their order. Every
+    batch trains on as many samples as the first; the learning rate follows it by the rule. Raises
+    ConfigError for a batch that does not divide the samples of the run.
     """
     jobs = []
     for settings in per_engine:
@@ -213,17 +207,11 @@ def _measure_peak(settings: SquadSettings) -> dict[str, Any]:
     return {"tflops": peak.long_tflops, "means": peak.reason or words}
 
 
-def run_jobs(jobs: Sequence[Job], run: Runner | None = None) -> tuple[list[RunRecord], int]:
+def run_jobs(jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
     """Run what has not ended; records of all that have, and 0 or the status of what stopped it.
 
-    Args:
-        jobs: in the order in which they run.
-        run: starts ranks with a command line and waits, as `run_on_ranks` does.
-
-    Raises:
-        DataError: a run left no record, or none that can be read.
+    Raises DataError where a run left no record, or none that can be read.
     """
-    start = run or run_on_ranks
     waiting = [job for job in jobs if not _has_ended(job.directory)]
     if len(waiting) < len(jobs):
         say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs have ended before and are kept")
@@ -232,7 +220,7 @@ def run_jobs(jobs: Sequence[Job], run: Runner | None = None) -> tuple[list[RunRe
         say(f"{done + 1} of {len(waiting)}: {job.title}{_left(begun, done, len(waiting))}")
         words = ["squad", "train", "--quiet", "--save", "nothing"]
         words += ["--run-dir", str(job.directory.absolute()), *job.settings.as_words()]
-        status = start(words, job.settings.engine.ranks)
+        status = run_on_ranks(words, job.settings.engine.ranks)
         if status != 0:
             what = "stopped" if status == STOPPED else f"ended with status {status}"
             say(f"{job.title}: {what}; {_GOES_ON}")
@@ -265,7 +253,7 @@ def write_comparison(out: Path, comparison: Comparison) -> dict[str, Any]:
     answer = {
         "schema_version": 1,
         **comparison.as_json(),
-        "study": {"title": TITLE, "rows": [row.as_json() for row in published_study()]},
+        "study": {"title": TITLE, "rows": published_study()},
         "pictures": [str(out / name) for name in pictures],
     }
     for name, picture in pictures.items():

@@ -5,7 +5,6 @@ differences to the first engine are taken seed by seed, because runs of one seed
 order and weights.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from mlperf_bert.optim.noise_scale import efficiency
 RESULT = "squad_result.json"
 SCHEMA_VERSION = 1
 MIB = 2**20
-NOT_COMPARABLE = "more ranks than cores: its times are not comparable"
+_WHY = "more ranks than cores: its times are not comparable"
 _REMEDY = "give the directory of a run that has ended, as `squad train` wrote it"
 _MOST_RANKS = 4096
 _MOST_SPANS = 100_000
@@ -120,11 +119,6 @@ def read_run(directory: Path) -> RunRecord:
     )
 
 
-def has_ended(directory: Path) -> bool:
-    """Whether a run has left its record there, readable or not."""
-    return os.path.lexists(directory / RESULT)
-
-
 def _same(record: Record, settings: Record) -> dict[str, str | int | float | None]:
     """What must not differ: of the settings all but the batch and what follows from it."""
     model, data = record.record("model"), record.record("data")
@@ -197,7 +191,7 @@ def _span(record: Record) -> Span:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """A mean over seeds, half of its 95 % interval (None of one seed), and of how many seeds."""
 
@@ -262,7 +256,11 @@ class Comparison:
         first = self.runs[0]
         return {
             "engines": [
-                asdict(row) | {"comparable": row.is_comparable, "why": _why(row)}
+                asdict(row)
+                | {
+                    "comparable": row.is_comparable,
+                    "why": None if row.is_comparable else f"{_WHY} ({row.ranks} ranks)",
+                }
                 for row in self.rows
             ],
             "units": {measure.key: measure.title for measure in MEASURES},
@@ -340,10 +338,8 @@ _Group = dict[int, RunRecord]  # of one engine at one batch, by seed
 def compare_runs(runs: Sequence[RunRecord], conditions: Conditions) -> Comparison:
     """The comparison of runs; engines in the order in which they first occur.
 
-    Raises:
-        ConfigError: there are none.
-        DataError: they do not share data, model, weights, precision and samples, or an engine has
-            a seed twice.
+    Raises ConfigError where there are none; DataError where they do not share data, model, weights,
+    precision and samples, or an engine has a seed twice.
     """
     if not runs:
         raise ConfigError("--engines", "no run has ended", "let one end")
@@ -423,23 +419,14 @@ def _difference(own: dict[int, float], first: dict[int, float]) -> Value | None:
 def _loss_difference(group: _Group, first: _Group) -> float | None:
     if group is first:
         return None
-    return max(
-        (
-            abs(own - other)
-            for seed in group.keys() & first.keys()
-            for own, other in zip(group[seed].losses, first[seed].losses, strict=False)
-            if own is not None and other is not None
-        ),
-        default=None,
-    )
+    found = [
+        abs(own - other)
+        for seed in group.keys() & first.keys()
+        for own, other in zip(group[seed].losses, first[seed].losses, strict=False)
+        if own is not None and other is not None
+    ]
+    return max(found, default=None)
 
 
 def _mean(values: list[float]) -> Value | None:
-    if not values:
-        return None
-    mean, half_width = mean_and_half_width(values)
-    return Value(mean=mean, half_width=half_width, count=len(values))
-
-
-def _why(row: Row) -> str | None:
-    return None if row.is_comparable else f"{NOT_COMPARABLE} ({row.ranks} ranks)"
+    return Value(*mean_and_half_width(values), len(values)) if values else None

@@ -17,7 +17,7 @@ tokens, D hidden.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -63,11 +63,7 @@ MOST_AHEAD = 8  # batches of an evaluation that a stage may have sent and the ne
 
 
 class Team:
-    """The ranks of an engine as a mesh of replicas times stages, and this rank among them.
-
-    Args:
-        mesh: of dimensions REPLICA and STAGE, with this rank in it; None: one rank alone.
-    """
+    """This rank among those of its engine, a mesh of REPLICA times STAGE; None: one rank alone."""
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
@@ -125,10 +121,7 @@ class Replicated:
     Of every engine, `parts` are the pieces of the model that this rank holds, `copies` how many
     ranks hold each of its elements; every rank calls its methods with the same arguments.
 
-    Args:
-        kind: which of the three.
-        model: all parts in one, with its weights.
-        team: replicas alone.
+    The `model` is whole, the team of replicas alone.
     """
 
     def __init__(self, kind: EngineKind, model: SpanModel, team: Team) -> None:
@@ -161,17 +154,13 @@ class Replicated:
         shares = share_of(microbatches, team.replica, team.replicas)
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         for number, (which, weight) in enumerate(shares):
-            with self._summing(is_last=number == len(shares) - 1):
+            is_last = number == len(shares) - 1
+            with nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
                 loss = self._called(None, make(microbatches[which]), "loss_sum")
                 # torch averages over replicas: times their number that is the sum.
                 (loss * (weight * team.replicas / divisor)).backward()
             total += loss.detach().double() * (weight / divisor)
         return total
-
-    def _summing(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        if self._ddp is None or is_last:
-            return nullcontext()
-        return self._ddp.no_sync()
 
     @torch.no_grad()
     def scores(
@@ -209,17 +198,12 @@ def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -
 
 
 def make_schedule(
-    schedule: Schedule,
-    stages: Sequence[PipelineStage],
-    microbatches: int,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    *,
-    is_half: bool = False,
+    schedule: Schedule, stages: Sequence[PipelineStage], microbatches: int, *, is_half: bool = False
 ) -> Any:
     """torch's schedule of so many microbatches, with sums of gradients left as they are.
 
-    Half of an update's microbatches may be too few for a schedule: they take the plainest one, all
-    forwards and then all backwards.
+    What the last stage gives is the loss itself. Half of an update's microbatches may be too few
+    for a schedule: they take the plainest one, all forwards and then all backwards.
     """
     kinds: dict[Schedule, Any] = {
         "gpipe": ScheduleGPipe,
@@ -228,7 +212,9 @@ def make_schedule(
         "zero_bubble": ScheduleZBVZeroBubble,
     }
     held = stages[0] if schedule in ("gpipe", "1f1b") else list(stages)
-    return kinds[schedule](held, microbatches, loss_fn=loss, scale_grads=False)
+    return kinds[schedule](
+        held, microbatches, loss_fn=lambda output, _target: output.sum(), scale_grads=False
+    )
 
 
 class StageModule(nn.Module):
@@ -269,26 +255,8 @@ class StageModule(nn.Module):
 class TimedStage(PipelineStage):
     """A stage that tells its module which microbatch it is, and a clock when it computes."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        index: int,
-        num_stages: int,
-        device: torch.device,
-        examples: tuple[Tensor, Tensor],
-        group: dist.ProcessGroup | None,
-        clock: StageClock,
-    ) -> None:
-        """`examples` are of input and output, so that torch need not try the module out."""
-        super().__init__(
-            module,
-            index,
-            num_stages,
-            device,
-            input_args=examples[:1],
-            output_args=examples[1:],
-            group=group,
-        )
+    def __init__(self, clock: StageClock, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._clock = clock
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -311,13 +279,7 @@ class TimedStage(PipelineStage):
 class Pipelined:
     """`pipeline`, with one replica or several.
 
-    Args:
-        settings: of the run.
-        model: the whole of it.
-        make: a part of the model with its weights.
-        plan: of the run's updates: its mean length balances the stages.
-        team: replicas times stages.
-        clock: of this rank's stages.
+    `make` gives a part of the `model` with its weights; the plan's mean length balances the stages.
     """
 
     def __init__(
@@ -368,7 +330,7 @@ class Pipelined:
         # The loss is made by the last stage; torch wants a target to compare it with.
         target = torch.zeros(len(batches), device=self.parts[0].device)
         self._run_of(len(batches)).step(*rows, target=target, losses=losses, return_outputs=False)
-        self._average()
+        self._average_gradients()
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         for loss in losses:
             total += loss.detach().double() / team.replicas
@@ -379,20 +341,16 @@ class Pipelined:
         if microbatches not in self._schedules:
             stages = [
                 TimedStage(
-                    module,
-                    number,
-                    len(self._owners),
-                    module.part.device,
-                    (module.example(of="input"), module.example(of="output")),
-                    self._team.group(STAGE),
-                    self._clock,
+                    *(self._clock, module, number, len(self._owners), module.part.device),
+                    input_args=(module.example(of="input"),),  # torch need not try the module out
+                    output_args=(module.example(of="output"),),
+                    group=self._team.group(STAGE),
                 )
                 for module, number in zip(self._modules, self._numbers, strict=True)
             ]
             is_half = microbatches != self._microbatches
-            self._schedules[microbatches] = make_schedule(
-                self._schedule, stages, microbatches, _loss_itself, is_half=is_half
-            )
+            made = make_schedule(self._schedule, stages, microbatches, is_half=is_half)
+            self._schedules[microbatches] = made
         return self._schedules[microbatches]
 
     def _rows(self, batches: Sequence[SpanBatch]) -> Tensor:
@@ -403,8 +361,8 @@ class Pipelined:
             row[: batch.num_tokens] = batch.tokens.input_ids
         return rows
 
-    def _average(self) -> None:
-        """Gradients over the replicas, one all-reduce for each part."""
+    def _average_gradients(self) -> None:
+        """Over the replicas, one all-reduce for each part."""
         group = self._team.group(REPLICA)
         if group is None:
             return
@@ -421,35 +379,28 @@ class Pipelined:
         self, batches: Sequence[Int64Array], make: MakeBatch
     ) -> Iterator[tuple[int, Tensor]]:
         """As `Replicated.scores`, batch after batch, each rank as far ahead as it can."""
-        team = self._team
+        team, group = self._team, self._team.group(STAGE)
         sent: deque[tuple[Any, Tensor]] = deque()
         for which, weight in share_of(batches, team.replica, team.replicas):
             batch = make(batches[which])
             hidden: Tensor | None = None
             for part, number in zip(self.parts, self._numbers, strict=True):
                 if number > 0 and self._owners[number - 1] != team.stage:
-                    hidden = self._received(part, batch, self._owners[number - 1])
+                    shape = (batch.num_tokens, part.config.hidden_size)
+                    hidden = torch.empty(shape, dtype=part.dtype, device=part.device)
+                    dist.recv(hidden, group=group, group_src=self._owners[number - 1])
                 hidden = part(hidden, batch, "scores")
                 if number == len(self._owners) - 1:
                     if weight:
                         yield which, hidden
                 elif self._owners[number + 1] != team.stage:
-                    sent.append(self._send(part, hidden, self._owners[number + 1]))
+                    kept = hidden.to(part.dtype).contiguous()  # must stay until it is sent
+                    owner = self._owners[number + 1]
+                    sent.append((dist.isend(kept, group=group, group_dst=owner), kept))
                     if len(sent) > MOST_AHEAD:
                         sent.popleft()[0].wait()
         for work, _ in sent:
             work.wait()
-
-    def _received(self, part: SpanModel, batch: SpanBatch, owner: int) -> Tensor:
-        shape = (batch.num_tokens, part.config.hidden_size)
-        hidden = torch.empty(shape, dtype=part.dtype, device=part.device)
-        dist.recv(hidden, group=self._team.group(STAGE), group_src=owner)
-        return hidden
-
-    def _send(self, part: SpanModel, hidden: Tensor, owner: int) -> tuple[Any, Tensor]:
-        """The work, and the tensor that must stay until it is done."""
-        kept = hidden.to(part.dtype).contiguous()
-        return dist.isend(kept, group=self._team.group(STAGE), group_dst=owner), kept
 
     def weights(self) -> Mapping[str, Tensor]:
         """As `Replicated.weights`; one tensor after the other goes to all of the pipeline."""
@@ -498,8 +449,3 @@ def make_engine(
     if settings.engine.kind != "pipeline":
         return Replicated(settings.engine.kind, part_of(whole(start.model)), team)
     return Pipelined(settings, start.model, part_of, plan, team, clock)
-
-
-def _loss_itself(output: Tensor, target: Tensor) -> Tensor:
-    """[1], what the last stage gives -> scalar."""
-    return output.sum()

@@ -80,13 +80,10 @@ def fine_tune(
     `whereabouts` is told of every update. Where settings name neither a vocabulary nor a
     checkpoint, rank 0 writes a vocabulary first.
 
-    Returns:
-        The record, on every rank; None where a signal ended the run, which then wrote nothing.
+    Returns the record, on every rank; None where a signal ended the run, which then wrote nothing.
 
-    Raises:
-        ConfigError, DataError, CheckpointError: on every rank, where settings, files or weights
-            cannot work; where `run_dir` has a record, or a model of something else; and where the
-            training diverged.
+    Raises ConfigError, DataError or CheckpointError on every rank where settings, files or weights
+    cannot work, `run_dir` has a record or a model of something else, or the training diverged.
     """
     begun = perf_counter()
     _check_ranks(settings, info)
@@ -151,9 +148,8 @@ def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
 def write_vocabulary(train: Path, path: Path) -> None:
     """Write a vocab.txt of word pieces made of the questions that a model is trained on.
 
-    Raises:
-        DataError: the questions cannot be read, or the file not be written.
-        ConfigError: they are too much text, or of too many different characters.
+    Raises DataError where they cannot be read or the file not be written, ConfigError where they
+    are too much text, or of too many different characters.
     """
     questions = read_questions(train)
     lines = [*dict.fromkeys(each.context for each in questions)]  # every context once

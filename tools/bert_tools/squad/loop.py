@@ -69,13 +69,8 @@ class Loop:
     torch's own, which computes many tensors at a time). Biases and LayerNorm parameters take no
     decay.
 
-    Args:
-        settings: of the run.
-        engine: with the weights to begin with.
-        team: its ranks.
-        plan: of the updates.
-        make: microbatches of it.
-        clock: of a pipeline's stages, else unused.
+    `engine` has the weights to begin with; `make` makes microbatches of the plan; `clock` is of a
+    pipeline's stages, else unused.
     """
 
     def __init__(
@@ -124,9 +119,8 @@ class Loop:
     ) -> TrainingLog:
         """Make all updates of the plan.
 
-        Args:
-            shown: told of each update.
-            stopped: asked after each update, on every rank: the signal after which all end.
+        `shown` is told of each; `stopped` is asked after each, on every rank: the signal after
+        which all end.
         """
         clocked = self._clocked_updates()
         for update in range(1, self.num_updates + 1):

@@ -85,15 +85,9 @@ class SpanModel(nn.Module):
     Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU it
     does not matter who computes what.
 
-    Args:
-        config: shape and dropout; its precision is not looked at.
-        part: which layers.
-        device: where it will live; the weights are on "meta" until `make_part` fills them.
-        precision: "bf16" computes products under autocast, "fp64" in float64.
-        dropout_seed: of all dropout.
-
-    Raises:
-        ConfigError: attention or kernels that cannot run on the device.
+    It will live on `device`; the weights are on "meta" until `make_part` fills them. The config's
+    precision is not looked at: "bf16" computes products under autocast, "fp64" in float64. Raises
+    ConfigError for attention or kernels that cannot run on the device.
     """
 
     def __init__(

@@ -4,14 +4,14 @@ No torch.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_tools.common.figures import new_figure
 from bert_tools.squad.comparison import Comparison, Row, RunRecord, Value
-from bert_tools.squad.table import StudyRow, published_study
+from bert_tools.squad.table import published_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,21 +107,23 @@ def _draw_goodput(axes: "Axes", efficiencies: Floats, highest: float) -> None:
         axes.text(end, goodput / end, f" {goodput:.3g}", fontsize=7, color=_GREY, va="center")
 
 
-def _draw_study(axes: "Axes", rows: Sequence[StudyRow]) -> None:
+def _draw_study(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for number, row in enumerate(rows):
         colour = _COLOURS[number]
         axes.plot(
-            [row.efficiency],
-            [row.samples_per_s],
+            [row["efficiency"]],
+            [row["samples_per_s"]],
             _MARKERS[number],
             color=colour,
             ms=7,
-            label=f"{row.experiment}: {row.precision}, batch {row.global_batch}, "
-            f"goodput {row.goodput:g}",
+            label="{experiment}: {precision}, batch {global_batch}, goodput {goodput:g}".format(
+                **row
+            ),
         )
-        axes.hlines(row.samples_per_s, row.least_efficiency, 1, color=colour, lw=4, alpha=0.35)
+        least = row["least_efficiency_by_definition"]
+        axes.hlines(row["samples_per_s"], least, 1, color=colour, lw=4, alpha=0.35)
     axes.plot([], [], color=_GREY, lw=4, alpha=0.35, label="what the definition allows (M0 >= 1)")
     axes.set_xlim(2e-5, 1.5)
     axes.set_ylim(7, 400)

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import (
-    Bounds,
-    ModelSection,
-    bounds_of,
-    check_bounds,
-    option_name,
-)
+from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of, check_bounds, option_name
 
 EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -94,13 +88,8 @@ class EngineName:
 def parse_engine(text: str, schedule: Schedule = "1f1b", ranks: int = 2) -> EngineName:
     """`single`, `ddp:4`, `fsdp:2`, `pipeline:4`, `pipeline:2 x ddp:2`, `pipeline:4@gpipe`.
 
-    Args:
-        text: the name, as a user writes it.
-        schedule: of a pipeline that does not name its own.
-        ranks: where there is no number.
-
-    Raises:
-        ConfigError: no such engine.
+    `schedule` is of a pipeline that does not name its own, `ranks` where there is no number. Raises
+    ConfigError for anything else.
     """
 
     def refused(problem: str, remedy: str = f"give {_FORMS}") -> ConfigError:

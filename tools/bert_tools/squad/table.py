@@ -6,7 +6,6 @@ No torch.
 import csv
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,31 @@ _PLACES = 4  # significant digits
 _MOST_PLACES = 5  # after the point
 _ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
 _LEAST_PERCENT = 0.001  # of a difference that is written out
-_UNKNOWN_NOISE = "unknown"
 _STUDY_BATCH = 16  # the baseline's, the natural initial batch
 _UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
+
+
+_KINDS: dict[str, type] = dict.fromkeys(("experiment", "precision"), str) | dict.fromkeys(
+    ("devices", "global_batch", "updates"), int
+)
+_PUBLISHED = (  # title, field, places after the point
+    ("runtime, s", "runtime_s", 2),
+    ("samples/s", "samples_per_s", 2),
+    ("validation loss", "validation_loss", 4),
+    ("utilisation, %", "utilisation_percent", 2),
+    ("stat. efficiency", "efficiency", 5),
+    ("goodput", "goodput", 4),
+    ("updates", "updates", 0),
+)
+_DERIVED = (  # title, field, how it is shown
+    ("experiment", "experiment", "{}"),
+    ("precision", "precision", "{}"),
+    ("global batch", "global_batch", "{}"),
+    ("samples (samples/s x runtime)", "samples", "{:,.0f}"),
+    ("samples an update", "samples_per_update", "{:.1f}"),
+    ("samples/s x efficiency", "samples_per_s_times_efficiency", "{:.5f}"),
+    ("least efficiency by definition", "least_efficiency_by_definition", "{:.4f}"),
+)
 
 
 def in_words(comparison: Comparison) -> str:
@@ -124,13 +145,12 @@ def _differences(comparison: Comparison) -> Iterator[str]:
     yield ""
     header = ["engine", *(each.title.partition(",")[0] for each in STUDY_MEASURES)]
     header.append("any update's loss, at most")
-    yield from markdown(
-        header,
-        [
-            [_label(row), *(_difference(row, each) for each in STUDY_MEASURES), _loss(row)]
-            for row in others
-        ],
-    )
+    rows = []
+    for row in others:
+        loss = _NOTHING if row.loss_difference is None else f"{row.loss_difference:.1e}"
+        shown = [_difference(row, each) for each in STUDY_MEASURES]
+        rows.append([_label(row), *shown, "0" if row.loss_difference == 0 else loss])
+    yield from markdown(header, rows)
 
 
 def _difference(row: Row, measure: Measure) -> str:
@@ -144,19 +164,11 @@ def _difference(row: Row, measure: Measure) -> str:
     return _NOTHING
 
 
-def _loss(row: Row) -> str:
-    if row.loss_difference is None:
-        return _NOTHING
-    return f"{row.loss_difference:.1e}" if row.loss_difference else "0"
-
-
 def _notes(comparison: Comparison) -> Iterator[str]:
     first, conditions = comparison.runs[0], comparison.conditions
     most = max(len(row.seeds) for row in comparison.rows)
-    if most > 1:
-        yield "±: half of a 95 % interval by Student's t over the seeds."
-    else:
-        yield "One seed: no intervals."
+    interval = "±: half of a 95 % interval by Student's t over the seeds."
+    yield interval if most > 1 else "One seed: no intervals."
     for row in comparison.rows:
         if len(row.seeds) < most:
             yield f"{row.label}: {len(row.seeds)} of {most} seeds, as the others have not ended."
@@ -166,7 +178,11 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             f"{MARK} not comparable: more ranks than the {first.cores} cores, so that ranks wait "
             "for each other's turn on a core. Its losses, scores and updates are as good as any."
         )
-    yield f"Utilisation: {_utilisation(first.utilisation_means)}"
+    if first.utilisation_means == "NVML utilisation":
+        text = "NVML's, the share of time in which any kernel ran: it says nothing of how much."
+    else:
+        text = "CPU seconds of a rank over wall seconds and its threads, mean of the ranks."
+    yield f"Utilisation: {text}"
     yield from _shared_machine(comparison)
     yield from _efficiency_notes(comparison)
     if conditions.peak_tflops is not None:
@@ -193,12 +209,6 @@ def _shared_machine(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _utilisation(means: str) -> str:
-    if means == "NVML utilisation":
-        return "NVML's, the share of time in which any kernel ran: it says nothing of how much."
-    return "CPU seconds of a rank over wall seconds and its threads, mean of the ranks."
-
-
 def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
     initial = comparison.conditions.initial_batch
     batches = {row.global_batch for row in comparison.rows}
@@ -212,149 +222,83 @@ def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
             "the noise: how the work is spread over ranks changes throughput alone."
         )
     if any(row.values["efficiency"] is None for row in comparison.rows):
-        yield f"{_NOTHING}: phi is {_UNKNOWN_NOISE}: measure it with --noise-every, or for longer."
+        yield f"{_NOTHING}: phi is unknown: measure it with --noise-every, or for longer."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRow:
-    """One experiment as published, fields as columns of study.csv; what follows are properties."""
+def published_study() -> list[dict[str, Any]]:
+    """The rows of study.csv, the first is the baseline, each with what follows from its figures.
 
-    experiment: str
-    devices: int
-    global_batch: int
-    precision: str
-    runtime_s: float
-    samples_per_s: float
-    validation_loss: float
-    utilisation_percent: float
-    efficiency: float
-    goodput: float
-    updates: int
-
-    @property
-    def samples(self) -> float:
-        """That it trained on: rate times runtime."""
-        return self.samples_per_s * self.runtime_s
-
-    @property
-    def samples_per_update(self) -> float:
-        """What its updates were made of; the global batch, if the figures agree."""
-        return self.samples / self.updates
-
-    @property
-    def product(self) -> float:
-        """Rate times efficiency: the definition of goodput."""
-        return self.samples_per_s * self.efficiency
-
-    @property
-    def least_efficiency(self) -> float:
-        """That (phi + M0) / (phi + M) can be for any initial batch M0 >= 1: at phi = 0, M0 = 1."""
-        return 1 / self.global_batch
-
-    def least_of_product(self, initial_batch: int) -> float:
-        """That it can be if M was taken times M0 where the algebra wants it divided by M0.
-
-        With the scale s = M * M0 in the place of M / M0 the efficiency is (phi + 1) / (phi + s),
-        phi in initial batches: at least 1 / s.
-        """
-        return 1 / (self.global_batch * initial_batch)
-
-    def as_json(self) -> dict[str, Any]:
-        """Published figures, and those that follow."""
-        return asdict(self) | {
-            "samples": self.samples,
-            "samples_per_update": self.samples_per_update,
-            "samples_per_s_times_efficiency": self.product,
-            "least_efficiency_by_definition": self.least_efficiency,
-        }
-
-
-def published_study() -> list[StudyRow]:
-    """The rows of the shipped table; the first is the baseline."""
+    Samples that it trained on are rate times runtime; those of an update are the global batch, if
+    the figures agree. Rate times efficiency is the definition of goodput. The least efficiency is
+    what (phi + M0) / (phi + M) can be for any initial batch M0 >= 1: at phi = 0, M0 = 1.
+    """
     text = Path(__file__).with_name("study.csv").read_text("utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    kinds: dict[str, Any] = StudyRow.__annotations__
-    return [
-        StudyRow(**{name: kinds[name](cell) for name, cell in cells.items()})
-        for cells in csv.DictReader(lines)
-    ]
+    rows: list[dict[str, Any]] = []
+    for cells in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        row: dict[str, Any] = {name: _KINDS.get(name, float)(cell) for name, cell in cells.items()}
+        samples = row["samples_per_s"] * row["runtime_s"]
+        row |= {
+            "samples": samples,
+            "samples_per_update": samples / row["updates"],
+            "samples_per_s_times_efficiency": row["samples_per_s"] * row["efficiency"],
+            "least_efficiency_by_definition": 1 / row["global_batch"],
+        }
+        rows.append(row)
+    return rows
 
 
 def study_in_words() -> list[str]:
     """Lines: figures with differences to the baseline, what they say of each other, and why."""
     rows = published_study()
     header = ["experiment", *(title for title, _, _ in _PUBLISHED)]
+    derived = [[shown.format(row[key]) for _, key, shown in _DERIVED] for row in rows]
     return [
         f"The study ({TITLE}):",
         "",
-        *markdown(header, [list(_published(row, rows[0])) for row in rows]),
+        *markdown(header, [_published(row, rows[0]) for row in rows]),
         "",
         "What its figures say of each other:",
         "",
-        *markdown(_DERIVED, [_derived(row) for row in rows]),
+        *markdown([title for title, _, _ in _DERIVED], derived),
         "",
         *_confounds(rows),
     ]
 
 
-_PUBLISHED = (  # title, field, places after the point
-    ("runtime, s", "runtime_s", 2),
-    ("samples/s", "samples_per_s", 2),
-    ("validation loss", "validation_loss", 4),
-    ("utilisation, %", "utilisation_percent", 2),
-    ("stat. efficiency", "efficiency", 5),
-    ("goodput", "goodput", 4),
-    ("updates", "updates", 0),
-)
-_DERIVED = (
-    *("experiment", "precision", "global batch", "samples (samples/s x runtime)"),
-    *("samples an update", "samples/s x efficiency", "least efficiency by definition"),
-)
-
-
-def _published(row: StudyRow, first: StudyRow) -> Iterator[str]:
-    yield row.experiment
+def _published(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
+    cells = [row["experiment"]]
     for _, key, places in _PUBLISHED:
-        value, base = float(getattr(row, key)), float(getattr(first, key))
+        value, base = float(row[key]), float(first[key])
         shown = f"{value:,.{places}f}" if value >= 1e-3 else f"{value:.4g}"
-        yield shown if row is first else f"{shown} ({100 * (value / base - 1):+.2f} %)"
+        cells.append(shown if row is first else f"{shown} ({100 * (value / base - 1):+.2f} %)")
+    return cells
 
 
-def _derived(row: StudyRow) -> list[str]:
-    return [
-        row.experiment,
-        row.precision,
-        f"{row.global_batch}",
-        f"{row.samples:,.0f}",
-        f"{row.samples_per_update:.1f}",
-        f"{row.product:.5f}",
-        f"{row.least_efficiency:.4f}",
-    ]
-
-
-def _confounds(rows: Sequence[StudyRow]) -> Iterator[str]:
+def _confounds(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What differs between rows beside the engine, and what the figures cannot be."""
-    per_update = " / ".join(f"{row.samples_per_update:.1f}" for row in rows)
-    samples = " / ".join(f"{row.samples / 1e3:,.0f}k" for row in rows)
-    least = " / ".join(f"{row.least_efficiency:.3g}" for row in rows)
-    wrong = " / ".join(f"{row.least_of_product(_STUDY_BATCH):.2g}" for row in rows)
-    needed = max(1 / (row.global_batch * row.efficiency) for row in rows)
-    others, baseline = rows[1:], f"{rows[0].samples_per_update:.1f}"
-    batches = " and ".join(f"{row.global_batch}" for row in others)
+    per_update = " / ".join(f"{row['samples_per_update']:.1f}" for row in rows)
+    samples = " / ".join(f"{row['samples'] / 1e3:,.0f}k" for row in rows)
+    least = " / ".join(f"{row['least_efficiency_by_definition']:.3g}" for row in rows)
+    # With the scale s = M * M0 in the place of M / M0 the efficiency is (phi + 1) / (phi + s), phi
+    # in initial batches: at least 1 / s.
+    wrong = " / ".join(f"{1 / (row['global_batch'] * _STUDY_BATCH):.2g}" for row in rows)
+    needed = max(1 / (row["global_batch"] * row["efficiency"]) for row in rows)
+    others, baseline = rows[1:], f"{rows[0]['samples_per_update']:.1f}"
+    batches = " and ".join(str(row["global_batch"]) for row in others)
     yield (
-        f"- Precision: {rows[0].precision} in the baseline, {others[0].precision} in the others: "
-        "on these GPUs that alone makes training faster."
+        f"- Precision: {rows[0]['precision']} in the baseline, {others[0]['precision']} in the "
+        "others: on these GPUs that alone makes training faster."
     )
     yield (
-        f"- Global batch: {rows[0].global_batch} against {batches} samples, at whatever learning "
-        "rate: validation loss and efficiency change with it, whatever the engine."
+        f"- Global batch: {rows[0]['global_batch']} against {batches} samples, at whatever "
+        "learning rate: validation loss and efficiency change with it, whatever the engine."
     )
     yield f"- Samples: {samples}: runtimes are of different amounts of work."
     yield (
         f"- Samples an update: {per_update}. In the last two rows that is 16 a device: data "
         "parallelism's batch. Hugging Face's Trainer has no pipeline stages of DeepSpeed "
         "(huggingface/transformers#37129), so these rows were most likely data parallelism too; "
-        f"{baseline} in the baseline fit no batch of {rows[0].global_batch}."
+        f"{baseline} in the baseline fit no batch of {rows[0]['global_batch']}."
     )
     yield (
         f"- Efficiency: (phi + M0) / (phi + M) is at least M0 / M, so at least {least} for any "

@@ -64,13 +64,8 @@ class Start:
 def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
     """The body of a checkpoint of this program, of any size, with a new head.
 
-    Args:
-        checkpoint: what `train` or `convert` wrote.
-        vocabulary_sha256: of the vocabulary that the windows are made with.
-        seed: of the head.
-
-    Raises:
-        CheckpointError: it is damaged, incomplete or of another vocabulary.
+    Raises CheckpointError where it is damaged, incomplete, or of another vocabulary than that of
+    the windows. `seed` is of the head.
     """
     found = resolve(checkpoint)
     manifest = read_manifest(found)
@@ -116,14 +111,8 @@ def save_for_transformers(
 ) -> None:
     """A directory that `transformers`' BertForQuestionAnswering loads, whole or not there.
 
-    Args:
-        out: must not be there.
-        model: of the weights.
-        weights: of the whole model, on the host; written as float32.
-        vocabulary: its tokenizer's files are written beside.
-
-    Raises:
-        CheckpointError: `out` is there, or cannot be written.
+    `weights` are of the whole model, on the host, and written as float32; the vocabulary's files
+    beside. Raises CheckpointError where `out` is there, or cannot be written.
     """
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     assert {name: tuple(each.shape) for name, each in tensors.items()} == parameter_shapes(model)

@@ -81,9 +81,8 @@ def make_windows(
     A question longer than `max_question_length` tokens is cut at its end. A text without a token
     gives one window without text.
 
-    Raises:
-        ConfigError: a length or the stride is not positive, or a question leaves no room.
-        DataError: there are too many windows or tokens in them, or as `FileEncoder.encode`.
+    Raises ConfigError where a length or the stride is not positive, or a question leaves no room;
+    DataError for too many windows or tokens in them, or as `FileEncoder.encode`.
     """
     lengths = {"stride": stride, "max_question_length": max_question_length}
     for option, length in lengths.items():
