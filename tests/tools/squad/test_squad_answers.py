@@ -48,39 +48,26 @@ def test_the_best_start_and_end() -> None:
     found = one(WHOLE, starts, ends)
     assert found == FoundAnswer("t2 t3 t4", 7.0, 3.0)
     assert found.difference == -4.0
-
-
-def test_an_end_does_not_come_before_its_start() -> None:
     # End t1 and start t4 are best, but in the wrong order: 9 - 5 both ways, and the first counts.
     found = one(WHOLE, scores_of(WHOLE, at7=9), scores_of(WHOLE, at4=9))
     assert found == FoundAnswer("t0 t1", 4.0, -10.0)
-
-
-@pytest.mark.parametrize(("longest", "text"), [(4, "t1 t2 t3 t4"), (3, "t1"), (1, "t1")])
-def test_an_answer_is_not_too_long(longest: int, text: str) -> None:
     # t1 to t4 has four tokens and 6; t1 alone has 3 - 5 = -2, as t4 alone, which comes later.
     starts, ends = scores_of(WHOLE, at4=3), scores_of(WHOLE, at7=3)
-    assert one(WHOLE, starts, ends, max_answer_length=longest).text == text
-
-
-@pytest.mark.parametrize("place", [0, 1, 2, 13])
-def test_an_answer_is_of_the_text(place: int) -> None:
+    for longest, text in ((4, "t1 t2 t3 t4"), (3, "t1"), (1, "t1")):
+        assert one(WHOLE, starts, ends, max_answer_length=longest).text == text
     # The question, [CLS], and both [SEP] score best, and are no answer.
-    starts = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
-    ends = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
-    assert one(WHOLE, starts, ends).text == "t5"
+    for place in (0, 1, 2, 13):
+        scores = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
+        assert one(WHOLE, scores, scores).text == "t5"
 
 
 def test_no_answer_is_the_lowest_of_the_windows() -> None:
     starts = scores_of(THREE, at0=4, at8=1, at16=2)
     ends = scores_of(THREE, at0=3, at8=2, at16=0.5)
     assert one(THREE, starts, ends).no_answer_score == 2.5  # of 7, 3 and 2.5
-
-
-def test_an_answer_stays_in_its_window() -> None:
     # The end is the first text token of the next window: seven tokens later, but not the same text.
     starts, ends = scores_of(THREE, at4=3), scores_of(THREE, at11=3)
-    assert one(THREE, starts, ends).text == "t1"
+    assert one(THREE, starts, ends).text == "t1"  # an answer stays in its window
 
 
 def test_a_start_counts_where_there_is_most_text_around_it() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from squad_records import record, write_record
 
 from bert_tools.squad import cli, compare
 from bert_tools.squad.compare import Job, at_batch, hold_to_comparison, make_jobs, run_jobs
@@ -17,6 +16,7 @@ from bert_tools.squad.comparison import RunRecord
 from bert_tools.squad.settings import SquadSettings, add_settings, parse_engine, settings_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
+from squad_records import record, write_record
 
 HERE = Path(__file__)
 
@@ -58,34 +58,17 @@ def jobs_of(out: Path, engines: Sequence[str], seeds: int, batches: Sequence[int
     return make_jobs(out, per_engine, batches, "square_root")
 
 
-def test_engines_take_turns_seed_by_seed(tmp_path: Path) -> None:
-    fake = FakeRuns()
-    runs, status = fake.run(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]))
-    assert status == 0
-    assert [(run.engine, run.seed) for run in runs] == [
-        ("single", 1),
-        ("ddp:2", 1),
-        ("single", 2),
-        ("ddp:2", 2),
-    ]
-    assert [ranks for _, ranks in fake.calls] == [1, 2, 1, 2]
-
-
-def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+def test_engines_take_turns_and_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
     jobs = jobs_of(tmp_path, ["single", "ddp:2"], 2, [16])
-    stopped = FakeRuns(fail_at=3)
+    stopped, again = FakeRuns(fail_at=3), FakeRuns()
     runs, status = stopped.run(jobs)
-    assert (len(runs), status) == (2, STOPPED)
-    again = FakeRuns()
+    assert (len(runs), status, len(stopped.calls)) == (2, STOPPED, 3)  # the first failure ends it
     runs, status = again.run(jobs)
-    assert (len(runs), status) == (4, 0)
-    assert len(again.calls) == 2
-
-
-def test_the_first_failure_ends_it(tmp_path: Path) -> None:
-    fake = FakeRuns(fail_at=2, status=2)
-    runs, status = fake.run(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]))
-    assert (len(runs), status, len(fake.calls)) == (1, 2, 2)
+    in_turns = [("single", 1), ("ddp:2", 1), ("single", 2), ("ddp:2", 2)]
+    assert status == 0 and [(run.engine, run.seed) for run in runs] == in_turns
+    assert [ranks for _, ranks in stopped.calls[:2] + again.calls] == [1, 2, 1, 2]
+    status = FakeRuns(fail_at=1, status=2).run(jobs_of(tmp_path / "2", ["single"], 1, [16]))[1]
+    assert status == 2
 
 
 def test_a_damaged_record_is_named_not_passed_over(tmp_path: Path) -> None:
@@ -104,16 +87,10 @@ def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> Non
     assert rates == pytest.approx([5e-5, 7.0711e-5, 1e-4], rel=1e-4)
 
 
-def test_the_learning_rate_may_be_kept() -> None:
+def test_batches_and_engines_that_cannot_be_compared(tmp_path: Path) -> None:
     assert at_batch(settings(), 64, "keep").learning_rate == 5e-5
-
-
-def test_a_batch_that_does_not_divide_the_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match="192 samples"):
         at_batch(settings(), 36, "keep")
-
-
-def test_an_engine_named_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="twice"):
         jobs_of(tmp_path, ["ddp:2", "ddp:2"], 1, [16])
 

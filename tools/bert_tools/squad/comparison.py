@@ -5,7 +5,7 @@ differences to the first engine are taken seed by seed, because runs of one seed
 order and weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,11 +30,11 @@ _MAY_DIFFER = ("global_batch", "updates", "learning_rate", "noise_every", "capac
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """One run. Rates in windows a second; utilisation 0 .. 1; None is what nobody knows.
+    """One run. `values` are those of MEASURES that it tells; None is what nobody knows.
 
-    `cpu_s` is of all ranks, in training, `core_wait_s` what their threads waited for a core
-    meanwhile. `same` is what runs must have in common to be compared: processor, data, model,
-    weights, precision.
+    `core_wait` is the share of its ranks' time in training that their threads waited for a core,
+    side by side. `same` is what runs
+    must have in common to be compared: processor, data, model, weights, precision.
     """
 
     engine: str
@@ -47,25 +47,12 @@ class RunRecord:
     precision: str
     same: dict[str, str | int | float | None]
     global_batch: int
-    updates: int
     samples: int
     losses: tuple[float | None, ...]
-    train_s: float
-    end_to_end_s: float
-    samples_per_s: float
-    end_to_end_samples_per_s: float
-    validation_loss: float
-    exact_match: float
-    f1: float
-    utilisation: float | None
+    values: dict[str, float | None]
     utilisation_means: str
-    noise_scale: float | None
-    cpu_s: float
-    core_wait_s: float | None
-    peak_memory_bytes: int
+    core_wait: float | None
     model_flops_per_s: float | None
-    bubble_measured: float | None
-    bubble_formula: float | None
     timeline: tuple[Span, ...]
 
     @property
@@ -79,16 +66,13 @@ def read_run(directory: Path) -> RunRecord:
     path = directory / RESULT
     record = read_record(path, missing="is missing: the run has not ended", remedy=_REMEDY)
     record.check_version(SCHEMA_VERSION, "schema_version")
-    settings, seconds = record.record("settings"), record.record("seconds")
-    rates = record.record("samples_per_s")
-    bubble = record.record("bubble") if record.has("bubble") else None
-    utilisation = _known(_numbers(record, "device_utilisation"))
+    settings, ranks = record.record("settings"), record.integer("ranks", 1, _MOST_RANKS)
     # A run from before the key was there does not tell it, nor a system that does not count it.
     waits = _numbers(record, "core_wait_seconds") if record.has("core_wait_seconds") else (None,)
     return RunRecord(
         engine=record.text("engine"),
         schedule=record.text("schedule") if record.has("schedule") else "",
-        ranks=record.integer("ranks", 1, _MOST_RANKS),
+        ranks=ranks,
         seed=record.integer("seed"),
         device="cuda" if record.text("device") == "cuda" else "cpu",
         processor=record.text("processor"),
@@ -96,25 +80,14 @@ def read_run(directory: Path) -> RunRecord:
         precision=record.text("precision"),
         same=_same(record, settings),
         global_batch=settings.integer("global_batch", 1),
-        updates=record.integer("updates", 1),
         samples=record.integer("samples", 1),
         losses=_numbers(record, "losses", "one an update"),
-        train_s=_above_zero(seconds, "train"),
-        end_to_end_s=_above_zero(seconds, "end_to_end"),
-        samples_per_s=_above_zero(rates, "train"),
-        end_to_end_samples_per_s=_above_zero(rates, "end_to_end"),
-        validation_loss=record.number("validation_loss"),
-        exact_match=record.number("exact_match"),
-        f1=record.number("f1"),
-        utilisation=sum(utilisation) / len(utilisation) if utilisation else None,
+        values={each.key: each.read(record) for each in MEASURES if each.read is not None},
         utilisation_means=record.text("device_utilisation_means"),
-        noise_scale=_optional(record, "noise_scale"),
-        cpu_s=sum(_known(_numbers(record, "cpu_seconds"))),
-        core_wait_s=None if None in waits else sum(_known(waits)),
-        peak_memory_bytes=max(record.integers("peak_memory_bytes"), default=0),
+        core_wait=None
+        if None in waits
+        else sum(_known(waits)) / (_seconds("train")(record) * ranks),
         model_flops_per_s=_optional(record, "model_flops_per_s"),
-        bubble_measured=_optional(bubble, "measured"),
-        bubble_formula=_optional(bubble, "formula"),
         timeline=_timeline(record),
     )
 
@@ -146,8 +119,8 @@ def _above_zero(record: Record, key: str) -> float:
     return value
 
 
-def _optional(record: Record | None, key: str) -> float | None:
-    if record is None or not record.has(key):
+def _optional(record: Record, key: str) -> float | None:
+    if not record.has(key):
         return None
     value = record.number(key)
     if value < 0:
@@ -164,7 +137,7 @@ def _numbers(record: Record, key: str, each: str = "one a rank") -> tuple[float 
     return tuple(values)
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -211,16 +184,6 @@ class Conditions:
     initial_batch: int
     peak_tflops: float | None = None
     peak_means: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A column: `of` a run, None where it is not known; `timed` means nothing without own cores."""
-
-    key: str
-    title: str
-    of: Callable[[RunRecord, Conditions], float | None]
-    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,62 +239,87 @@ class Comparison:
         }
 
 
-def _efficiency(run: RunRecord, conditions: Conditions) -> float | None:
-    if run.global_batch == conditions.initial_batch:
-        return 1.0  # whatever the noise, known or not
-    if run.noise_scale is None:
-        return None
-    return efficiency(run.noise_scale, conditions.initial_batch, run.global_batch)
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A column: `read` from a record, or computed; `timed` means nothing without own cores."""
+
+    key: str
+    title: str
+    read: Callable[[Record], float | None] | None = None
+    timed: bool = False
 
 
-def _goodput(run: RunRecord, conditions: Conditions) -> float | None:
-    value = _efficiency(run, conditions)
-    return None if value is None else run.samples_per_s * value
+def _utilisation(record: Record) -> float | None:
+    known = _known(_numbers(record, "device_utilisation"))
+    return 100 * (sum(known) / len(known)) if known else None
 
 
-def _mfu(run: RunRecord, conditions: Conditions) -> float | None:
-    if run.model_flops_per_s is None or conditions.peak_tflops is None:
-        return None
-    devices = 1 if run.device == "cpu" else run.ranks
-    return 100 * run.model_flops_per_s / (conditions.peak_tflops * 1e12 * devices)
-
-
-def _percent(share: float | None) -> float | None:
+def _bubble(record: Record, key: str) -> float | None:
+    share = _optional(record.record("bubble"), key) if record.has("bubble") else None
     return None if share is None else 100 * share
 
 
+def _cpu_ms(record: Record) -> float:
+    cpu_s = sum(_known(_numbers(record, "cpu_seconds")))
+    return 1e3 * cpu_s / record.integer("samples", 1)
+
+
+def _seconds(key: str) -> Callable[[Record], float]:
+    return lambda record: _above_zero(record.record("seconds"), key)
+
+
+def _rate(key: str) -> Callable[[Record], float]:
+    return lambda record: _above_zero(record.record("samples_per_s"), key)
+
+
+def _number(key: str) -> Callable[[Record], float]:
+    return lambda record: record.number(key)
+
+
+def _memory_mib(record: Record) -> float:
+    return max(record.integers("peak_memory_bytes"), default=0) / MIB
+
+
 STUDY_MEASURES = (  # the study's columns, in its order
-    Measure("runtime_s", "runtime, s", lambda run, _: run.train_s, timed=True),
-    Measure("samples_per_s", "samples/s", lambda run, _: run.samples_per_s, timed=True),
-    Measure("validation_loss", "validation loss", lambda run, _: run.validation_loss),
-    Measure("utilisation", "utilisation, %", lambda run, _: _percent(run.utilisation), timed=True),
-    Measure("efficiency", "stat. efficiency", _efficiency),
-    Measure("goodput", "goodput, samples/s", _goodput, timed=True),
-    Measure("updates", "updates", lambda run, _: float(run.updates)),
+    Measure("runtime_s", "runtime, s", _seconds("train"), timed=True),
+    Measure("samples_per_s", "samples/s", _rate("train"), timed=True),
+    Measure("validation_loss", "validation loss", _number("validation_loss")),
+    Measure("utilisation", "utilisation, %", _utilisation, timed=True),
+    Measure("efficiency", "stat. efficiency"),
+    Measure("goodput", "goodput, samples/s", timed=True),
+    Measure("updates", "updates", lambda record: float(record.integer("updates", 1))),
 )
 MORE_MEASURES = (
-    Measure("end_to_end_s", "end to end, s", lambda run, _: run.end_to_end_s, timed=True),
-    Measure(
-        "end_to_end_samples_per_s",
-        "samples/s end to end",
-        lambda run, _: run.end_to_end_samples_per_s,
-        timed=True,
-    ),
-    Measure("exact_match", "exact match", lambda run, _: run.exact_match),
-    Measure("f1", "F1", lambda run, _: run.f1),
-    Measure("noise_scale", "noise scale, samples", lambda run, _: run.noise_scale),
-    Measure(
-        "bubble_measured",
-        "bubble measured, %",
-        lambda run, _: _percent(run.bubble_measured),
-        timed=True,
-    ),
-    Measure("bubble_formula", "by formula, %", lambda run, _: _percent(run.bubble_formula)),
-    Measure("memory_mib", "peak memory, MiB a rank", lambda run, _: run.peak_memory_bytes / MIB),
-    Measure("mfu", "MFU, %", _mfu, timed=True),
-    Measure("cpu_ms", "CPU ms a sample", lambda run, _: 1e3 * run.cpu_s / run.samples),
+    Measure("end_to_end_s", "end to end, s", _seconds("end_to_end"), timed=True),
+    Measure("end_to_end_samples_per_s", "samples/s end to end", _rate("end_to_end"), timed=True),
+    Measure("exact_match", "exact match", _number("exact_match")),
+    Measure("f1", "F1", _number("f1")),
+    Measure("noise_scale", "noise scale, samples", lambda run: _optional(run, "noise_scale")),
+    Measure("bubble_measured", "bubble measured, %", lambda run: _bubble(run, "measured"), True),
+    Measure("bubble_formula", "by formula, %", lambda run: _bubble(run, "formula")),
+    Measure("memory_mib", "peak memory, MiB a rank", _memory_mib),
+    Measure("mfu", "MFU, %", timed=True),
+    Measure("cpu_ms", "CPU ms a sample", _cpu_ms),
 )
 MEASURES = STUDY_MEASURES + MORE_MEASURES
+
+
+def _measured(run: RunRecord, conditions: Conditions) -> dict[str, float | None]:
+    """The values of MEASURES: those read, and those that conditions have a part in."""
+    noise, rate, worth = run.values["noise_scale"], run.values["samples_per_s"], None
+    if run.global_batch == conditions.initial_batch:
+        worth = 1.0  # whatever the noise, known or not
+    elif noise is not None:
+        worth = efficiency(noise, conditions.initial_batch, run.global_batch)
+    mfu = None
+    if run.model_flops_per_s is not None and conditions.peak_tflops is not None:
+        devices = 1 if run.device == "cpu" else run.ranks
+        mfu = 100 * run.model_flops_per_s / (conditions.peak_tflops * 1e12 * devices)
+    goodput = None if worth is None or rate is None else rate * worth
+    found = run.values | {"efficiency": worth, "goodput": goodput, "mfu": mfu}
+    return {each.key: found[each.key] for each in MEASURES}
+
+
 _Group = dict[int, RunRecord]  # of one engine at one batch, by seed
 
 
@@ -382,7 +370,8 @@ def _row(
     run = next(iter(group.values()))
     label = run.engine + (f"@{run.schedule}" if run.schedule not in ("", "1f1b") else "")
     comparable = all(each.is_comparable for each in [*group.values(), *first.values()])
-    found = {each.key: _by_seed(each, group, conditions) for each in MEASURES}
+    own = {seed: _measured(each, conditions) for seed, each in group.items()}
+    theirs = {seed: _measured(each, conditions) for seed, each in first.items()}
     return Row(
         label=f"{label}, batch {run.global_batch}" if several_batches else label,
         engine=run.engine,
@@ -391,10 +380,13 @@ def _row(
         global_batch=run.global_batch,
         seeds=tuple(sorted(group)),
         is_comparable=run.is_comparable,
-        values={key: _mean(list(by_seed.values())) for key, by_seed in found.items()},
+        values={each.key: _mean(own[seed][each.key] for seed in group) for each in MEASURES},
         differences={
             each.key: (
-                _difference(found[each.key], _by_seed(each, first, conditions))
+                _mean(
+                    _percent(own[seed][each.key], theirs[seed][each.key])
+                    for seed in sorted(group.keys() & first.keys())
+                )
                 if group is not first and (comparable or not each.timed)
                 else None
             )
@@ -404,16 +396,9 @@ def _row(
     )
 
 
-def _by_seed(measure: Measure, group: _Group, conditions: Conditions) -> dict[int, float]:
-    """Of the seeds where it is known."""
-    found = {seed: measure.of(run, conditions) for seed, run in group.items()}
-    return {seed: value for seed, value in found.items() if value is not None}
-
-
-def _difference(own: dict[int, float], first: dict[int, float]) -> Value | None:
-    """In percent; None where no seed is in both, or the first engine's value is zero."""
-    seeds = [seed for seed in sorted(own.keys() & first.keys()) if first[seed]]
-    return _mean([100 * (own[seed] / first[seed] - 1) for seed in seeds])
+def _percent(own: float | None, first: float | None) -> float | None:
+    """None where one is not known, or the first engine's value is zero."""
+    return 100 * (own / first - 1) if own is not None and first else None
 
 
 def _loss_difference(group: _Group, first: _Group) -> float | None:
@@ -428,5 +413,6 @@ def _loss_difference(group: _Group, first: _Group) -> float | None:
     return max(found, default=None)
 
 
-def _mean(values: list[float]) -> Value | None:
-    return Value(*mean_and_half_width(values), len(values)) if values else None
+def _mean(values: Iterable[float | None]) -> Value | None:
+    known = _known(values)
+    return Value(*mean_and_half_width(known), len(known)) if known else None

@@ -209,10 +209,10 @@ def _rank_name(run: RunRecord, rank: int) -> str:
 def _timeline_title(run: RunRecord) -> str:
     schedule = f", {run.schedule}" if run.schedule else ""
     words = f"{run.engine}{schedule}: one update"
-    if run.bubble_measured is not None:
-        words += f"; bubble {run.bubble_measured:.1%} measured"
-    if run.bubble_formula is not None:
-        words += f", {run.bubble_formula:.1%} by formula"
+    if run.values["bubble_measured"] is not None:
+        words += f"; bubble {run.values['bubble_measured']:.1f}% measured"
+    if run.values["bubble_formula"] is not None:
+        words += f", {run.values['bubble_formula']:.1f}% by formula"
     if not run.is_comparable:
         words += f"; {run.ranks} ranks on {run.cores} cores: not comparable"
     return words

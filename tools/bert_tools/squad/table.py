@@ -196,9 +196,9 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 def _shared_machine(comparison: Comparison) -> Iterator[str]:
     """Ranks that no more than fill the cores wait for one only where others have it."""
     shares = [
-        run.core_wait_s / (run.train_s * run.ranks)
+        run.core_wait
         for run in comparison.runs
-        if run.is_comparable and run.device == "cpu" and run.core_wait_s is not None
+        if run.is_comparable and run.device == "cpu" and run.core_wait is not None
     ]
     if shares and max(shares) > _UNDISTURBED:
         waited = 100 * min(1.0, max(shares))  # threads of a rank may wait side by side
