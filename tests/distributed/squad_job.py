@@ -85,9 +85,9 @@ def run_case(case: str, mesh: DeviceMesh | None, rank: int, output: Path) -> Non
     start = Start(model, draw_weights(model, 3), "")
     engine = make_engine(settings, start, plan, team, CPU, clock)
     last = FIRST if early else settings.num_updates(40)
-    loop = Loop(settings, engine, team, plan, reader.batch, clock)
+    loop = Loop(settings, engine, plan, reader.batch, clock)
     log = loop.run(stopped=lambda update: "enough" if update == last else None)
-    scores = score_windows(engine, team, windows, CPU)
+    scores = score_windows(engine, windows)
     learnt = engine.weights()
     if team.is_first:
         found = {

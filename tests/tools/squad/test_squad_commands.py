@@ -157,3 +157,6 @@ def test_two_engines_are_compared_on_real_ranks(
     # One stage waits for the first microbatch: (2 - 1) / (4 + 2 - 1) of the time.
     assert pipeline["values"]["bubble_formula"]["mean"] == pytest.approx(20.0)
     assert (out / "timeline.png").exists()
+    (run,) = (read_run(path) for path in (out / "runs").glob("pipeline*"))
+    begins = [span.begin_s for span in run.timeline]
+    assert begins == sorted(begins) and {span.rank for span in run.timeline} == {0, 1}

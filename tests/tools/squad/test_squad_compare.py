@@ -115,9 +115,11 @@ def test_a_comparison_of_which_no_run_ended_gives_way_to_another(
     words = compare_words(out, "--seeds", "1", "--updates", "10", "--hidden", "16", "--heads", "2")
     assert main([*words, "--layers", "1"]) == 2
     (out / "vocab.txt").write_text("of other questions")
+    (out / "peak.json").write_text('{"tflops": 9, "means": "of another model"}')
     runner["now"] = works
     assert main([*words, "--layers", "2"]) == 0
     assert "of other questions" not in (out / "vocab.txt").read_text()
+    assert "of another model" not in (out / "peak.json").read_text()
     assert main([*words, "--layers", "1"]) == 2  # runs have ended now
     assert "model is [1, 16, 2] now, and was [2, 16, 2]" in capsys.readouterr().err
     assert len(works.calls) == 2

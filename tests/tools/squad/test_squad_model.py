@@ -146,7 +146,7 @@ def test_updates_are_those_of_plain_torch() -> None:
     plan, reader = UpdatePlan.make(windows.lengths, settings), WindowReader(windows)
     team, clock = Team(), StageClock(0)
     engine = make_engine(settings, Start(WIDE, WEIGHTS, ""), plan, team, CPU, clock)
-    log = Loop(settings, engine, team, plan, reader.batch, clock).run()
+    log = Loop(settings, engine, plan, reader.batch, clock).run()
     twin = theirs(WIDE, WEIGHTS, torch.float64)
     exempt = [each for name, each in twin.named_parameters() if each.dim() == 1]
     decayed = [each for each in twin.parameters() if each.dim() > 1]
@@ -175,7 +175,7 @@ def test_a_gradient_that_is_not_finite_makes_no_update() -> None:
     windows, team, clock = made_up_windows(40), Team(), StageClock(0)
     plan = UpdatePlan.make(windows.lengths, settings)
     engine = make_engine(settings, Start(SMALL, WEIGHTS, ""), plan, team, CPU, clock)
-    loop = Loop(settings, engine, team, plan, WindowReader(windows).batch, clock)
+    loop = Loop(settings, engine, plan, WindowReader(windows).batch, clock)
     before = {name: each.clone() for name, each in engine.weights().items()}
     for parameter in engine.parts[0].parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -263,8 +263,8 @@ def _evaluate(args: argparse.Namespace) -> int:
         say(remark)
 
     def run_rank(_info: "RankInfo", device: "torch.device") -> int:
-        part, team = make_part(start.model, whole(start.model), start.weights, device), Team()
-        scores = score_windows(Replicated("single", part, team), team, windows, device)
+        part = make_part(start.model, whole(start.model), start.weights, device)
+        scores = score_windows(Replicated("single", part, Team()), windows)
         if not np.isfinite(scores).all():  # NaN answers nothing, which would look like a score
             problem, remedy = "gives scores that are no finite numbers", "whose training did not"
             raise CheckpointError(str(args.model), problem, f"give a model {remedy} diverge")

@@ -118,16 +118,15 @@ class Replicated:
     layer (ZeRO stage 3, arXiv 1910.02054), gathers it when it is needed and averages gradients in
     every backward, so that whole ones never pile up.
 
-    Of every engine, `parts` are the pieces of the model that this rank holds, `copies` how many
-    ranks hold each of its elements; every rank calls its methods with the same arguments.
-
-    The `model` is whole, the team of replicas alone.
+    Of every engine, `team` are its ranks, `parts` the pieces of the model that this rank holds,
+    `copies` how many ranks hold each of its elements; every rank calls its methods with the same
+    arguments. The `model` is whole here, the team of replicas alone.
     """
 
     def __init__(self, kind: EngineKind, model: SpanModel, team: Team) -> None:
         self.parts: Sequence[SpanModel] = [model]
         self.copies = team.replicas if kind == "ddp" else 1
-        self._team = team
+        self.team = team
         self._called: nn.Module = model
         self._ddp: DistributedDataParallel | None = None
         if kind == "ddp" and team.replicas > 1:
@@ -135,9 +134,7 @@ class Replicated:
             self._called = self._ddp
         if kind == "fsdp" and team.mesh is not None:
             # Each layer by itself, and what is around them together, over the replicas.
-            layers = model.bert.encoder.layer
-            assert isinstance(layers, nn.ModuleDict)
-            for module in (*layers.values(), model):
+            for module in (*model.bert.get_submodule("encoder.layer").children(), model):
                 fully_shard(module, mesh=team.mesh[REPLICA])
 
     def accumulate(
@@ -150,7 +147,7 @@ class Replicated:
         Returns:
             This rank's share of that loss, a float64 scalar on its device.
         """
-        team = self._team
+        team = self.team
         shares = share_of(microbatches, team.replica, team.replicas)
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         for number, (which, weight) in enumerate(shares):
@@ -170,7 +167,7 @@ class Replicated:
 
         Called in evaluation, and read to its end.
         """
-        team = self._team
+        team = self.team
         for which, weight in share_of(batches, team.replica, team.replicas):
             scores = self.parts[0](None, make(batches[which]), "scores")
             if weight:
@@ -181,7 +178,7 @@ class Replicated:
         found = {}
         for name, parameter in self.parts[0].named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            if self._team.is_first:  # the others' hosts need not hold them
+            if self.team.is_first:  # the others' hosts need not hold them
                 found[name] = whole.detach().cpu()
         return found
 
@@ -293,7 +290,7 @@ class Pipelined:
     ) -> None:
         name, schedule = settings.engine, settings.engine.schedule
         assert schedule is not None
-        self._schedule, self._team, self._clock = schedule, team, clock
+        self._schedule, self.team, self._clock = schedule, team, clock
         mean_length = float(plan.tokens.sum() / plan.windows.size)
         self._bounds = balanced_split(layer_costs(model, mean_length), name.num_parts)
         of_ranks = [
@@ -318,7 +315,7 @@ class Pipelined:
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
         """As `Replicated.accumulate`."""
-        team = self._team
+        team = self.team
         mine = microbatches[team.replica :: team.replicas]
         batches = [make(numbers) for numbers in mine]
         for module in self._modules:
@@ -344,7 +341,7 @@ class Pipelined:
                     *(self._clock, module, number, len(self._owners), module.part.device),
                     input_args=(module.example(of="input"),),  # torch need not try the module out
                     output_args=(module.example(of="output"),),
-                    group=self._team.group(STAGE),
+                    group=self.team.group(STAGE),
                 )
                 for module, number in zip(self._modules, self._numbers, strict=True)
             ]
@@ -363,12 +360,12 @@ class Pipelined:
 
     def _average_gradients(self) -> None:
         """Over the replicas, one all-reduce for each part."""
-        group = self._team.group(REPLICA)
+        group = self.team.group(REPLICA)
         if group is None:
             return
         for part in self.parts:
             gradients = [each.grad for each in part.parameters() if each.grad is not None]
-            together = torch.cat([each.flatten() for each in gradients]) / self._team.replicas
+            together = torch.cat([each.flatten() for each in gradients]) / self.team.replicas
             dist.all_reduce(together, group=group)
             pieces = together.split_with_sizes([each.numel() for each in gradients])
             for gradient, piece in zip(gradients, pieces, strict=True):
@@ -379,7 +376,7 @@ class Pipelined:
         self, batches: Sequence[Int64Array], make: MakeBatch
     ) -> Iterator[tuple[int, Tensor]]:
         """As `Replicated.scores`, batch after batch, each rank as far ahead as it can."""
-        team, group = self._team, self._team.group(STAGE)
+        team, group = self.team, self.team.group(STAGE)
         sent: deque[tuple[Any, Tensor]] = deque()
         for which, weight in share_of(batches, team.replica, team.replicas):
             batch = make(batches[which])
@@ -406,7 +403,7 @@ class Pipelined:
         """As `Replicated.weights`; one tensor after the other goes to all of the pipeline."""
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
         found = {}
-        part, group = self.parts[0], self._team.group(STAGE)
+        part, group = self.parts[0], self.team.group(STAGE)
         for name, shape in self._shapes.items():
             if name in mine:
                 tensor = mine[name].detach().clone()
@@ -414,7 +411,7 @@ class Pipelined:
                 tensor = torch.empty(shape, dtype=part.dtype, device=part.device)
             if group is not None:
                 dist.broadcast(tensor, group=group, group_src=self._owners[self._stage_of(name)])
-            if self._team.is_first:
+            if self.team.is_first:
                 found[name] = tensor.cpu()
         return found
 

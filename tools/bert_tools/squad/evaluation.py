@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from bert_tools.squad.answers import find_answers
 from bert_tools.squad.batches import WindowReader, evaluation_batches
-from bert_tools.squad.engines import Engine, Team
+from bert_tools.squad.engines import Engine
 from bert_tools.squad.questions import Questions
 from bert_tools.squad.scores import evaluate, texts
 from bert_tools.squad.windows import Windows
@@ -17,11 +17,12 @@ Scores = NDArray[np.floating[Any]]  # [T, 2]: of being an answer's first and las
 TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # of a batch
 
 
-def score_windows(engine: Engine, team: Team, windows: Windows, device: torch.device) -> Scores:
+def score_windows(engine: Engine, windows: Windows) -> Scores:
     """Float32 on every rank; called by all of them. Data-parallel ranks share the windows.
 
     A pipeline has them go through its stages one batch after the other.
     """
+    device = engine.parts[0].device
     at_once = TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU
     batches = evaluation_batches(windows.lengths, at_once)
     reader = WindowReader(windows)
@@ -33,7 +34,7 @@ def score_windows(engine: Engine, team: Team, windows: Windows, device: torch.de
     for part in engine.parts:
         part.train()
     # Zero but on one rank: their sum is exact.
-    return team.sum(torch.from_numpy(found).to(device)).cpu().numpy()
+    return engine.team.sum(torch.from_numpy(found).to(device)).cpu().numpy()
 
 
 def mean_loss(scores: Scores, windows: Windows) -> float:

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,14 +24,13 @@ from bert_tools.squad.engines import make_engine, make_team
 from bert_tools.squad.evaluation import Scores, answer, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
 from bert_tools.squad.measures import measured_usage, squad_flops
-from bert_tools.squad.model import parameter_shapes
+from bert_tools.squad.model import draw_weights, parameter_shapes
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.weights import (
     Start,
     check_fits,
     is_saved,
-    random_start,
     save_for_transformers,
     start_from,
 )
@@ -86,20 +86,21 @@ def fine_tune(
     cannot work, `run_dir` has a record or a model of something else, or the training diverged.
     """
     begun = perf_counter()
-    _check_ranks(settings, info)
+    if info.world_size != settings.engine.ranks:
+        problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
+        problem += f", the launcher started {info.world_size}"
+        raise ConfigError("--engine", problem, "start as many")
     on_rank_zero(info, lambda: _check_free(run_dir, save))
     if settings.vocab is None and settings.init_checkpoint is None:
-        made = settings = replace(settings, vocab=run_dir / VOCABULARY)
-        on_rank_zero(info, lambda: write_vocabulary(made.train, run_dir / VOCABULARY))
+        on_rank_zero(info, partial(write_vocabulary, settings.train, run_dir / VOCABULARY))
+        settings = replace(settings, vocab=run_dir / VOCABULARY)
     prepared = on_every_rank(info, lambda: _prepare(settings, speaks=info.rank == 0))
     plan = UpdatePlan.make(prepared.train_windows.lengths, settings)
-    team = make_team(settings.engine, device)
     clock = StageClock(info.rank, lambda: _synchronize(device))
-    engine = on_every_rank(
-        info, lambda: make_engine(settings, prepared.start, plan, team, device, clock)
-    )
+    making = (settings, prepared.start, plan, make_team(settings.engine, device), device, clock)
+    engine = on_every_rank(info, lambda: make_engine(*making))
     reader = WindowReader(prepared.train_windows)
-    loop = Loop(settings, engine, team, plan, lambda each: reader.batch(each).to(device), clock)
+    loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
     log, usage = _train(settings, loop, info, device, whereabouts or Whereabouts())
     if log.stopped_by is not None:
@@ -107,7 +108,7 @@ def fine_tune(
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
         return None
     trained = perf_counter()
-    scores = score_windows(engine, team, prepared.dev_windows, device)
+    scores = score_windows(engine, prepared.dev_windows)
     evaluated = _evaluate(settings, prepared, scores)
     seconds = (started - begun, trained - started, perf_counter() - trained)
     clocked = [[asdict(span) for span in update] for update in log.clocked]
@@ -122,13 +123,6 @@ def fine_tune(
     weights = engine.weights() if save == "weights" else {}
     on_rank_zero(info, lambda: _write(run_dir, record, prepared, weights))
     return record
-
-
-def _check_ranks(settings: SquadSettings, info: RankInfo) -> None:
-    if info.world_size != settings.engine.ranks:
-        problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
-        problem += f", the launcher started {info.world_size}"
-        raise ConfigError("--engine", problem, "start as many")
 
 
 def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
@@ -164,8 +158,7 @@ def write_vocabulary(train: Path, path: Path) -> None:
 def _prepare(settings: SquadSettings, *, speaks: bool) -> Prepared:
     """Read questions, vocabulary and weights. Raises ConfigError, DataError, CheckpointError."""
     vocabulary, start = _start(settings)
-    if settings.dropout is not None:
-        both = settings.dropout
+    if (both := settings.dropout) is not None:
         model = replace(start.model, hidden_dropout=both, attention_dropout=both)
         start = replace(start, model=model)
     check_fits(start.model, len(vocabulary), settings.max_length)
@@ -186,7 +179,8 @@ def _start(settings: SquadSettings) -> tuple[AnyVocabulary, Start]:
     if settings.init_checkpoint is None:
         assert settings.vocab is not None
         vocabulary = load_any_vocabulary(settings.vocab)
-        return vocabulary, random_start(settings.random_model(len(vocabulary)), seed)
+        model = settings.random_model(len(vocabulary))
+        return vocabulary, Start(model, draw_weights(model, seed), "random")
     checkpoint = resolve(settings.init_checkpoint)
     digest = read_manifest(checkpoint).vocabulary_sha256
     vocabulary = vocabulary_of(checkpoint, digest, settings.vocab, None)

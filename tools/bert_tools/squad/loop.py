@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from bert_tools.squad.batches import UpdatePlan
 from bert_tools.squad.bubble import Span, StageClock
-from bert_tools.squad.engines import REPLICA, Engine, MakeBatch, Team
+from bert_tools.squad.engines import REPLICA, Engine, MakeBatch
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.optim.flat_optimizer import is_exempt
@@ -77,14 +77,13 @@ class Loop:
         self,
         settings: SquadSettings,
         engine: Engine,
-        team: Team,
         plan: UpdatePlan,
         make: MakeBatch,
         clock: StageClock,
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._team = team
+        self._team = engine.team
         self._plan = plan
         self._make = make
         self._clock = clock

@@ -21,10 +21,9 @@ from bert_tools.squad.measures import squad_flops
 from bert_tools.squad.settings import SquadPrecision
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_choice import choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.blocks import Blocks, choose_blocks
+from mlperf_bert.model.blocks import choose_blocks
 from mlperf_bert.model.dropout import DropoutKeys
 from mlperf_bert.model.layers import DROPOUT_STREAM, STREAMS_PER_LAYER, Embeddings, EncoderLayer
 
@@ -57,27 +56,6 @@ def whole(config: ModelSection) -> Part:
     return Part(0, config.num_layers, config.num_layers)
 
 
-class _Body(nn.Module):
-    """What is below `bert.` in the names."""
-
-    def __init__(
-        self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
-    ) -> None:
-        super().__init__()
-        if part.has_embeddings:
-            self.embeddings = Embeddings(config, blocks, META)
-        first_stream = DROPOUT_STREAM + 1
-        self.encoder = nn.Module()
-        self.encoder.layer = nn.ModuleDict(
-            {
-                str(number): EncoderLayer(
-                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number, META
-                )
-                for number in range(part.first, part.end)
-            }
-        )
-
-
 class SpanModel(nn.Module):
     """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights yet.
 
@@ -107,7 +85,15 @@ class SpanModel(nn.Module):
         computed_in = torch.bfloat16 if self._autocast else self.dtype
         attend = choose_attention(config, device, computed_in).policy
         blocks = choose_blocks(config.kernels, device, config.hidden_size)
-        self.bert = _Body(config, part, attend, blocks)
+        self.bert = nn.Module()
+        if part.has_embeddings:
+            self.bert.embeddings = Embeddings(config, blocks, META)
+        layers = nn.ModuleDict()
+        for number in range(part.first, part.end):
+            stream = DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number
+            layers[str(number)] = EncoderLayer(config, attend, blocks, stream, META)
+        self.bert.encoder = nn.Module()
+        self.bert.encoder.layer = layers
         if part.has_head:
             self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
         self.dropout_seed = dropout_seed
@@ -127,9 +113,8 @@ class SpanModel(nn.Module):
         keys = self._dropout_keys(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             if hidden is None:
-                hidden = self.bert.embeddings(tokens, keys)
-            assert isinstance(self.bert.encoder.layer, nn.ModuleDict)
-            for layer in self.bert.encoder.layer.values():
+                hidden = self.bert.get_submodule("embeddings")(tokens, keys)
+            for layer in self.bert.get_submodule("encoder.layer").children():
                 hidden = layer(hidden, layout, keys)
             assert hidden is not None
             if not self.part.has_head:

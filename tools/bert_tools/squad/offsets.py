@@ -8,6 +8,7 @@ tokenizer file the `tokenizers` library says where a token stands.
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,28 +65,19 @@ class _WordPieceOffsets:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._plain = PlainTokenizer(vocabulary)
-        self._known: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
+        self._split_once = lru_cache(_MAX_KNOWN_WORDS)(self._split)
 
     def encode(self, text: str) -> Tokens:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         position = 0
         for word in text.split(" "):
-            word_ids, word_spans = self._look_up(word)
+            is_short = len(word) <= MAX_WORD_CHARS
+            word_ids, word_spans = (self._split_once if is_short else self._split)(word)
             ids += word_ids
             spans += [(position + start, position + end) for start, end in word_spans]
             position += len(word) + 1
         return _tokens(ids, spans, text)
-
-    def _look_up(self, word: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self._known.get(word)
-        if found is None:
-            found = self._split(word)
-            if len(word) <= MAX_WORD_CHARS:
-                if len(self._known) == _MAX_KNOWN_WORDS:
-                    self._known.clear()
-                self._known[word] = found
-        return found
 
     def _split(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ids: list[int] = []

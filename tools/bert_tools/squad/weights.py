@@ -101,11 +101,6 @@ def check_fits(model: ModelSection, num_tokens: int, max_length: int) -> None:
         raise ConfigError("--max-length", problem, "lower it")
 
 
-def random_start(model: ModelSection, seed: int) -> Start:
-    """A model that has learnt nothing."""
-    return Start(model, draw_weights(model, seed), "random")
-
-
 def save_for_transformers(
     out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: AnyVocabulary
 ) -> None:
