@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -218,3 +219,12 @@ def test_mistakes_are_one_line_and_leave_no_run(
     assert named in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_missing_matplotlib_is_told_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(compare_words(tmp_path / "out")) == 2
+    assert "matplotlib" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
