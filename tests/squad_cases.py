@@ -1,11 +1,10 @@
 """Windows and a small model that tests of fine-tuning share."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from bert_tools.squad.settings import SquadSettings, parse_engine
+from bert_tools.squad.windows import Windows
 from mlperf_bert.config.sections import ModelSection
 
 VOCABULARY = 64
@@ -22,19 +21,34 @@ SMALL = ModelSection(
 )
 
 
-@dataclass(frozen=True)
-class MadeUpWindows:
+NONE = np.zeros(0, dtype=np.int64)
+
+
+def windows_of(
+    input_ids: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    segment_b_start: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> Windows:
+    """Windows of no text."""
+    return Windows(
+        input_ids=input_ids,
+        lengths=lengths,
+        segment_b_start=segment_b_start,
+        starts=starts,
+        ends=ends,
+        question_of=NONE,
+        first_piece=NONE,
+        piece_starts=NONE,
+        piece_ends=NONE,
+        remarks=(),
+    )
+
+
+def made_up_windows(count: int) -> Windows:
     """Random words; the answer, where there is one, begins at a word of its own: learnable."""
-
-    input_ids: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    segment_b_start: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
-def made_up_windows(count: int, seed: int = 5) -> MadeUpWindows:
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(5)
     lengths = random.integers(8, LONGEST + 1, count)
     segment_b_start = random.integers(2, 6, count)
     starts = np.where(
@@ -46,7 +60,7 @@ def made_up_windows(count: int, seed: int = 5) -> MadeUpWindows:
     answered = starts > 0
     input_ids[(first + starts)[answered]] = 1
     input_ids[(first + ends)[answered]] = 2
-    return MadeUpWindows(input_ids, lengths, segment_b_start, starts, ends)
+    return windows_of(input_ids, lengths, segment_b_start, starts, ends)
 
 
 def small_settings(engine: str, **changes: object) -> SquadSettings:

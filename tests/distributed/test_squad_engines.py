@@ -14,16 +14,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bert_tools.squad.bubble import StageClock, StageEvent, bubble_by_formula, measured_bubble
-from bert_tools.squad.engines.build import make_engine
-from bert_tools.squad.engines.contract import REPLICA, STAGE, Team
-from bert_tools.squad.engines.pipeline import TimedStage, make_schedule
-from bert_tools.squad.evaluate import score_windows
+from bert_tools.squad.batches import UpdatePlan, WindowReader
+from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
+from bert_tools.squad.engines import (
+    REPLICA,
+    STAGE,
+    Team,
+    TimedStage,
+    make_engine,
+    make_schedule,
+)
+from bert_tools.squad.evaluation import score_windows
 from bert_tools.squad.loop import Loop
-from bert_tools.squad.microbatches import UpdatePlan
 from bert_tools.squad.model import draw_weights
 from bert_tools.squad.settings import Schedule
-from bert_tools.squad.spans import WindowReader
+from bert_tools.squad.weights import Start
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.distributed.launch import RankInfo
 from squad_cases import SMALL, made_up_windows, small_settings
@@ -71,28 +76,22 @@ def run_case(case: str, mesh: DeviceMesh | None, rank: int, output: Path) -> Non
     model = replace(SMALL, hidden_dropout=dropout, attention_dropout=dropout)
     windows = made_up_windows(40)
     reader = WindowReader(windows)
-    plan = UpdatePlan.make(
-        windows.lengths,
-        updates=settings.num_updates(40),
-        global_batch=settings.global_batch,
-        microbatches=settings.microbatches,
-        seed=settings.seed,
-    )
+    plan = UpdatePlan.make(windows.lengths, settings)
     team, clock = Team(mesh), StageClock(rank)
-    weights = draw_weights(model, 3)
-    engine = make_engine(settings, model, weights, plan, team, CPU, clock, dropout_seed=7)
+    start = Start(model, draw_weights(model, 3), "")
+    engine = make_engine(settings, start, plan, team, CPU, clock)
     last = FIRST if early else settings.num_updates(40)
-    loop = Loop(settings, engine, team, plan, reader.batch, clock)
+    loop = Loop(settings, engine, plan, reader.batch, clock)
     log = loop.run(stopped=lambda update: "enough" if update == last else None)
-    scores = score_windows(engine, team, windows, CPU)
+    scores = score_windows(engine, windows)
     learnt = engine.weights()
-    if team.replica == team.stage == 0:
+    if team.is_first:
         found = {
             "losses": log.losses,
             "grad_norms": log.grad_norms,
             "noise": log.noise,
             "clocked": len(log.clocked),
-            "scores": [scores.starts.tolist(), scores.ends.tolist()],
+            "scores": scores.tolist(),
             "weights": {name: float(each.double().sum()) for name, each in learnt.items()},
         }
         (output / f"{case}.json").write_text(json.dumps(found))
@@ -133,10 +132,12 @@ def bubble_of(
     rank = dist.get_rank(group)
     clock = StageClock(rank)
     example = torch.zeros((1, 4), requires_grad=True)
-    examples = (example, example)
+    examples = (example,)
     sleeper = Sleeper()
-    stage = TimedStage(sleeper, rank, stages, CPU, examples, group, clock)
-    of_torch = make_schedule(schedule, [stage], microbatches, lambda output, target: output.sum())
+    stage = TimedStage(
+        *(clock, sleeper, rank, stages, CPU), input_args=examples, output_args=examples, group=group
+    )
+    of_torch = make_schedule(schedule, [stage], microbatches)
     by_formula = bubble_by_formula(schedule, stages, microbatches)
     assert by_formula is not None
     enough = by_formula + 0.6 * TOLERANCE
@@ -155,7 +156,7 @@ def bubble_of(
         of_ranks = [torch.zeros_like(own) for _ in range(stages)]
         dist.all_gather(of_ranks, own, group=group)
         events = [
-            StageEvent(rank=of, stage=of, kind="F", microbatch=0, begin_s=begin, end_s=end)
+            Span(rank=of, stage=of, kind="F", microbatch=0, begin_s=begin, end_s=end)
             for of, spans in enumerate(of_ranks)
             for begin, end in spans.tolist()
         ]

@@ -41,7 +41,6 @@ from fuzz_run_files import (
     parse_watched_run,
 )
 from fuzz_squad import SQUAD_PARSERS
-from fuzz_squad_record import SQUAD_RECORD
 from fuzz_tensorflow import TENSORFLOW_PARSERS
 from fuzz_tokenizer import TOKENIZER_PARSERS
 from fuzz_tune import TUNE_PARSERS
@@ -290,7 +289,6 @@ PARSERS: Mapping[str, Parser] = {
     **OWN_TEXT_PARSERS,
     **RESULTS_PARSERS,
     **SQUAD_PARSERS,
-    "squad_record": SQUAD_RECORD,
     **TENSORFLOW_PARSERS,
     **TOKENIZER_PARSERS,
     **TUNE_PARSERS,

@@ -1,23 +1,28 @@
-"""What `squad` reads of anybody's: question sets, files of answers, and where tokens stand."""
+"""What `squad` reads of anybody's: question sets, answers, where tokens stand, records of runs."""
 
 import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fuzz_mutations import mutate_json
 from fuzz_parser import Parser
 from fuzz_tokenizer import LINES, tokenizer_json
 
+from bert_tools.common.figures import png
 from bert_tools.squad.answers import find_answers
+from bert_tools.squad.comparison import RESULT, Conditions, compare_runs, read_run
 from bert_tools.squad.offsets import make_offset_encoder
-from bert_tools.squad.predictions import read_predictions
-from bert_tools.squad.questions import parse_questions, read_questions
+from bert_tools.squad.plot import goodput_figure, timeline_figure
+from bert_tools.squad.questions import parse_questions, read_predictions, read_questions
 from bert_tools.squad.scores import evaluate, score
+from bert_tools.squad.table import in_words
 from bert_tools.squad.windows import make_windows
 from mlperf_bert.vocabulary.tokenizer_file import load
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
+from squad_records import pipeline_timeline, record, write_record
 from squad_sets import qa, set_of, vocabulary_of
 
 SET = "set.json"
@@ -54,7 +59,7 @@ def parse_set(directory: Path) -> object:
     assert windows.lengths.max() <= 16 and windows.lengths.sum() == len(windows.input_ids)
     assert np.all(windows.starts <= windows.ends) and np.all(windows.ends < windows.lengths)
     scores = np.arange(len(windows.input_ids)) % 7
-    found = find_answers(questions, windows, scores, scores)
+    found = find_answers(questions, windows, np.stack([scores, scores], axis=1))
     pairs = zip(questions, found, strict=True)
     assert all(each.text in question.context for question, each in pairs)
     return evaluate(questions, found)
@@ -82,6 +87,31 @@ def parse_offsets(directory: Path) -> object:
     return None
 
 
+def make_record(directory: Path) -> None:
+    """A pipeline of two stages, as it leaves its record."""
+    more: dict[str, Any] = {
+        "schedule": "1f1b",
+        "losses": [3.0, None],
+        "noise_scale": 31.5,
+        "core_wait_seconds": [0.5, None],
+        "device_utilisation": [0.7, None],
+        "bubble": {"measured": 0.25, "formula": 0.2},
+        "timeline": pipeline_timeline(2, 1),
+    }
+    write_record(directory, record("pipeline:2", ranks=2, **more))
+
+
+def parse_record(directory: Path) -> object:
+    """As a comparison does, to its table and JSON; a few to the pictures, which take long."""
+    run = read_run(directory)
+    comparison = compare_runs([run], Conditions(initial_batch=8, peak_tflops=0.1))
+    json.dumps(comparison.as_json())
+    if run.seed > 1:
+        figures = (goodput_figure(comparison), timeline_figure([run]))
+        return [png(each) for each in figures if each is not None]
+    return in_words(comparison)
+
+
 SQUAD_PARSERS: Mapping[str, Parser] = {
     "squad_questions": Parser(make=make_set, targets={SET: mutate_json}, parse=parse_set),
     "squad_offsets": Parser(
@@ -90,4 +120,5 @@ SQUAD_PARSERS: Mapping[str, Parser] = {
     "squad_predictions": Parser(
         make=make_set, targets={PREDICTIONS: mutate_json}, parse=parse_answers
     ),
+    "squad_record": Parser(make=make_record, targets={RESULT: mutate_json}, parse=parse_record),
 }

@@ -18,8 +18,7 @@ import pytest
 
 from bert_tools.bench import cli
 from bert_tools.squad import cli as squad_cli
-from bert_tools.squad.options import settings_of
-from bert_tools.squad.settings import parse_engine
+from bert_tools.squad.settings import parse_engine, settings_of
 from mlperf_bert.parts.build import READ_LENGTHS_ON_THE_HOST
 from support import REPOSITORY, run_process
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bert_tools.squad import answers
-from bert_tools.squad.answers import FoundAnswer, find_answers, has_most_context
+from bert_tools.squad.answers import FoundAnswer, find_answers
 from bert_tools.squad.questions import Questions
 from bert_tools.squad.windows import Windows, make_windows
 from plain_spans import plain_answers
@@ -33,8 +33,13 @@ def scores_of(windows: Windows, **scores: float) -> NDArray[np.float64]:
     return found
 
 
+def both(starts: Any, ends: Any) -> NDArray[np.float64]:
+    """As `score_windows` gives them."""
+    return np.stack([starts, ends], axis=1)
+
+
 def one(windows: Windows, starts: Any, ends: Any, **options: Any) -> FoundAnswer:
-    (found,) = find_answers(QUESTIONS, windows, starts, ends, **options)
+    (found,) = find_answers(QUESTIONS, windows, both(starts, ends), **options)
     return found
 
 
@@ -43,39 +48,26 @@ def test_the_best_start_and_end() -> None:
     found = one(WHOLE, starts, ends)
     assert found == FoundAnswer("t2 t3 t4", 7.0, 3.0)
     assert found.difference == -4.0
-
-
-def test_an_end_does_not_come_before_its_start() -> None:
     # End t1 and start t4 are best, but in the wrong order: 9 - 5 both ways, and the first counts.
     found = one(WHOLE, scores_of(WHOLE, at7=9), scores_of(WHOLE, at4=9))
     assert found == FoundAnswer("t0 t1", 4.0, -10.0)
-
-
-@pytest.mark.parametrize(("longest", "text"), [(4, "t1 t2 t3 t4"), (3, "t1"), (1, "t1")])
-def test_an_answer_is_not_too_long(longest: int, text: str) -> None:
     # t1 to t4 has four tokens and 6; t1 alone has 3 - 5 = -2, as t4 alone, which comes later.
     starts, ends = scores_of(WHOLE, at4=3), scores_of(WHOLE, at7=3)
-    assert one(WHOLE, starts, ends, max_answer_length=longest).text == text
-
-
-@pytest.mark.parametrize("place", [0, 1, 2, 13])
-def test_an_answer_is_of_the_text(place: int) -> None:
+    for longest, text in ((4, "t1 t2 t3 t4"), (3, "t1"), (1, "t1")):
+        assert one(WHOLE, starts, ends, max_answer_length=longest).text == text
     # The question, [CLS], and both [SEP] score best, and are no answer.
-    starts = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
-    ends = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
-    assert one(WHOLE, starts, ends).text == "t5"
+    for place in (0, 1, 2, 13):
+        scores = scores_of(WHOLE, at8=1, **{f"at{place}": 99})
+        assert one(WHOLE, scores, scores).text == "t5"
 
 
 def test_no_answer_is_the_lowest_of_the_windows() -> None:
     starts = scores_of(THREE, at0=4, at8=1, at16=2)
     ends = scores_of(THREE, at0=3, at8=2, at16=0.5)
     assert one(THREE, starts, ends).no_answer_score == 2.5  # of 7, 3 and 2.5
-
-
-def test_an_answer_stays_in_its_window() -> None:
     # The end is the first text token of the next window: seven tokens later, but not the same text.
     starts, ends = scores_of(THREE, at4=3), scores_of(THREE, at11=3)
-    assert one(THREE, starts, ends).text == "t1"
+    assert one(THREE, starts, ends).text == "t1"  # an answer stays in its window
 
 
 def test_a_start_counts_where_there_is_most_text_around_it() -> None:
@@ -93,15 +85,6 @@ def test_a_start_counts_where_there_is_most_text_around_it() -> None:
         assert one(windows, starts, scores_of(windows)).text == text
 
 
-def test_most_context_by_hand() -> None:
-    # Tokens 0 to 3, and 1 to 7 of the same text. Smaller sides of the first: 0 1 1 0; of the second
-    # for 1 to 7: 0 1 2 3 2 1 0. Token 1 has more in the first, 2 as much in both, and the second
-    # is longer; of another question, one window has all.
-    windows = (np.array([0, 1, 0]), np.array([4, 7, 2]), np.array([0, 0, 1]))
-    found = has_most_context(*windows).astype(int).tolist()
-    assert found == [1, 1, 0, 0, *[0, 1, 1, 1, 1, 1, 1], 1, 1]
-
-
 def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
     context = "Caf\u00e9s, (T1)   and\nCAFE\u0301S!"
     questions = questions_of((context, [qa("q", "who")]))
@@ -109,7 +92,7 @@ def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
     windows = make_windows(questions, vocabulary)
     # [CLS] who [SEP] cafe s , ( t1 ) and cafe s ! [SEP]
     starts, ends = scores_of(windows, at7=1), scores_of(windows, at10=1)
-    (found,) = find_answers(questions, windows, starts, ends)
+    (found,) = find_answers(questions, windows, both(starts, ends))
     assert found.text == "T1)   and\nCAFE\u0301"
 
 
@@ -117,7 +100,7 @@ def test_a_text_without_tokens_has_no_answer() -> None:
     questions = questions_of(("\u00ad", [qa("q1", "who")]), (TEXT, [qa("q2", "who")]))
     windows = make_windows(questions, VOCABULARY)
     starts = np.ones(len(windows.input_ids))
-    found = find_answers(questions, windows, starts, starts)
+    found = find_answers(questions, windows, both(starts, starts))
     assert [each.text for each in found] == ["", "t0"]
     assert found[0].difference > 1e20 and np.isfinite(found[0].difference)
 
@@ -151,7 +134,7 @@ def test_equal_to_looking_at_every_pair(
     starts, ends = rng.integers(-4, 5, size=(2, len(windows.input_ids))).astype(np.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "_TOKENS_AT_ONCE", at_once)
-        found = find_answers(questions, windows, starts, ends, max_answer_length=longest)
+        found = find_answers(questions, windows, both(starts, ends), longest)
     expected = plain_answers(questions, windows, starts.tolist(), ends.tolist(), longest)
     assert [(each.text, each.score, each.no_answer_score) for each in found] == expected
 
@@ -164,6 +147,6 @@ def test_right_scores_give_the_right_answers() -> None:
     starts, ends = np.zeros((2, len(windows.input_ids)))
     starts[windows.offsets[:-1] + windows.starts] = 1
     ends[windows.offsets[:-1] + windows.ends] = 1
-    found = find_answers(questions, windows, starts, ends)
+    found = find_answers(questions, windows, both(starts, ends))
     assert [each.text for each in found if each.difference < 0] == ["t3 t4", "t9"]
     assert [each.difference < 0 for each in found] == [True, False, True]

@@ -6,16 +6,15 @@ import pytest
 
 from bert_tools.squad.bubble import (
     Kind,
+    Span,
     StageClock,
-    StageEvent,
     bubble_by_formula,
     measured_bubble,
-    timeline,
 )
 
 
-def event(rank: int, begin: float, end: float, kind: Kind = "F") -> StageEvent:
-    return StageEvent(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
+def event(rank: int, begin: float, end: float, kind: Kind = "F") -> Span:
+    return Span(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
 
 
 def test_measured_by_hand() -> None:
@@ -24,9 +23,7 @@ def test_measured_by_hand() -> None:
     events = [event(0, 5, 6), event(1, 6, 7), event(1, 7, 9, "B"), event(0, 9, 11, "B")]
     assert measured_bubble(events) == pytest.approx(0.5)
     assert bubble_by_formula("gpipe", 2, 1) == pytest.approx(0.5)
-
-
-def test_no_bubble_on_one_busy_rank() -> None:
+    # One busy rank.
     assert measured_bubble([event(0, 0, 1), event(0, 1, 4, "B")]) == 0
 
 
@@ -69,8 +66,3 @@ def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared
         pass
     (found,) = clock.stop()
     assert (found.begin_s >= 0.25) is is_shared  # else it would be 0 on each, whenever it came
-
-
-def test_timeline_is_in_order_of_time() -> None:
-    found = timeline([event(1, 2, 3), event(0, 0, 1)])
-    assert [each["rank"] for each in found] == [0, 1]

@@ -2,15 +2,16 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from bert_tools.squad.options import QUICK_DEV
+from bert_tools.squad.comparison import RESULT, read_run
 from bert_tools.squad.questions import read_questions
-from bert_tools.squad.record import RESULT, read_run
+from bert_tools.squad.settings import QUICK_DEV
 from mlperf_bert.__main__ import main
 
 TINY = ("--layers", 2, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
@@ -44,12 +45,15 @@ def test_the_saved_model_scores_as_the_run_did(
     words = ["squad", "evaluate", "--model", str(run_dir / "model"), "--stride", "24"]
     assert main([*words, "--device", "cpu", "--predictions", str(answers), "--json"]) == 0
     evaluated, run = as_json(capsys), read_run(run_dir)
-    assert evaluated["validation_loss"] == pytest.approx(run.validation_loss, abs=1e-6)
-    assert (evaluated["exact_match"], evaluated["f1"]) == (run.exact_match, run.f1)
+    assert evaluated["validation_loss"] == pytest.approx(run.values["validation_loss"], abs=1e-6)
+    assert (evaluated["exact_match"], evaluated["f1"]) == (
+        run.values["exact_match"],
+        run.values["f1"],
+    )
     assert json.loads(answers.read_text()).keys() == {each.id for each in read_questions(QUICK_DEV)}
     assert main(["squad", "score", "--predictions", str(answers), "--json"]) == 0
     scored = as_json(capsys)
-    assert scored["all"]["f1"] == pytest.approx(run.f1)
+    assert scored["all"]["f1"] == pytest.approx(run.values["f1"])
 
 
 def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,35 +84,24 @@ def test_no_answer_to_anything_scores_what_has_none(
     assert scored["all"]["exact_match"] == pytest.approx(100 * impossible / len(questions))
 
 
-def test_a_model_that_is_none_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "config.json" in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("threshold", ["nan", "inf", "-inf"])
-def test_a_threshold_that_is_no_number_is_refused(
-    threshold: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "config.json"),
+        (("--threshold=nan",), "--threshold"),
+        (("--threshold=inf",), "--threshold"),
+        (("--threshold=-inf",), "--threshold"),
+        (("--max-answer-length", 0), "--max-answer-length"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    words: tuple[object, ...], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = tmp_path / "answers.json"
-    words = ("--model", tmp_path, "--predictions", answers, f"--threshold={threshold}")
-    assert squad("evaluate", *words) == 2
+    assert squad("evaluate", "--model", tmp_path, "--predictions", answers, *words) == 2
     error = capsys.readouterr().err
-    assert "--threshold" in error and error.count("\n") == 1
+    assert named in error and error.count("\n") == 1
     assert not answers.exists()
-
-
-def test_weights_of_another_shape_are_refused(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path in (run_dir / "model").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
-    assert main(["squad", "evaluate", "--model", str(tmp_path)]) == 2
-    assert "its config says" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--stride", "--max-length"])
@@ -120,20 +113,24 @@ def test_no_tokens_at_all_are_refused(
     assert option.removeprefix("--") in error and error.count("\n") == 1
 
 
-def test_a_model_that_diverged_gives_no_score(
+def test_weights_of_another_shape_or_that_diverged_are_refused(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in (run_dir / "model").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
+    model, answers = shutil.copytree(run_dir / "model", tmp_path / "model"), tmp_path / "a.json"
+    words = ("--model", model, "--predictions", answers, "--device", "cpu", "--json")
+    weights = load_file(model / "model.safetensors")
     weights["qa_outputs.weight"].fill_(math.nan)
-    save_file(weights, tmp_path / "model.safetensors")
-    answers = tmp_path / "answers.json"
-    words = ("--model", tmp_path, "--predictions", answers, "--device", "cpu", "--json")
-    assert squad("evaluate", *words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and not answers.exists()
-    assert "no finite numbers" in captured.err and captured.err.count("\n") == 1
+    save_file(weights, model / "model.safetensors")
+    config = json.loads((model / "config.json").read_text())
+    for problem, changes in (
+        ("no finite numbers", {}),
+        ("its config says", {"intermediate_size": 32}),
+    ):
+        (model / "config.json").write_text(json.dumps(config | changes))
+        assert squad("evaluate", *words) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and not answers.exists()
+        assert problem in captured.err and captured.err.count("\n") == 1
 
 
 def test_two_engines_are_compared_on_real_ranks(
@@ -160,3 +157,6 @@ def test_two_engines_are_compared_on_real_ranks(
     # One stage waits for the first microbatch: (2 - 1) / (4 + 2 - 1) of the time.
     assert pipeline["values"]["bubble_formula"]["mean"] == pytest.approx(20.0)
     assert (out / "timeline.png").exists()
+    (run,) = (read_run(path) for path in (out / "runs").glob("pipeline*"))
+    begins = [span.begin_s for span in run.timeline]
+    assert begins == sorted(begins) and {span.rank for span in run.timeline} == {0, 1}

@@ -1,40 +1,25 @@
 """`squad compare`: what runs, in which order, what is kept, refused and stopped."""
 
 import argparse
-import dataclasses
 import json
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from squad_records import record, write_record
 
-from bert_tools.squad import compare, train_cli
+from bert_tools.squad import cli, compare
 from bert_tools.squad.compare import Job, at_batch, hold_to_comparison, make_jobs, run_jobs
-from bert_tools.squad.options import (
-    DataOptions,
-    add_data,
-    add_settings,
-    data_options,
-    settings_as_words,
-    settings_of,
-)
-from bert_tools.squad.settings import SquadSettings, parse_engine
+from bert_tools.squad.comparison import RunRecord
+from bert_tools.squad.settings import SquadSettings, add_settings, parse_engine, settings_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
+from squad_records import record, write_record
 
-DATA = DataOptions(
-    train=Path("train.json"),
-    dev=Path("dev.json"),
-    vocabulary=None,
-    init_checkpoint=None,
-    layers=4,
-    hidden=64,
-    heads=2,
-    device="auto",
-)
+HERE = Path(__file__)
 
 
 def settings(engine: str = "single", seed: int = 1, **changes: Any) -> SquadSettings:
@@ -62,47 +47,36 @@ class FakeRuns:
         write_record(Path(given["--run-dir"]), found)
         return 0
 
+    def run(self, jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
+        """`run_jobs` with these in the place of real ones."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compare, "run_on_ranks", self)
+            return run_jobs(jobs)
+
 
 def jobs_of(out: Path, engines: Sequence[str], seeds: int, batches: Sequence[int]) -> list[Job]:
     per_engine = [settings(name, seed) for seed in range(1, seeds + 1) for name in engines]
     return make_jobs(out, per_engine, batches, "square_root")
 
 
-def test_engines_take_turns_seed_by_seed(tmp_path: Path) -> None:
-    fake = FakeRuns()
-    runs, status = run_jobs(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]), DATA, fake)
-    assert status == 0
-    assert [(run.engine, run.seed) for run in runs] == [
-        ("single", 1),
-        ("ddp:2", 1),
-        ("single", 2),
-        ("ddp:2", 2),
-    ]
-    assert [ranks for _, ranks in fake.calls] == [1, 2, 1, 2]
-
-
-def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+def test_engines_take_turns_and_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
     jobs = jobs_of(tmp_path, ["single", "ddp:2"], 2, [16])
-    stopped = FakeRuns(fail_at=3)
-    runs, status = run_jobs(jobs, DATA, stopped)
-    assert (len(runs), status) == (2, STOPPED)
-    again = FakeRuns()
-    runs, status = run_jobs(jobs, DATA, again)
-    assert (len(runs), status) == (4, 0)
-    assert len(again.calls) == 2
-
-
-def test_the_first_failure_ends_it(tmp_path: Path) -> None:
-    fake = FakeRuns(fail_at=2, status=2)
-    runs, status = run_jobs(jobs_of(tmp_path, ["single", "ddp:2"], 2, [16]), DATA, fake)
-    assert (len(runs), status, len(fake.calls)) == (1, 2, 2)
+    stopped, again = FakeRuns(fail_at=3), FakeRuns()
+    runs, status = stopped.run(jobs)
+    assert (len(runs), status, len(stopped.calls)) == (2, STOPPED, 3)  # the first failure ends it
+    runs, status = again.run(jobs)
+    in_turns = [("single", 1), ("ddp:2", 1), ("single", 2), ("ddp:2", 2)]
+    assert status == 0 and [(run.engine, run.seed) for run in runs] == in_turns
+    assert [ranks for _, ranks in stopped.calls[:2] + again.calls] == [1, 2, 1, 2]
+    status = FakeRuns(fail_at=1, status=2).run(jobs_of(tmp_path / "2", ["single"], 1, [16]))[1]
+    assert status == 2
 
 
 def test_a_damaged_record_is_named_not_passed_over(tmp_path: Path) -> None:
     jobs = jobs_of(tmp_path, ["single"], 1, [16])
     write_record(jobs[0].directory, record(losses="none"))
     with pytest.raises(DataError, match="losses"):
-        run_jobs(jobs, DATA, FakeRuns())
+        FakeRuns().run(jobs)
 
 
 def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> None:
@@ -114,16 +88,10 @@ def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> Non
     assert rates == pytest.approx([5e-5, 7.0711e-5, 1e-4], rel=1e-4)
 
 
-def test_the_learning_rate_may_be_kept() -> None:
+def test_batches_and_engines_that_cannot_be_compared(tmp_path: Path) -> None:
     assert at_batch(settings(), 64, "keep").learning_rate == 5e-5
-
-
-def test_a_batch_that_does_not_divide_the_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match="192 samples"):
         at_batch(settings(), 36, "keep")
-
-
-def test_an_engine_named_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="twice"):
         jobs_of(tmp_path, ["ddp:2", "ddp:2"], 1, [16])
 
@@ -143,49 +111,47 @@ def test_a_comparison_of_which_no_run_ended_gives_way_to_another(
     fails, works = FakeRuns(fail_at=1, status=2), FakeRuns()
     runner = {"now": fails}
     monkeypatch.setattr(compare, "run_on_ranks", lambda words, n, **_: runner["now"](words, n))
-    monkeypatch.setattr("bert_tools.squad.machine_peak.SECONDS", 0.01)
+    monkeypatch.setattr("bert_tools.squad.compare.PEAK_SECONDS", 0.01)
     out = tmp_path / "out"
     words = compare_words(out, "--seeds", "1", "--updates", "10", "--hidden", "16", "--heads", "2")
     assert main([*words, "--layers", "1"]) == 2
     (out / "vocab.txt").write_text("of other questions")
+    (out / "peak.json").write_text('{"tflops": 9, "means": "of another model"}')
     runner["now"] = works
     assert main([*words, "--layers", "2"]) == 0
     assert "of other questions" not in (out / "vocab.txt").read_text()
+    assert "of another model" not in (out / "peak.json").read_text()
     assert main([*words, "--layers", "1"]) == 2  # runs have ended now
     assert "model is [1, 16, 2] now, and was [2, 16, 2]" in capsys.readouterr().err
     assert len(works.calls) == 2
 
 
-def test_another_machine_is_another_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = dataclasses.replace(DATA, train=Path(__file__), dev=Path(__file__))
-    first = compare.facts_of(data, settings())
+def test_another_machine_or_setting_is_another_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def facts(engine: str = "single", seed: int = 1, **changes: Any) -> dict[str, Any]:
+        return compare.facts_of(settings(engine, seed, train=HERE, dev=HERE, **changes))
+
+    first = facts()
+    assert facts("ddp:2", 7) == first  # more seeds, engines and batches belong to the same
+    changes: tuple[dict[str, Any], ...] = (
+        {"max_length": 99},
+        {"learning_rate": 1.0},
+        {"updates": 13},
+    )
+    assert all(facts(**each) != first for each in changes)
     monkeypatch.setattr(compare, "usable_cpus", lambda: frozenset(range(1000)))
-    assert compare.facts_of(data, settings()) != first
-
-
-def test_more_seeds_engines_and_batches_belong_to_the_same_comparison() -> None:
-    data = DataOptions(
-        train=Path(__file__), dev=Path(__file__), vocabulary=None, init_checkpoint=None,
-        layers=4, hidden=64, heads=2, device="auto",
-    )  # fmt: skip
-    first = compare.facts_of(data, settings("single", 1))
-    assert compare.facts_of(data, settings("ddp:2", 7)) == first
-    assert compare.facts_of(data, settings(max_length=99)) != first
-    assert compare.facts_of(data, settings(learning_rate=1.0)) != first
-    assert compare.facts_of(data, settings(updates=13)) != first
+    assert facts() != first
 
 
 @pytest.mark.parametrize("engine", ["single", "fsdp:3", "pipeline:2@gpipe", "pipeline:2xddp:2"])
 def test_options_of_a_rank_give_the_same_settings(engine: str) -> None:
-    wanted = settings(
-        engine, seed=5, learning_rate=1.23456789e-5, dropout=0.25, global_batch=48, microbatches=12
-    )
+    odd = {"learning_rate": 1.23456789e-5, "dropout": 0.25, "global_batch": 48, "microbatches": 12}
+    wanted = settings(engine, seed=5, train=HERE, dev=HERE, layers=3, **odd)
     parser = argparse.ArgumentParser()
-    train_cli.add_arguments(parser)
-    args = parser.parse_args([*settings_as_words(wanted), *DATA.as_words()])
+    cli.add_train(parser)
+    args = parser.parse_args(wanted.as_words())
     assert settings_of(args, parse_engine(args.engine), args.seed) == wanted
-    assert data_options(args).layers == DATA.layers
-    assert args.train == DATA.train.absolute()
+    assert "--layers" not in replace(wanted, init_checkpoint=HERE).as_words()
+    assert str(Path("here").absolute()) in replace(wanted, vocab=Path("here")).as_words()
 
 
 @pytest.mark.parametrize(
@@ -198,10 +164,9 @@ def test_options_of_a_rank_give_the_same_settings(engine: str) -> None:
 )
 def test_impossible_sizes_are_refused(words: list[str], option: str) -> None:
     parser = argparse.ArgumentParser()
-    add_data(parser)
     add_settings(parser)
     with pytest.raises(ConfigError) as refused:
-        data_options(parser.parse_args(words))
+        settings_of(parser.parse_args(words), parse_engine("single"), 1)
     assert str(refused.value).startswith(option)
 
 
@@ -254,3 +219,12 @@ def test_mistakes_are_one_line_and_leave_no_run(
     assert named in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_missing_matplotlib_is_told_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(compare_words(tmp_path / "out")) == 2
+    assert "matplotlib" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

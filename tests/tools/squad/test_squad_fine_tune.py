@@ -2,10 +2,9 @@
 
 import json
 import os
+import re
 import shutil
 import signal
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bert_tools.squad.comparison import RESULT
 from bert_tools.squad.fine_tune import fine_tune
-from bert_tools.squad.inputs import SquadInputs
-from bert_tools.squad.progress import TrainingProgress
-from bert_tools.squad.record import RESULT
-from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.weights import start_from
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.manifest import CheckpointState
+from mlperf_bert.common.console import LiveLine
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from squad_cases import LONGEST, SMALL, small_settings
+from squad_cases import small_settings
 from squad_sets import SPECIAL, qa, set_of
 from support import TINY_CONFIG
 
@@ -37,7 +34,8 @@ WORDS = [f"w{number}" for number in range(20)]
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> SquadInputs:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of questions and their vocabulary."""
     directory = tmp_path_factory.mktemp("questions")
     (directory / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n")
     for name, first in (("train", 0), ("dev", 3)):
@@ -51,23 +49,23 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> SquadInputs:
             ]
             paragraphs.append((text, asked))
         (directory / f"{name}.json").write_text(json.dumps(set_of(*paragraphs)))
-    return SquadInputs(
-        train=directory / "train.json",
-        dev=directory / "dev.json",
-        vocabulary=directory / "vocab.txt",
-        model=replace(SMALL, vocab_size=25, num_layers=2),
-    )
+    return directory
 
 
-def settings_of(**changes: Any) -> SquadSettings:
+def tune(
+    inputs: Path, run_dir: Path, engine: str = "single", save: Any = "weights", **changes: Any
+) -> Any:
+    """A run of a small model; the record."""
     same = {"updates": 10, "noise_every": 4, "stride": 4, "max_question_length": 8}
-    return small_settings("single", **{**same, **changes})
+    same |= {"layers": 2, "hidden": 32, "heads": 2, "dropout": 0.0, "vocab": inputs / "vocab.txt"}
+    same |= {"train": inputs / "train.json", "dev": inputs / "dev.json"}
+    return fine_tune(small_settings(engine, **same | changes), run_dir, ALONE, CPU, save=save)
 
 
 @pytest.fixture(scope="module")
-def run(inputs: SquadInputs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     run_dir = tmp_path_factory.mktemp("runs") / "single"
-    return run_dir, fine_tune(settings_of(), inputs, run_dir, ALONE, CPU)
+    return run_dir, tune(inputs, run_dir)
 
 
 def test_the_record_is_complete(run: tuple[Path, Any]) -> None:
@@ -93,32 +91,27 @@ def test_the_record_is_complete(run: tuple[Path, Any]) -> None:
     assert record["init"] == "random" and record["skipped_updates"] == 0
 
 
-def test_a_run_repeats_bit_by_bit(
-    run: tuple[Path, Any], inputs: SquadInputs, tmp_path: Path
-) -> None:
-    again = fine_tune(settings_of(), inputs, tmp_path, ALONE, CPU)
+def test_a_run_repeats_bit_by_bit(run: tuple[Path, Any], inputs: Path, tmp_path: Path) -> None:
+    again = tune(inputs, tmp_path)
     assert again is not None
     assert again["losses"] == run[1]["losses"]
     assert again["validation_loss"] == run[1]["validation_loss"]
     ours, theirs = (load_file(path / "model" / "model.safetensors") for path in (tmp_path, run[0]))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert (
-        fine_tune(settings_of(seed=2), inputs, tmp_path / "2", ALONE, CPU, save="nothing")["losses"]
-        != run[1]["losses"]
-    )  # type: ignore[index]
+    assert tune(inputs, tmp_path / "2", seed=2, save="nothing")["losses"] != run[1]["losses"]  # type: ignore[index]
     assert os.listdir(tmp_path / "2") == [RESULT]
 
 
-def test_a_used_run_directory_is_refused(run: tuple[Path, Any], inputs: SquadInputs) -> None:
+def test_a_used_run_directory_is_refused(run: tuple[Path, Any], inputs: Path) -> None:
     with pytest.raises(ConfigError, match="is there already"):
-        fine_tune(settings_of(), inputs, run[0], ALONE, CPU)
+        tune(inputs, run[0])
 
 
 def test_a_model_without_a_record_is_replaced(
-    run: tuple[Path, Any], inputs: SquadInputs, tmp_path: Path
+    run: tuple[Path, Any], inputs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(run[0] / "model", tmp_path / "model")  # as a kill before the record leaves it
-    fine_tune(settings_of(seed=2, updates=2), inputs, tmp_path, ALONE, CPU)
+    tune(inputs, tmp_path, seed=2, updates=2)
     assert sorted(os.listdir(tmp_path)) == ["model", RESULT]
     ours, before = (load_file(path / "model" / "model.safetensors") for path in (tmp_path, run[0]))
     assert any(not torch.equal(ours[name], before[name]) for name in before)
@@ -126,62 +119,49 @@ def test_a_model_without_a_record_is_replaced(
 
 @pytest.mark.parametrize("other", ["notes.txt", "model.safetensors"])
 def test_a_model_of_something_else_is_refused_and_left(
-    run: tuple[Path, Any], inputs: SquadInputs, tmp_path: Path, other: str
+    run: tuple[Path, Any], inputs: Path, tmp_path: Path, other: str
 ) -> None:
     model = shutil.copytree(run[0] / "model", tmp_path / "model")
     (model / other).unlink(missing_ok=True)
     save_file({"of": torch.ones(1)}, model / other, {"source": "another program"})
     before = sorted(path.name for path in model.iterdir())
     with pytest.raises(ConfigError, match="model: is there already"):
-        fine_tune(settings_of(updates=2), inputs, tmp_path, ALONE, CPU)
+        tune(inputs, tmp_path, updates=2)
     assert sorted(path.name for path in model.iterdir()) == before
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_a_run_that_diverged_has_no_result(inputs: SquadInputs, tmp_path: Path) -> None:
+def test_a_run_that_diverged_has_no_result(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--learning-rate: is 1e\+30, .* diverged"):
-        fine_tune(settings_of(learning_rate=1e30, updates=3), inputs, tmp_path, ALONE, CPU)
+        tune(inputs, tmp_path, learning_rate=1e30, updates=3)
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "option"),
-    [
-        (lambda settings, inputs: (replace(settings, max_length=LONGEST + 1), inputs), "length"),
-        (lambda settings, inputs: (small_settings("ddp:2"), inputs), "engine"),
-        (lambda settings, inputs: (settings, replace(inputs, model=None)), "checkpoint"),
-        (
-            lambda settings, inputs: (
-                settings,
-                replace(inputs, model=replace(inputs.model, vocab_size=8)),
-            ),
-            "vocabulary",
-        ),
-    ],
-)
 def test_what_does_not_fit_is_refused_and_nothing_written(
-    inputs: SquadInputs,
-    tmp_path: Path,
-    change: Callable[[SquadSettings, SquadInputs], tuple[SquadSettings, SquadInputs]],
-    option: str,
+    inputs: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    settings, changed = change(settings_of(), inputs)
-    with pytest.raises(ConfigError, match=f"--[a-z-]*{option}: "):
-        fine_tune(settings, changed, tmp_path / "run", ALONE, CPU)
+    with pytest.raises(ConfigError, match="--engine: ddp:2 is of 2 ranks"):
+        tune(inputs, tmp_path / "run", "ddp:2")
+    with pytest.raises(ConfigError, match="--max-length: is 33, the model reads 32 tokens"):
+        tune(inputs, tmp_path / "run", init_checkpoint=checkpoint, max_length=33)
     assert not (tmp_path / "run").exists() or os.listdir(tmp_path / "run") == []
 
 
 def test_a_signal_ends_it_and_nothing_is_written(
-    inputs: SquadInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    def shown(self: TrainingProgress, update: int, loss: float) -> None:
-        if update == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+    seen: list[bool] = []
 
-    monkeypatch.setattr(TrainingProgress, "shown", shown)
+    def is_due(_self: LiveLine) -> bool:
+        seen.append(True)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(LiveLine, "is_due", is_due)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert fine_tune(settings_of(), inputs, tmp_path, ALONE, CPU) is None
+        assert tune(inputs, tmp_path) is None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -190,14 +170,13 @@ def test_a_signal_ends_it_and_nothing_is_written(
 
 
 @pytest.fixture(scope="module")
-def checkpoint(inputs: SquadInputs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As pre-training leaves it, with the vocabulary beside."""
     directory = tmp_path_factory.mktemp("pretrained")
     (directory / "tiny.toml").write_text(TINY_CONFIG)
     config = load_config(directory / "tiny.toml", ("model.vocab_size=25",))
     model = BertForPretraining(config.model, CPU, seed=9)
-    assert inputs.vocabulary is not None
-    words = load_vocabulary(inputs.vocabulary)
+    words = load_vocabulary(inputs / "vocab.txt")
     state = CheckpointState(
         step=3, samples=48, seed=9, mlm_accuracy=None, vocabulary_sha256=words.sha256
     )
@@ -208,24 +187,21 @@ def checkpoint(inputs: SquadInputs, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_run_begins_with_a_checkpoints_weights(
-    inputs: SquadInputs, checkpoint: Path, tmp_path: Path
+    inputs: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     stored = load_file(checkpoint / "model.safetensors")
-    assert inputs.vocabulary is not None
-    start = start_from(checkpoint, load_vocabulary(inputs.vocabulary).sha256, seed=1)
+    start = start_from(checkpoint, load_vocabulary(inputs / "vocab.txt").sha256, seed=1)
     assert start.model.num_layers == 2
     for name, tensor in start.weights.items():
         assert name.startswith("qa_outputs.") or torch.equal(tensor, stored[name])
-    of_checkpoint = SquadInputs(train=inputs.train, dev=inputs.dev, init_checkpoint=checkpoint)
-    record = fine_tune(settings_of(updates=2), of_checkpoint, tmp_path, ALONE, CPU)
+    record = tune(inputs, tmp_path, updates=2, vocab=None, init_checkpoint=checkpoint)
     assert record is not None and len(record["init"]) == 64
     assert record["model"]["layers"] == 2
 
 
 def test_damaged_or_other_checkpoints_are_refused(
-    inputs: SquadInputs, checkpoint: Path, tmp_path: Path
+    inputs: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert inputs.vocabulary is not None
     with pytest.raises(CheckpointError, match="another vocabulary"):
         start_from(checkpoint, "0" * 64, seed=1)
     copy = tmp_path / "copy"
@@ -235,18 +211,21 @@ def test_damaged_or_other_checkpoints_are_refused(
             (copy / path.name).write_bytes(path.read_bytes())
     save_file({"other": torch.zeros(1)}, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match="differs from its digest"):
-        start_from(copy, load_vocabulary(inputs.vocabulary).sha256, seed=1)
+        start_from(copy, load_vocabulary(inputs / "vocab.txt").sha256, seed=1)
 
 
-def test_progress_says_rate_and_time_left(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([0.0, 1.0, 12.0, 30.0])
-    monkeypatch.setattr("bert_tools.squad.progress.time.monotonic", lambda: next(seconds))
-    with TrainingProgress("ddp:2", 10, 16, speaks=True) as progress:
-        for update in (1, 4, 10):
-            progress.shown(update, 0.5)
+def test_progress_says_rate_and_time_left(
+    inputs: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = iter([False] * 3 + [True] + [False] * 6)
+    seconds = iter(range(100))  # one at the start, and one a line
+    monkeypatch.setattr(LiveLine, "is_due", lambda _self: next(due))
+    monkeypatch.setattr("bert_tools.squad.fine_tune.perf_counter", lambda: 6.0 * next(seconds))
+    tune(inputs, tmp_path, save="nothing")
     found = capfd.readouterr()
     assert found.out == ""  # stdout may be a command's JSON
-    assert found.err.splitlines() == [
-        "ddp:2: update 4/10  5.3 samples/s  loss 0.5000  0:00:18 left",  # 4 in 12 s
-        "ddp:2: update 10/10  5.3 samples/s  loss 0.5000  0:00:00 left",
+    lines = [re.sub(r"loss [\d.]+", "loss", line) for line in found.err.splitlines()]
+    assert lines == [  # 4 in 6 s, and 10 in 12 s
+        "single: update 4/10  5.3 samples/s  loss  0:00:09 left",
+        "single: update 10/10  6.7 samples/s  loss  0:00:00 left",
     ]

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert_tools.squad.measures import NvmlSampler, UsageMeter, core_wait_seconds, squad_flops
+from bert_tools.squad.measures import (
+    core_wait_seconds,
+    measured_usage,
+    sampled_by_nvml,
+    squad_flops,
+)
 from mlperf_bert.config.sections import ModelSection
 
 CPU = torch.device("cpu")
@@ -28,21 +33,15 @@ def test_utilisation_of_a_cpu_is_of_the_threads_that_compute(
     monkeypatch: pytest.MonkeyPatch, threads: int, cpu_seconds: float, share: float
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    meter = UsageMeter(CPU, clock=clock(100.0, 110.0), cpu_clock=clock(5.0, 5.0 + cpu_seconds))
-    with meter:
+    monkeypatch.setattr("time.perf_counter", clock(100.0, 110.0))
+    monkeypatch.setattr("time.process_time", clock(5.0, 5.0 + cpu_seconds))
+    with measured_usage(CPU) as usage:
         pass
-    assert meter.usage.wall_seconds == 10.0
-    assert meter.usage.cpu_seconds == pytest.approx(cpu_seconds)
-    assert meter.usage.utilisation == pytest.approx(share)
-    assert meter.usage.means == "process CPU time over wall time"
-
-
-def test_memory_and_cpus_are_those_of_this_process() -> None:
-    with UsageMeter(CPU) as meter:
-        pass
-    assert meter.usage.peak_memory_bytes > 2**20
-    assert meter.usage.cpus <= frozenset(range(os.cpu_count() or 1))
-    assert meter.usage.cpus
+    assert usage["cpu_seconds"] == pytest.approx(cpu_seconds)
+    assert usage["utilisation"] == pytest.approx(share)
+    assert usage["means"] == "process CPU time over wall time"
+    assert usage["peak_memory_bytes"] > 2**20
+    assert usage["cpus"] and set(usage["cpus"]) <= set(range(os.cpu_count() or 1))
 
 
 def test_waiting_for_a_core_is_summed_over_threads(tmp_path: Path) -> None:
@@ -64,20 +63,21 @@ def test_nvml_is_asked_again_and_again() -> None:
         return types.SimpleNamespace(gpu=answers.pop(0))
 
     nvml = types.SimpleNamespace(nvmlDeviceGetUtilizationRates=rates)
-    sampler = NvmlSampler(nvml, "handle", interval_s=0.001)
-    sampler.start()
-    assert all_given.wait(30)
-    mean = sampler.stop()  # a fourth question finds no answer left, which ends the thread
-    assert mean == pytest.approx(0.5)
+    samples: list[float] = []
+    with sampled_by_nvml(nvml, "handle", samples, interval_s=0.001):
+        assert all_given.wait(30)
+    assert samples == [0.2, 0.4, 0.9]  # a fourth question finds no answer, which ends the thread
 
 
 def test_nvml_that_does_not_tell_is_none() -> None:
     def refuse(_handle: object) -> None:
         raise RuntimeError("not supported")
 
-    sampler = NvmlSampler(types.SimpleNamespace(nvmlDeviceGetUtilizationRates=refuse), "handle")
-    sampler.start()
-    assert sampler.stop() is None
+    samples: list[float] = []
+    nvml = types.SimpleNamespace(nvmlDeviceGetUtilizationRates=refuse)
+    with sampled_by_nvml(nvml, "handle", samples):
+        pass
+    assert samples == []
 
 
 def test_flops_by_hand() -> None:

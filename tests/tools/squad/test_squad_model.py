@@ -10,18 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader
 from bert_tools.squad.bubble import StageClock
-from bert_tools.squad.engines.build import make_engine
-from bert_tools.squad.engines.contract import Team, share_of
+from bert_tools.squad.engines import Team, make_engine, share_of
 from bert_tools.squad.loop import Loop
-from bert_tools.squad.microbatches import UpdatePlan
-from bert_tools.squad.model import Part, draw_weights, make_part, whole
-from bert_tools.squad.spans import SpanBatch, WindowReader
-from bert_tools.squad.update import Updater
-from bert_tools.squad.weights import save_for_transformers
-from mlperf_bert.common.errors import CheckpointError
+from bert_tools.squad.model import (
+    Part,
+    balanced_split,
+    draw_weights,
+    layer_costs,
+    make_part,
+    whole,
+)
+from bert_tools.squad.weights import Start, check_fits, save_for_transformers
+from bert_tools.squad.windows import Windows
+from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
-from squad_cases import LONGEST, SMALL, VOCABULARY, MadeUpWindows, made_up_windows, small_settings
+from squad_cases import LONGEST, SMALL, VOCABULARY, made_up_windows, small_settings, windows_of
 from squad_sets import vocabulary_of
 
 CPU = torch.device("cpu")
@@ -123,11 +128,11 @@ def test_with_other_dropout_the_losses_are_the_same_in_expectation() -> None:
     assert abs(means[0] - plain) > 6 * error  # so dropout that one of them leaves out would be seen
 
 
-def same_length() -> MadeUpWindows:
+def same_length() -> Windows:
     """Without padding `transformers`' loss is over the same tokens as ours."""
     windows = made_up_windows(40)
     count = int(windows.lengths.sum()) // 8
-    return MadeUpWindows(
+    return windows_of(
         windows.input_ids[: 8 * count],
         torch.full((count,), 8).numpy(),
         torch.full((count,), 3).numpy(),
@@ -138,10 +143,10 @@ def same_length() -> MadeUpWindows:
 
 def test_updates_are_those_of_plain_torch() -> None:
     windows, settings = same_length(), small_settings("single", precision="fp64", updates=6)
-    plan = UpdatePlan.make(windows.lengths, updates=6, global_batch=8, microbatches=4, seed=1)
-    reader, team, clock = WindowReader(windows), Team(), StageClock(0)
-    engine = make_engine(settings, WIDE, WEIGHTS, plan, team, CPU, clock, 0)
-    log = Loop(settings, engine, team, plan, reader.batch, clock).run()
+    plan, reader = UpdatePlan.make(windows.lengths, settings), WindowReader(windows)
+    team, clock = Team(), StageClock(0)
+    engine = make_engine(settings, Start(WIDE, WEIGHTS, ""), plan, team, CPU, clock)
+    log = Loop(settings, engine, plan, reader.batch, clock).run()
     twin = theirs(WIDE, WEIGHTS, torch.float64)
     exempt = [each for name, each in twin.named_parameters() if each.dim() == 1]
     decayed = [each for each in twin.parameters() if each.dim() > 1]
@@ -167,17 +172,16 @@ def test_updates_are_those_of_plain_torch() -> None:
 
 def test_a_gradient_that_is_not_finite_makes_no_update() -> None:
     settings = small_settings("single", updates=2)
-    plan = UpdatePlan.make(
-        made_up_windows(40).lengths, updates=2, global_batch=8, microbatches=4, seed=1
-    )
-    engine = make_engine(settings, SMALL, WEIGHTS, plan, Team(), CPU, StageClock(0), 0)
-    updater = Updater(settings, engine, Team(), 2)
+    windows, team, clock = made_up_windows(40), Team(), StageClock(0)
+    plan = UpdatePlan.make(windows.lengths, settings)
+    engine = make_engine(settings, Start(SMALL, WEIGHTS, ""), plan, team, CPU, clock)
+    loop = Loop(settings, engine, plan, WindowReader(windows).batch, clock)
     before = {name: each.clone() for name, each in engine.weights().items()}
     for parameter in engine.parts[0].parameters():
         parameter.grad = torch.ones_like(parameter)
     engine.parts[0].qa_outputs.bias.grad[1] = float("nan")
-    outcome = updater.finish(1, torch.zeros((), dtype=torch.float64))
-    assert outcome.skipped
+    loop.finish(1, torch.zeros((), dtype=torch.float64))
+    assert loop.log.skipped == 1
     assert all(torch.equal(before[name], each) for name, each in engine.weights().items())
 
 
@@ -200,7 +204,7 @@ def test_the_saved_directory_loads_in_transformers(tmp_path: Path) -> None:
     )
     assert not problems["missing_keys"] and not problems["unexpected_keys"]
     batch = batch_of(4)
-    ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU, "fp32", 0).eval()(None, batch, "scores")
+    ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU).eval()(None, batch, "scores")
     with torch.no_grad():
         found = loaded.eval()(**padded(batch))
     is_real = padded(batch)["attention_mask"] > 0
@@ -211,3 +215,42 @@ def test_the_saved_directory_loads_in_transformers(tmp_path: Path) -> None:
     assert tokenizer.model_max_length == LONGEST
     with pytest.raises(CheckpointError, match="is there already"):
         save_for_transformers(tmp_path / "model", WIDE, WEIGHTS, words)
+
+
+def test_more_tokens_than_a_model_has_do_not_fit() -> None:
+    with pytest.raises(ConfigError, match="--vocab: has 65 tokens, the model 64"):
+        check_fits(SMALL, 65, LONGEST)
+
+
+def largest(costs: list[float], bounds: list[int]) -> float:
+    return max(sum(costs[a:b]) for a, b in itertools.pairwise(bounds))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7])
+def test_no_split_has_a_smaller_largest_stage(parts: int) -> None:
+    random = np.random.default_rng(parts)
+    for _ in range(5):
+        costs = random.uniform(0.1, 3, 7).tolist()
+        bounds = balanced_split(costs, parts)
+        assert bounds[0] == 0 and bounds[-1] == 7 and len(bounds) == parts + 1
+        assert sorted(set(bounds)) == bounds
+        every = ([0, *cuts, 7] for cuts in itertools.combinations(range(1, 7), parts - 1))
+        assert largest(costs, bounds) == pytest.approx(min(largest(costs, each) for each in every))
+
+
+def test_equal_layers_are_split_evenly() -> None:
+    costs = layer_costs(ModelSection(num_layers=12), length=180.0)
+    assert balanced_split(costs, 4) == [0, 3, 6, 9, 12]
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(ConfigError, match="has 5 stages, the model 4 layers"):
+        balanced_split([1.0] * 4, 5)
+
+
+def test_costs_by_hand() -> None:
+    model = ModelSection(hidden_size=8, intermediate_size=32, num_layers=2, num_heads=2)
+    # A token's products in a layer: 4 D^2 + 2 D F = 256 + 512, and 2 D L = 160 for 10 tokens;
+    # 6 operations each for forward and backward. The scores: 2 D = 16.
+    layer, head = 6 * 10 * (768 + 160), 6 * 10 * 16
+    assert layer_costs(model, 10.0) == pytest.approx([layer, layer + head])

@@ -40,14 +40,16 @@ def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Quest
     for questions in sets.values():
         words = {word: None for text in texts_of(questions) for word in basic_words(text)}
         windows = make_windows(questions, vocabulary_of(*words), max_length=64, stride=16)
-        assert len(windows) > len(questions) and not list(windows.remarks())
+        assert len(windows) > len(questions) and not windows.remarks
         starts, ends = np.zeros((2, len(windows.input_ids)))
         starts[windows.offsets[:-1] + windows.starts] = 1
         ends[windows.offsets[:-1] + windows.ends] = 1
         # A window without the answer says so; what another window found must outweigh it.
         starts[windows.offsets[:-1]] *= 0.5
         ends[windows.offsets[:-1]] *= 0.5
-        values = evaluate(questions, find_answers(questions, windows, starts, ends))
+        values = evaluate(
+            questions, find_answers(questions, windows, np.stack([starts, ends], axis=1))
+        )
         assert (values["exact_match"], values["f1"]) == (100.0, 100.0)
 
 

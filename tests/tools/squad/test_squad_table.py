@@ -1,17 +1,27 @@
 """The comparison in words and pictures: what is marked, what is said, numbers with intervals."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bert_tools.common.figures import png
+from bert_tools.common.tables import markdown
+from bert_tools.squad.comparison import (
+    Comparison,
+    Conditions,
+    RunRecord,
+    Value,
+    compare_runs,
+    read_run,
+)
+from bert_tools.squad.plot import goodput_figure, timeline_figure
+from bert_tools.squad.table import MARK, in_words, published_study, with_interval
 from squad_records import pipeline_timeline, record, write_record
 
-from bert_tools.common.tables import markdown
-from bert_tools.squad.comparison import Comparison, Conditions, Value, compare_runs
-from bert_tools.squad.plot import goodput_picture, timeline_picture
-from bert_tools.squad.record import RunRecord, read_run
-from bert_tools.squad.table import MARK, in_words, with_interval
+BASELINE, TWO, FOUR = published_study()
 
 
 def make_runs(directory: Path, **changes: Any) -> list[RunRecord]:
@@ -38,23 +48,22 @@ def comparison(tmp_path: Path) -> Comparison:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Value(mean=12.3456, half_width=0.4123, count=3), "12.35 ± 0.41"),
-        (Value(mean=1234.56, half_width=98.7, count=3), "1,235 ± 99"),
-        (Value(mean=1234.56, half_width=987.6, count=3), "1,235 ± 988"),
-        (Value(mean=0.5, half_width=None, count=1), "0.5"),
-        (Value(mean=1.0, half_width=0.0, count=3), "1"),
-        (Value(mean=2.5, half_width=3e-7, count=3), "2.5 ± 3e-07"),
-        (Value(mean=100 / 9, half_width=5.4e-15, count=3), "11.11"),  # what rounding left
+        (Value(12.3456, 0.4123, 3), "12.35 ± 0.41"),
+        (Value(1234.56, 98.7, 3), "1,235 ± 99"),
+        (Value(1234.56, 987.6, 3), "1,235 ± 988"),
+        (Value(0.5, None, 1), "0.5"),
+        (Value(1.0, 0.0, 3), "1"),
+        (Value(2.5, 3e-7, 3), "2.5 ± 3e-07"),
+        (Value(100 / 9, 5.4e-15, 3), "11.11"),  # what rounding left
     ],
 )
 def test_a_mean_is_shown_as_far_as_its_interval_knows_it(value: Value, text: str) -> None:
     assert with_interval(value) == text
 
 
-def test_an_engine_with_fewer_seeds_than_others_is_named(tmp_path: Path) -> None:
-    runs = make_runs(tmp_path)
-    assert "seeds, as" not in in_words(compare_runs(runs, Conditions(initial_batch=16)))
-    text = in_words(compare_runs(runs[:-1], Conditions(initial_batch=16)))
+def test_an_engine_with_fewer_seeds_than_others_is_named(comparison: Comparison) -> None:
+    assert "seeds, as" not in in_words(comparison)
+    text = in_words(compare_runs(comparison.runs[:-1], comparison.conditions))
     assert "pipeline:4: 1 of 2 seeds" in text
 
 
@@ -84,23 +93,18 @@ def test_differences_of_rounding_are_not_written_out(tmp_path: Path) -> None:
     assert "< 0.001 %" in text
 
 
-def test_it_says_that_equal_batches_are_equally_efficient(comparison: Comparison) -> None:
+def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(
+    tmp_path: Path, comparison: Comparison
+) -> None:
     assert "so it is 1 for each, whatever the noise" in in_words(comparison)
-
-
-def test_it_does_not_say_so_of_a_sweep(tmp_path: Path) -> None:
     small = make_runs(tmp_path / "a", noise_scale=10.0)
     settings = record()["settings"] | {"global_batch": 32}
     large = make_runs(tmp_path / "b", noise_scale=10.0, settings=settings, updates=5)
     text = in_words(compare_runs(small + large, Conditions(initial_batch=16)))
     assert "so it is 1 for each" not in text
     # (10 + 16) / (10 + 32) = 0.619
-    (line,) = (
-        line
-        for line in text.splitlines()
-        if line.startswith("| pipeline:2, batch 32  ") and "0.619" in line
-    )
-    assert line
+    lines = [line for line in text.splitlines() if line.startswith("| pipeline:2, batch 32  ")]
+    assert ["0.619" in line for line in lines].count(True) == 1
 
 
 def test_waiting_for_a_core_is_told(tmp_path: Path, comparison: Comparison) -> None:
@@ -115,22 +119,63 @@ def test_waiting_for_a_core_is_told(tmp_path: Path, comparison: Comparison) -> N
     assert "for a core" not in in_words(comparison)  # records that do not say it
 
 
-def test_the_study_stands_beside_it(comparison: Comparison) -> None:
-    text = in_words(comparison)
-    assert "37.98" in text and "(+206.13 %)" in text and "as published" in text
+def as_svg(figure: Any) -> str:
+    page = io.StringIO()
+    figure.savefig(page, format="svg")
+    return page.getvalue()
 
 
 def test_pictures_mark_it_too(comparison: Comparison) -> None:
-    goodput = goodput_picture(comparison, "svg").decode()
+    goodput = as_svg(goodput_figure(comparison))
     assert len(re.findall(r"<!-- pipeline:4: goodput [\d.]+ \(not comparable\) -->", goodput)) == 1
     assert "<!-- pipeline:2: goodput 17.5 -->" in goodput  # mean of 17 and 18, efficiency 1
-    timeline = timeline_picture(comparison.runs, "svg")
-    assert timeline is not None
-    assert b"4 ranks on 2 cores: not comparable" in timeline
-    assert b"30.0% measured, 25.0% by formula" in timeline
+    timeline = as_svg(timeline_figure(comparison.runs))
+    assert "4 ranks on 2 cores: not comparable" in timeline
+    assert "30.0% measured, 25.0% by formula" in timeline
 
 
 def test_without_timelines_there_is_no_picture_of_them(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, timeline=[])
-    assert timeline_picture(runs) is None
-    assert goodput_picture(compare_runs(runs, Conditions(initial_batch=16))).startswith(b"\x89PNG")
+    assert timeline_figure(runs) is None
+    figure = goodput_figure(compare_runs(runs, Conditions(initial_batch=16)))
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_goodput_is_rate_times_efficiency_in_every_row() -> None:
+    # 37.98 * 0.01627 = 0.61793; 70.40 * 7.07e-5 = 0.0049773; 116.27 * 1.116e-4 = 0.012976
+    products = [row["samples_per_s_times_efficiency"] for row in (BASELINE, TWO, FOUR)]
+    assert products == pytest.approx([0.61793, 0.0049773, 0.012976], rel=1e-4)
+    for row in (BASELINE, TWO, FOUR):
+        assert row["goodput"] == pytest.approx(
+            row["samples_per_s_times_efficiency"], rel=0.02
+        )  # as far as it is rounded
+
+
+def test_samples_and_samples_per_update() -> None:
+    # 37.98 * 3688 = 140,070; 70.40 * 3148 = 221,619; 116.27 * 1930.19 = 224,423
+    assert [round(row["samples"]) for row in (BASELINE, TWO, FOUR)] == [140_070, 221_619, 224_423]
+    # by 5,430, 6,735 and 3,340 updates
+    per_update = [row["samples_per_update"] for row in (BASELINE, TWO, FOUR)]
+    assert per_update == pytest.approx([25.80, 32.91, 67.19], abs=0.01)
+
+
+def test_no_published_efficiency_follows_from_the_definition() -> None:
+    # (phi + M0) / (phi + M) rises with phi and with M0: at phi = 0, M0 = 1 it is 1 / M.
+    for row in (BASELINE, TWO, FOUR):
+        for noise in (0.0, 1.0, 1e3):
+            for initial in range(1, row["global_batch"] + 1):
+                allowed = (noise + initial) / (noise + row["global_batch"])
+                assert allowed >= row["least_efficiency_by_definition"] > row["efficiency"]
+
+
+def test_the_study_stands_beside_it(comparison: Comparison) -> None:
+    text = in_words(comparison)
+    for published in ("-14.64 %", "+85.36 %", "-47.66 %", "+206.13 %", "37.98", "as published"):
+        assert published in text
+    assert "25.8 / 32.9 / 67.2" in text
+    assert "140k / 222k / 224k" in text
+    # Scale M * M0 = 16 * 16, 32 * 16, 64 * 16: at least 1/256, 1/512, 1/1024.
+    assert "0.0039 / 0.002 / 0.00098" in text
+    assert BASELINE["efficiency"] > 1 / 256 and TWO["efficiency"] < 1 / 512
+    assert FOUR["efficiency"] < 1 / 1024
+    assert "conjecture" in text

@@ -48,74 +48,57 @@ def test_windows_laid_out_by_hand() -> None:
     assert windows.piece_starts.tolist() == [3 * number for number in range(10)]
     assert windows.piece_ends.tolist() == [3 * number + 2 for number in range(10)]
     assert {str(each.dtype) for each in (windows.input_ids, windows.starts)} == {"int64"}
-    assert list(windows.remarks()) == []
+    assert windows.remarks == ()
 
 
-def test_an_answer_in_two_windows_is_one_in_both() -> None:
-    windows = make_windows(asked(("t3", 9)), VOCABULARY, max_length=9, stride=3)
-    assert windows.starts.tolist() == [7, 4, 0]  # last of the first window, first of the second
-    assert windows.ends.tolist() == [7, 4, 0]
+LOST = "set.json: 1 of 1 answers stand in no window of 9 tokens and a stride of 3"
 
 
-def test_an_answer_across_all_borders_is_lost_and_said() -> None:
-    # t2 to t5 needs four tokens of one window, which begin at 0, 3 and 6.
-    windows = make_windows(asked(("t2 t3 t4 t5", 6)), VOCABULARY, max_length=9, stride=3)
-    assert windows.starts.tolist() == windows.ends.tolist() == [0, 0, 0]
-    assert (windows.num_answers, windows.num_answers_lost) == (1, 1)
-    (said,) = windows.remarks()
-    assert said.startswith(
-        "set.json: 1 of 1 answers stand in no window of 9 tokens and a stride of 3"
-    )
+@pytest.mark.parametrize(
+    ("answers", "starts", "ends"),
+    [
+        # In two windows: last of the first window, first of the second.
+        ([("t3", 9)], [7, 4, 0], [7, 4, 0]),
+        # t3 t4: the first window ends with t3, the second begins with it (token 4).
+        ([("t3 t4", 9)], [0, 4, 0], [0, 5, 0]),
+        # t2 to t5 needs four tokens of one window, which begin at 0, 3 and 6; nor has one all.
+        ([("t2 t3 t4 t5", 6)], [0, 0, 0], [0, 0, 0]),
+        ([(TEXT, 0)], [0, 0, 0], [0, 0, 0]),
+        ([], [0, 0, 0], [0, 0, 0]),  # impossible: no answer to lose
+        ([("t1", 3), ("t0 t1", 0)], [5, 0, 0], [5, 0, 0]),  # of several, the first is trained
+        # Half a word is its token: "2 t" touches t2 and t3, of both one character.
+        ([("2 t", 7)], [6, 0, 0], [7, 0, 0]),
+    ],
+)
+def test_where_an_answer_stands(
+    answers: list[tuple[str, int]], starts: list[int], ends: list[int]
+) -> None:
+    windows = make_windows(asked(*answers), VOCABULARY, max_length=9, stride=3)
+    assert (windows.starts.tolist(), windows.ends.tolist()) == (starts, ends)
+    is_lost = bool(answers) and not any(starts)
+    assert [each.startswith(LOST) for each in windows.remarks] == [True] * is_lost
 
 
-def test_an_answer_that_ends_behind_a_window_is_not_in_it() -> None:
-    # t3 t4: the first window ends with t3, the second begins with it (token 4).
-    windows = make_windows(asked(("t3 t4", 9)), VOCABULARY, max_length=9, stride=3)
-    assert (windows.starts.tolist(), windows.ends.tolist()) == ([0, 4, 0], [0, 5, 0])
-
-
-def test_a_token_right_beside_an_answer_is_not_of_it() -> None:
-    # t0 ( t1 ) without spaces: tokens 3 to 6 behind [CLS] who [SEP], and t1 is token 5.
-    questions = questions_of(("t0(t1)", [qa("q", "who", ("t1", 3))]))
+@pytest.mark.parametrize(
+    ("text", "answer", "token"),
+    [
+        # t0 ( t1 ) without spaces: tokens 3 to 6 behind [CLS] who [SEP]; none beside t1 is of it.
+        ("t0(t1)", ("t1", 3), 5),
+        ("t0 \u00ad t1", ("\u00ad", 3), 0),  # a soft hyphen is dropped by cleaning: no token
+    ],
+)
+def test_tokens_of_an_answer(text: str, answer: tuple[str, int], token: int) -> None:
+    questions = questions_of((text, [qa("q", "who", answer)]))
     windows = make_windows(questions, vocabulary_of("who", "t0", "t1", "(", ")"))
-    assert (windows.starts.tolist(), windows.ends.tolist()) == ([5], [5])
-
-
-def test_an_answer_longer_than_every_window_is_lost() -> None:
-    windows = make_windows(asked((TEXT, 0)), VOCABULARY, max_length=9, stride=1)
-    assert not windows.starts.any() and windows.num_answers_lost == 1
-
-
-def test_an_impossible_question_has_no_answer_to_lose() -> None:
-    windows = make_windows(asked(), VOCABULARY, max_length=9, stride=3)
-    assert not windows.starts.any() and not windows.ends.any()
-    assert (windows.num_answers, windows.num_answers_lost) == (0, 0)
-
-
-def test_of_several_answers_the_first_is_trained() -> None:
-    windows = make_windows(asked(("t1", 3), ("t0 t1", 0)), VOCABULARY)
-    assert (windows.starts.tolist(), windows.ends.tolist()) == ([5], [5])
-
-
-def test_half_a_word_as_an_answer_is_its_token() -> None:
-    # "4 t" touches t4 and t5: of both, one character.
-    windows = make_windows(asked(("4 t", 13)), VOCABULARY)
-    assert (windows.starts.tolist(), windows.ends.tolist()) == ([8], [9])
-
-
-def test_an_answer_of_no_token_is_lost() -> None:
-    # A soft hyphen is dropped by cleaning.
-    questions = questions_of(("t0 \u00ad t1", [qa("q", "who", ("\u00ad", 3))]))
-    windows = make_windows(questions, VOCABULARY)
-    assert windows.starts.tolist() == [0] and windows.num_answers_lost == 1
+    assert (windows.starts.tolist(), windows.ends.tolist()) == ([token], [token])
+    assert bool(windows.remarks) == (token == 0)
 
 
 def test_a_question_is_cut_at_its_end_and_counted() -> None:
     questions = questions_of((TEXT, [qa("q1", "who leads x y"), qa("q2", "who leads")]))
     windows = make_windows(questions, VOCABULARY, max_question_length=2)
     assert [row[:4] for row in rows(windows)] == [[CLS, 5, 6, SEP]] * 2
-    assert windows.num_questions_cut == 1
-    assert list(windows.remarks()) == ["set.json: 1 of 2 questions are cut: longer than 2 tokens"]
+    assert windows.remarks == ("set.json: 1 of 2 questions are cut: longer than 2 tokens",)
 
 
 def test_no_token_is_passed_over_by_a_stride_longer_than_the_room() -> None:
@@ -210,4 +193,7 @@ def test_every_window_is_what_it_says(
         else:
             assert end == 0
     assert seen == [set(range(len(text))) for text in texts]
-    assert windows.num_answers_lost == is_held.count(False)
+    lost = is_held.count(False)
+    assert [f": {lost} of {len(texts)} answers" in each for each in windows.remarks] == [True] * (
+        lost > 0
+    )

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert_tools.squad.options import DataOptions
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
@@ -52,7 +51,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [*SECTIONS.values(), SquadSettings, DataOptions])
+@pytest.mark.parametrize("kind", [*SECTIONS.values(), SquadSettings])
 def test_no_number_is_without_bounds(kind: type) -> None:
     assert bounds_of(kind).keys() == numbers_of(kind).keys()
     for bounds in bounds_of(kind).values():

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert_tools.squad.bubble import StageEvent
-from bert_tools.squad.measures import Usage
-from bert_tools.squad.result import of_rank, to_plain
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start
 from mlperf_bert.common.errors import CheckpointError, DataError, LostRanksError, UserError
@@ -170,18 +167,3 @@ def test_an_error_arrives_as_it_is_shown(info: RankInfo) -> None:
 )
 def test_a_start_travels(start: Start) -> None:
     assert Start.from_plain(from_rank_zero(ALONE, start.to_plain())) == start
-
-
-def test_measures_of_a_rank_travel() -> None:
-    usage = Usage(
-        wall_seconds=0.1,
-        cpu_seconds=0.2,
-        utilisation=None,
-        means="process CPU time over wall time",
-        peak_memory_bytes=3,
-        cpus=frozenset({0, 5}),
-        core_wait_seconds=None,
-    )
-    event = StageEvent(rank=0, stage=1, kind="W", microbatch=2, begin_s=0.1, end_s=0.2)
-    clocked = [[event], []]
-    assert of_rank(from_rank_zero(ALONE, to_plain(usage, clocked))) == (usage, clocked)

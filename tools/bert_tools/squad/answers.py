@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from bert_tools.squad.questions import Questions
 from bert_tools.squad.windows import Windows
 
-MAX_ANSWER_LENGTH = 30
 # What is no number counts as the lowest score, and so that sums are numbers too, this is it.
 _LOWEST = -1e30
 _TOKENS_AT_ONCE = 2**20  # about 100 MB of intermediate arrays
+_Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,8 @@ class FoundAnswer:
 def find_answers(
     questions: Questions,
     windows: Windows,
-    start_scores: NDArray[np.floating[Any]],
-    end_scores: NDArray[np.floating[Any]],
-    *,
-    max_answer_length: int = MAX_ANSWER_LENGTH,
+    scores: NDArray[np.floating[Any]],
+    max_answer_length: int = 30,
 ) -> list[FoundAnswer]:
     """The best answer of every question, of at most `max_answer_length` tokens.
 
@@ -55,21 +53,85 @@ def find_answers(
     Args:
         questions: what `windows` was made of.
         windows: all of them.
-        start_scores, end_scores: of every token of the windows, floats [T].
+        scores: of every token of the windows, as first and as last of the answer: floats [T, 2].
         max_answer_length: in tokens, 1 or more.
     """
     found: list[FoundAnswer] = []
     offsets = windows.offsets
     for first, end in _groups(windows):
-        tokens = slice(offsets[first], offsets[end])
-        group = _Group(windows, first, end)
-        starts, ends = (_numbers(each[tokens]) for each in (start_scores, end_scores))
-        found += group.answers(questions, starts, ends, max_answer_length)
+        wide = scores[offsets[first] : offsets[end]].astype(np.float64)
+        known = np.clip(np.where(np.isnan(wide), _LOWEST, wide), _LOWEST, -_LOWEST)
+        found += _answers(questions, windows, slice(first, end), known, max_answer_length)
     return found
 
 
-def has_most_context(
-    first_piece: NDArray[np.int64], num_pieces: NDArray[np.int64], question_of: NDArray[np.int64]
+def _groups(windows: Windows) -> Iterator[tuple[int, int]]:
+    """First window, and the one after the last, of parts that no question is divided between."""
+    offsets = windows.offsets
+    borders = [*np.nonzero(np.diff(windows.question_of))[0] + 1, len(windows)]
+    first = previous = 0
+    for border in borders:
+        if first < previous and offsets[border] - offsets[first] > _TOKENS_AT_ONCE:
+            yield first, previous
+            first = previous
+        previous = int(border)
+    if first < len(windows):
+        yield first, len(windows)
+
+
+def _answers(
+    questions: Questions,
+    windows: Windows,
+    group: slice,
+    scores: NDArray[np.float64],
+    max_answer_length: int,
+) -> Iterator[FoundAnswer]:
+    """Of every question of a group of windows in order; T is of these windows, scores [T, 2]."""
+    lengths, text_starts = windows.lengths[group], windows.segment_b_start[group]
+    first_piece, question_of = windows.first_piece[group], windows.question_of[group]
+    ends_of_windows = np.cumsum(lengths)
+    offsets = ends_of_windows - lengths
+    window, position = _laid_out(lengths)
+    is_text = (position >= text_starts[window]) & (position < lengths[window] - 1)
+    piece = np.where(is_text, first_piece[window] + position - text_starts[window], 0)
+    first_char = np.where(is_text, _taken(windows.piece_starts, piece), 0)
+    end_char = np.where(is_text, _taken(windows.piece_ends, piece), 0)
+    is_end = first_char < end_char
+    is_start = is_end.copy()
+    is_start[is_text] &= _has_most_context(first_piece, lengths - 1 - text_starts, question_of)
+    starts = np.where(is_start, scores[:, 0], -np.inf)
+    ends = np.where(is_end, scores[:, 1], -np.inf)
+    last_of_text = ends_of_windows[window] - 2  # before the last [SEP]
+    best, last = _best_by_start(starts, ends, last_of_text, max_answer_length)
+    (first_windows,) = np.nonzero(np.diff(question_of, prepend=-1))
+    no_answer = np.minimum.reduceat(scores[offsets].sum(axis=1), first_windows)
+    bounds = [*offsets[first_windows].tolist(), len(scores)]
+    for number, question in enumerate(question_of[first_windows]):
+        start = bounds[number] + int(np.argmax(best[bounds[number] : bounds[number + 1]]))
+        score, text = float(best[start]), ""
+        if score > -np.inf:
+            text = questions[int(question)].context[first_char[start] : end_char[last[start]]]
+        yield FoundAnswer(text, max(score, 2 * _LOWEST), float(no_answer[number]))
+
+
+def _best_by_start(
+    starts: NDArray[np.float64], ends: NDArray[np.float64], last_of_text: _Ints, longest: int
+) -> tuple[NDArray[np.float64], _Ints]:
+    """The best answer that starts at each token: its score, and its last token; both [T]."""
+    size = len(starts)
+    numbers = np.arange(size)
+    best, last = np.full(size, -np.inf), numbers.copy()
+    for more in range(min(longest, size)):
+        score = starts[: size - more] + ends[more:]
+        score[last_of_text[: size - more] < numbers[more:]] = -np.inf
+        (better,) = np.nonzero(score > best[: size - more])
+        best[better] = score[better]
+        last[better] = better + more
+    return best, last
+
+
+def _has_most_context(
+    first_piece: _Ints, num_pieces: _Ints, question_of: _Ints
 ) -> NDArray[np.bool_]:
     """Whether no other window of its question shows more text around a token; bool [text tokens].
 
@@ -92,91 +154,12 @@ def has_most_context(
     return result
 
 
-class _Group:
-    """Some consecutive windows, all of those of their questions; T is of these windows here."""
-
-    def __init__(self, windows: Windows, first: int, end: int) -> None:
-        lengths, text_starts = windows.lengths[first:end], windows.segment_b_start[first:end]
-        first_piece, question_of = windows.first_piece[first:end], windows.question_of[first:end]
-        self._offsets = np.concatenate([[0], np.cumsum(lengths)])
-        window, position = _laid_out(lengths)
-        is_text = (position >= text_starts[window]) & (position < lengths[window] - 1)
-        piece = np.where(is_text, first_piece[window] + position - text_starts[window], 0)
-        self._first_char = np.where(is_text, _taken(windows.piece_starts, piece), 0)
-        self._end_char = np.where(is_text, _taken(windows.piece_ends, piece), 0)
-        self._last_of_text = self._offsets[1:][window] - 2  # before the last [SEP]
-        self._is_end = self._first_char < self._end_char
-        self._is_start = self._is_end.copy()
-        self._is_start[is_text] &= has_most_context(
-            first_piece, lengths - 1 - text_starts, question_of
-        )
-        (of_question,) = np.nonzero(np.diff(question_of, prepend=-1))
-        self._questions = question_of[of_question]
-        self._first_windows = of_question
-
-    def answers(
-        self,
-        questions: Questions,
-        starts: NDArray[np.float64],
-        ends: NDArray[np.float64],
-        max_answer_length: int,
-    ) -> Iterator[FoundAnswer]:
-        """Of every question of the group in order; scores float64 [T]."""
-        of_cls = starts[self._offsets[:-1]] + ends[self._offsets[:-1]]
-        no_answer = np.minimum.reduceat(of_cls, self._first_windows)
-        best, last = self._best_by_start(starts, ends, max_answer_length)
-        bounds = [*self._offsets[self._first_windows].tolist(), len(starts)]
-        for number, question in enumerate(self._questions):
-            start = bounds[number] + int(np.argmax(best[bounds[number] : bounds[number + 1]]))
-            score, text = float(best[start]), ""
-            if score > -np.inf:
-                begin, end = self._first_char[start], self._end_char[last[start]]
-                text = questions[int(question)].context[begin:end]
-            yield FoundAnswer(text, max(score, 2 * _LOWEST), float(no_answer[number]))
-
-    def _best_by_start(
-        self, starts: NDArray[np.float64], ends: NDArray[np.float64], max_answer_length: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The best answer that starts at each token: its score, and its last token; both [T]."""
-        starts = np.where(self._is_start, starts, -np.inf)
-        ends = np.where(self._is_end, ends, -np.inf)
-        size = len(starts)
-        numbers = np.arange(size)
-        best, last = np.full(size, -np.inf), numbers.copy()
-        for more in range(min(max_answer_length, size)):
-            score = starts[: size - more] + ends[more:]
-            score[self._last_of_text[: size - more] < numbers[more:]] = -np.inf
-            (better,) = np.nonzero(score > best[: size - more])
-            best[better] = score[better]
-            last[better] = better + more
-        return best, last
-
-
-def _groups(windows: Windows) -> Iterator[tuple[int, int]]:
-    """First window, and the one after the last, of parts that no question is divided between."""
-    offsets = windows.offsets
-    borders = [*np.nonzero(np.diff(windows.question_of))[0] + 1, len(windows)]
-    first = previous = 0
-    for border in borders:
-        if first < previous and offsets[border] - offsets[first] > _TOKENS_AT_ONCE:
-            yield first, previous
-            first = previous
-        previous = int(border)
-    if first < len(windows):
-        yield first, len(windows)
-
-
-def _laid_out(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _laid_out(lengths: _Ints) -> tuple[_Ints, _Ints]:
     """Of sequences laid end to end: which sequence each element is of, and its position in it."""
     sequence = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return sequence, np.arange(len(sequence)) - begins[sequence]
 
 
-def _taken(values: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+def _taken(values: _Ints, index: _Ints) -> _Ints:
     return values[index] if len(values) else np.zeros_like(index)
-
-
-def _numbers(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    wide = scores.astype(np.float64)
-    return np.clip(np.where(np.isnan(wide), _LOWEST, wide), _LOWEST, -_LOWEST)

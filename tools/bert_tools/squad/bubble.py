@@ -4,22 +4,23 @@ No torch. A bubble is the time of an update in which a rank computes nothing, as
 ranks' time (GPipe, arXiv 1811.06965, section 2.3).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from bert_tools.squad.settings import VIRTUAL_STAGES, Schedule
 
-# Forward, backward whole or for the inputs alone, backward for the weights alone.
-Kind = Literal["F", "B", "W"]
+# Forward, backward whole or for the inputs alone, backward for the weights alone; the last two are
+# in no record of ours, but may be in a timeline.
+Kind = Literal["F", "B", "W", "update", "evaluate"]
 
 SAME_CLOCK_S = 1.0  # clocks of two machines count from when each was switched on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageEvent:
+class Span:
     """What a rank computed for one microbatch, from when to when in seconds of the update."""
 
     rank: int
@@ -30,28 +31,21 @@ class StageEvent:
     end_s: float
 
 
-class Synchronize(Protocol):
-    """Waits until the device has done what it was asked to."""
-
-    def __call__(self) -> object:
-        """Return then."""
-
-
 class StageClock:
-    """Notes when a rank's stages compute, while it is `running`.
+    """Notes when a rank's stages compute, between `start` and `stop`.
 
     Args:
-        rank: of the events.
-        synchronize: called at both ends of each; slows a GPU down, so only some updates are
-            measured.
+        rank: of the spans.
+        synchronize: called at both ends of each, to wait until the device has done what it was
+            asked to; slows a GPU down, so only some updates are measured.
     """
 
-    def __init__(self, rank: int, synchronize: Synchronize = lambda: None) -> None:
-        self.running = False
+    def __init__(self, rank: int, synchronize: Callable[[], object] = lambda: None) -> None:
+        self._is_running = False
         self._rank = rank
         self._synchronize = synchronize
         self._began = 0.0
-        self._events: list[StageEvent] = []
+        self._spans: list[Span] = []
 
     def start(self, of_first_rank: float | None = None) -> None:
         """Begin an update: now is its second 0.
@@ -61,44 +55,38 @@ class StageClock:
                 machine have the same clock, so that is second 0 for all of them; leaving a
                 collective takes each of them another time.
         """
-        self.running = True
+        self._is_running = True
         self._began = perf_counter()
         if of_first_rank is not None and abs(self._began - of_first_rank) < SAME_CLOCK_S:
             self._began = of_first_rank
-        self._events = []
+        self._spans = []
 
-    def stop(self) -> list[StageEvent]:
+    def stop(self) -> list[Span]:
         """End it, and give what happened."""
-        self.running = False
-        return self._events
+        self._is_running = False
+        return self._spans
 
     @contextmanager
     def span(self, stage: int, kind: Kind, microbatch: int) -> Iterator[None]:
         """Note what happens within."""
-        if not self.running:
+        if not self._is_running:
             yield
             return
         self._synchronize()
         begin_s = perf_counter() - self._began
         yield
         self._synchronize()
-        event = StageEvent(
-            rank=self._rank,
-            stage=stage,
-            kind=kind,
-            microbatch=microbatch,
-            begin_s=begin_s,
-            end_s=perf_counter() - self._began,
-        )
-        self._events.append(event)
+        times = {"begin_s": begin_s, "end_s": perf_counter() - self._began}
+        span = Span(rank=self._rank, stage=stage, kind=kind, microbatch=microbatch, **times)
+        self._spans.append(span)
 
 
-def measured_bubble(events: Sequence[StageEvent]) -> float:
+def measured_bubble(spans: Sequence[Span]) -> float:
     """1 - time computing / (ranks * time from the first begin to the last end)."""
-    ranks = {event.rank for event in events}
-    span = max(event.end_s for event in events) - min(event.begin_s for event in events)
-    busy = sum(event.end_s - event.begin_s for event in events)
-    return 1 - busy / (len(ranks) * span)
+    ranks = {span.rank for span in spans}
+    whole = max(span.end_s for span in spans) - min(span.begin_s for span in spans)
+    busy = sum(span.end_s - span.begin_s for span in spans)
+    return 1 - busy / (len(ranks) * whole)
 
 
 def bubble_by_formula(schedule: Schedule, stages: int, microbatches: int) -> float | None:
@@ -123,18 +111,3 @@ def bubble_by_formula(schedule: Schedule, stages: int, microbatches: int) -> flo
     if microbatches < least:
         return None
     return (stages - 1) / (rounds * microbatches + stages - 1)
-
-
-def timeline(events: Sequence[StageEvent]) -> list[dict[str, Any]]:
-    """The events as `squad_result.json` has them, in order of time."""
-    return [
-        {
-            "rank": event.rank,
-            "stage": event.stage,
-            "kind": event.kind,
-            "microbatch": event.microbatch,
-            "begin_s": round(event.begin_s, 6),
-            "end_s": round(event.end_s, 6),
-        }
-        for event in sorted(events, key=lambda event: (event.begin_s, event.rank))
-    ]

@@ -2,17 +2,22 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from bert_tools.squad.options import DataOptions, settings_as_words
-from bert_tools.squad.record import RunRecord, has_ended, read_run
+from bert_tools.bench.flops import measure_peak
+from bert_tools.common.figures import png
+from bert_tools.squad.comparison import RESULT, Comparison, RunRecord, read_run
+from bert_tools.squad.plot import goodput_figure, timeline_figure
 from bert_tools.squad.settings import SquadSettings
+from bert_tools.squad.table import TITLE, in_words, published_study
+from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError, say
 from mlperf_bert.common.machine import read_machine, usable_cpus
@@ -23,9 +28,10 @@ from mlperf_bert.optim.noise_scale import learning_rate_gain
 
 Begun = Literal["new", "same", "other"]
 RateRule = Literal["square_root", "keep"]
-Runner = Callable[[Sequence[str], int], int]
 
-STUDY, RUNS = "comparison.json", "runs"
+STUDY, RUNS, PEAK, TABLE = "comparison.json", "runs", "peak.json", "table.md"
+PEAK_SECONDS = 3.0
+_PEAK_ROWS = 4096  # tokens: many enough that a product is bound by arithmetic
 SCHEMA_VERSION = 1
 _REMEDY = "give another --out, or the same options as before"
 _GOES_ON = "what has ended is kept, and the same command goes on"
@@ -52,14 +58,9 @@ def make_jobs(
 ) -> list[Job]:
     """Every engine at every batch, in turns of seeds, so that a machine's moods meet all engines.
 
-    Args:
-        out: directory of the comparison.
-        per_engine: settings at the first batch, of every seed and engine, in their order.
-        batches: global batches; each trains on as many samples as the first.
-        rule: how the learning rate follows the batch.
-
-    Raises:
-        ConfigError: a batch that does not divide the samples of the run.
+    `per_engine` are settings at the first batch, of every seed and engine, in their order. Every
+    batch trains on as many samples as the first; the learning rate follows it by the rule. Raises
+    ConfigError for a batch that does not divide the samples of the run.
     """
     jobs = []
     for settings in per_engine:
@@ -105,9 +106,10 @@ def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
         difference = _difference(path, facts)
         if difference is None:
             return "same"
-        if any(map(has_ended, (out / RUNS).glob("*"))):
+        if any(map(_has_ended, (out / RUNS).glob("*"))):
             raise DataError(str(out), difference, _REMEDY)
         begun = "other"
+        (out / PEAK).unlink(missing_ok=True)  # of another model, perhaps
     make_directory(out)
     write_file(path, write_json({"schema_version": SCHEMA_VERSION, "same": facts}))
     return begun
@@ -125,25 +127,34 @@ def _difference(path: Path, facts: dict[str, Any]) -> str | None:
     return None
 
 
-def facts_of(data: DataOptions, settings: SquadSettings) -> dict[str, Any]:
+def facts_of(settings: SquadSettings) -> dict[str, Any]:
     """What all runs of a comparison share: data by digest, weights, settings, and the machine.
 
     Engines, seeds and batches may be added later.
     """
     free = ("global_batch", "updates", "learning_rate")
-    files = {"train": data.train, "dev": data.dev, "vocabulary": data.vocabulary}
+    files = {"train": settings.train, "dev": settings.dev, "vocabulary": settings.vocab}
+    begins, updates = settings.init_checkpoint, settings.updates
     return {
         **{name: None if path is None else _digest(path) for name, path in files.items()},
-        "init_checkpoint": None if data.init_checkpoint is None else str(data.init_checkpoint),
-        "model": None if data.init_checkpoint else [data.layers, data.hidden, data.heads],
-        "device": data.device,
-        "machine": _machine(data.device),
+        "init_checkpoint": None if begins is None else str(begins),
+        "model": None if begins else [settings.layers, settings.hidden, settings.heads],
+        "device": settings.device,
+        "machine": _machine(settings.device),
         "precision": settings.precision,
         **{key: value for key, value in settings.to_record().items() if key not in free},
-        "samples": None if settings.updates is None else settings.updates * settings.global_batch,
+        "samples": None if updates is None else updates * settings.global_batch,
         "learning_rate_over_root_of_batch": settings.learning_rate
         / math.sqrt(settings.global_batch),
     }
+
+
+def _digest(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise DataError(str(path), reason, "give a file that can be read") from None
 
 
 def _machine(device: str) -> list[str | int]:
@@ -154,42 +165,72 @@ def _machine(device: str) -> list[str | int]:
     return found
 
 
-def run_jobs(
-    jobs: Sequence[Job], data: DataOptions, run: Runner | None = None
-) -> tuple[list[RunRecord], int]:
+def peak_of_machine(out: Path, settings: SquadSettings) -> dict[str, Any]:
+    """What matrix products reach on this machine, measured once a comparison, or before.
+
+    `tflops` of one GPU, or of all cores: MFU is a share of it; None where it is unknown. `means`
+    says how, or why. Raises DataError for a file that is none of ours.
+    """
+    path = out / PEAK
+    if path.exists():
+        remedy = "remove it: it is measured again"
+        record = read_record(path, missing="is missing", remedy=remedy)
+        tflops = record.number("tflops") if record.has("tflops") else None
+        return {"tflops": tflops, "means": record.text("means")}
+    peak = _measure_peak(settings)
+    write_file(path, write_json(peak))
+    return peak
+
+
+def _measure_peak(settings: SquadSettings) -> dict[str, Any]:
+    if settings.precision == "fp64":
+        return {"tflops": None, "means": "not measured in fp64"}
+    model = settings.random_model(1)
+    if settings.init_checkpoint is not None:
+        model = read_config(settings.init_checkpoint).model
+    model = replace(model, precision=settings.precision)
+    on_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    say(f"measuring the peak of matrix products, {PEAK_SECONDS:g} s")
+    before = torch.get_num_threads()
+    if not on_gpu:
+        torch.set_num_threads(len(usable_cpus()))
+    try:
+        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        peak = measure_peak(model, _PEAK_ROWS, device, PEAK_SECONDS)
+    finally:
+        torch.set_num_threads(before)
+    where = "one GPU" if on_gpu else f"all {len(usable_cpus())} cores"
+    words = (
+        f"what {peak.dtype} products of the feed-forward part reach on {where}, measured for "
+        f"{PEAK_SECONDS:g} s before the runs"
+    )
+    return {"tflops": peak.long_tflops, "means": peak.reason or words}
+
+
+def run_jobs(jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
     """Run what has not ended; records of all that have, and 0 or the status of what stopped it.
 
-    Args:
-        jobs: in the order in which they run.
-        data: for each of them.
-        run: starts ranks with a command line and waits, as `run_on_ranks` does.
-
-    Raises:
-        DataError: a run left no record, or none that can be read.
+    Raises DataError where a run left no record, or none that can be read.
     """
-    start = run or run_on_ranks
-    waiting = [job for job in jobs if not has_ended(job.directory)]
+    waiting = [job for job in jobs if not _has_ended(job.directory)]
     if len(waiting) < len(jobs):
         say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs have ended before and are kept")
     begun, status = time.monotonic(), 0
     for done, job in enumerate(waiting):
         say(f"{done + 1} of {len(waiting)}: {job.title}{_left(begun, done, len(waiting))}")
-        words = [
-            "squad",
-            "train",
-            "--quiet",
-            "--save",
-            "nothing",
-            "--run-dir",
-            str(job.directory.absolute()),
-        ]
-        words += [*settings_as_words(job.settings), *data.as_words()]
-        status = start(words, job.settings.engine.ranks)
+        words = ["squad", "train", "--quiet", "--save", "nothing"]
+        words += ["--run-dir", str(job.directory.absolute()), *job.settings.as_words()]
+        status = run_on_ranks(words, job.settings.engine.ranks)
         if status != 0:
             what = "stopped" if status == STOPPED else f"ended with status {status}"
             say(f"{job.title}: {what}; {_GOES_ON}")
             break
-    return [read_run(job.directory) for job in jobs if has_ended(job.directory)], status
+    return [read_run(job.directory) for job in jobs if _has_ended(job.directory)], status
+
+
+def _has_ended(directory: Path) -> bool:
+    """Whether a run has left its record there, readable or not."""
+    return os.path.lexists(directory / RESULT)
 
 
 def _left(begun: float, done: int, of: int) -> str:
@@ -201,9 +242,22 @@ def _left(begun: float, done: int, of: int) -> str:
     )
 
 
-def _digest(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise DataError(str(path), reason, "give a file that can be read") from None
+def write_comparison(out: Path, comparison: Comparison) -> dict[str, Any]:
+    """Write table, JSON and pictures; returns the JSON object."""
+    first_seed = min(run.seed for run in comparison.runs)
+    figures = {
+        "goodput.png": goodput_figure(comparison),
+        "timeline.png": timeline_figure([run for run in comparison.runs if run.seed == first_seed]),
+    }
+    pictures = {name: png(each, 110) for name, each in figures.items() if each is not None}
+    answer = {
+        "schema_version": 1,
+        **comparison.as_json(),
+        "study": {"title": TITLE, "rows": published_study()},
+        "pictures": [str(out / name) for name in pictures],
+    }
+    for name, picture in pictures.items():
+        write_file(out / name, picture)
+    write_file(out / TABLE, (in_words(comparison) + "\n").encode("utf-8"))
+    write_file(out / "result.json", write_json(answer))
+    return answer

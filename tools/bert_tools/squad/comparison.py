@@ -1,23 +1,170 @@
-"""Runs of several engines and seeds become a comparison: means, intervals, differences.
+"""What fine-tuning runs say of themselves, and what they say side by side: means, differences.
 
-No torch. Intervals are Student's, 95 %, over seeds; differences to the first engine are taken seed
-by seed, because runs of one seed have the same data, order and weights.
+No torch. `squad_result.json` may be written by anybody. Intervals are Student's, 95 %, over seeds;
+differences to the first engine are taken seed by seed, because runs of one seed have the same data,
+order and weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+from bert_tools.common.log_reader import is_number
 from bert_tools.common.student_t import mean_and_half_width
-from bert_tools.squad.record import RunRecord, check_same
+from bert_tools.squad.bubble import Kind, Span
 from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.records import Record, read_record
 from mlperf_bert.optim.noise_scale import efficiency
 
+RESULT = "squad_result.json"
+SCHEMA_VERSION = 1
 MIB = 2**20
-NOT_COMPARABLE = "more ranks than cores: its times are not comparable"
+_WHY = "more ranks than cores: its times are not comparable"
+_REMEDY = "give the directory of a run that has ended, as `squad train` wrote it"
+_MOST_RANKS = 4096
+_MOST_SPANS = 100_000
+# Of the settings, the batch and what follows from it.
+_MAY_DIFFER = ("global_batch", "updates", "learning_rate", "noise_every", "capacity_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run. `values` are those of MEASURES that it tells; None is what nobody knows.
+
+    `core_wait` is the share of its ranks' time in training that their threads waited for a core,
+    side by side. `same` is what runs
+    must have in common to be compared: processor, data, model, weights, precision.
+    """
+
+    engine: str
+    schedule: str
+    ranks: int
+    seed: int
+    device: Literal["cpu", "cuda"]
+    processor: str
+    cores: int
+    precision: str
+    same: dict[str, str | int | float | None]
+    global_batch: int
+    samples: int
+    losses: tuple[float | None, ...]
+    values: dict[str, float | None]
+    utilisation_means: str
+    core_wait: float | None
+    model_flops_per_s: float | None
+    timeline: tuple[Span, ...]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether its times mean anything: on a CPU no more ranks than cores."""
+        return self.device != "cpu" or self.ranks <= self.cores
+
+
+def read_run(directory: Path) -> RunRecord:
+    """The record of a run's directory. Raises DataError where it is missing or is none."""
+    path = directory / RESULT
+    record = read_record(path, missing="is missing: the run has not ended", remedy=_REMEDY)
+    record.check_version(SCHEMA_VERSION, "schema_version")
+    settings, ranks = record.record("settings"), record.integer("ranks", 1, _MOST_RANKS)
+    # A run from before the key was there does not tell it, nor a system that does not count it.
+    waits = _numbers(record, "core_wait_seconds") if record.has("core_wait_seconds") else (None,)
+    return RunRecord(
+        engine=record.text("engine"),
+        schedule=record.text("schedule") if record.has("schedule") else "",
+        ranks=ranks,
+        seed=record.integer("seed"),
+        device="cuda" if record.text("device") == "cuda" else "cpu",
+        processor=record.text("processor"),
+        cores=record.integer("cores", 1),
+        precision=record.text("precision"),
+        same=_same(record, settings),
+        global_batch=settings.integer("global_batch", 1),
+        samples=record.integer("samples", 1),
+        losses=_numbers(record, "losses", "one an update"),
+        values={each.key: each.read(record) for each in MEASURES if each.read is not None},
+        utilisation_means=record.text("device_utilisation_means"),
+        core_wait=None
+        if None in waits
+        else sum(_known(waits)) / (_seconds("train")(record) * ranks),
+        model_flops_per_s=_optional(record, "model_flops_per_s"),
+        timeline=_timeline(record),
+    )
+
+
+def _same(record: Record, settings: Record) -> dict[str, str | int | float | None]:
+    """What must not differ: of the settings all but the batch and what follows from it."""
+    model, data = record.record("model"), record.record("data")
+    found: dict[str, str | int | float | None] = {
+        "device": record.text("device"),
+        "processor": record.text("processor"),
+        "precision": record.text("precision"),
+        "samples": record.integer("samples"),
+        "init": record.text("init"),
+    }
+    for name, part in (("model", model), ("data", data), ("settings", settings)):
+        for key, value in part.values.items():
+            if name == "settings" and key in _MAY_DIFFER:
+                continue
+            if value is not None and not isinstance(value, str | int | float):
+                raise part.error(key, "is no plain value")
+            found[f"{name}.{key}"] = value
+    return found
+
+
+def _above_zero(record: Record, key: str) -> float:
+    value = record.number(key)
+    if value <= 0:
+        raise record.error(key, f"is {value}, not above zero")
+    return value
+
+
+def _optional(record: Record, key: str) -> float | None:
+    if not record.has(key):
+        return None
+    value = record.number(key)
+    if value < 0:
+        raise record.error(key, f"is {value}, below zero")
+    return value
+
+
+def _numbers(record: Record, key: str, each: str = "one a rank") -> tuple[float | None, ...]:
+    """A list of numbers, of which some may be null."""
+    values: Any = record.values.get(key)
+    is_list = isinstance(values, list) and all(one is None or is_number(one) for one in values)
+    if not is_list or (each == "one a rank" and len(values) > _MOST_RANKS):
+        raise record.error(key, f"is no list of numbers, {each}")
+    return tuple(values)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _timeline(record: Record) -> tuple[Span, ...]:
+    spans = record.records("timeline")
+    if len(spans) > _MOST_SPANS:
+        raise record.error("timeline", f"has {len(spans):,} parts, more than {_MOST_SPANS:,}")
+    return tuple(_span(each) for each in spans)
+
+
+def _span(record: Record) -> Span:
+    begin, end = record.number("begin_s"), record.number("end_s")
+    if end < begin:
+        raise record.error("end_s", "is before begin_s")
+    if not record.has("kind"):
+        raise record.error("kind", "is missing")
+    return Span(
+        rank=record.integer("rank", 0, _MOST_RANKS),
+        stage=record.integer("stage", 0, _MOST_RANKS),
+        kind=record.choice("kind", get_args(Kind)),
+        microbatch=record.integer("microbatch", 0, _MOST_SPANS),
+        begin_s=begin,
+        end_s=end,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A mean over seeds, half of its 95 % interval (None of one seed), and of how many seeds."""
 
@@ -37,16 +184,6 @@ class Conditions:
     initial_batch: int
     peak_tflops: float | None = None
     peak_means: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A column: `of` a run, None where it is not known; `timed` means nothing without own cores."""
-
-    key: str
-    title: str
-    of: Callable[[RunRecord, Conditions], float | None]
-    kind: str = "plain"  # or "timed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +219,11 @@ class Comparison:
         first = self.runs[0]
         return {
             "engines": [
-                asdict(row) | {"comparable": row.is_comparable, "why": _why(row)}
+                asdict(row)
+                | {
+                    "comparable": row.is_comparable,
+                    "why": None if row.is_comparable else f"{_WHY} ({row.ranks} ranks)",
+                }
                 for row in self.rows
             ],
             "units": {measure.key: measure.title for measure in MEASURES},
@@ -98,108 +239,139 @@ class Comparison:
         }
 
 
-def _efficiency(run: RunRecord, conditions: Conditions) -> float | None:
-    if run.global_batch == conditions.initial_batch:
-        return 1.0  # whatever the noise, known or not
-    if run.noise_scale is None:
-        return None
-    return efficiency(run.noise_scale, conditions.initial_batch, run.global_batch)
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A column: `read` from a record, or computed; `timed` means nothing without own cores."""
+
+    key: str
+    title: str
+    read: Callable[[Record], float | None] | None = None
+    timed: bool = False
 
 
-def _goodput(run: RunRecord, conditions: Conditions) -> float | None:
-    value = _efficiency(run, conditions)
-    return None if value is None else run.samples_per_s * value
+def _utilisation(record: Record) -> float | None:
+    known = _known(_numbers(record, "device_utilisation"))
+    return 100 * (sum(known) / len(known)) if known else None
 
 
-def _mfu(run: RunRecord, conditions: Conditions) -> float | None:
-    if run.model_flops_per_s is None or conditions.peak_tflops is None:
-        return None
-    devices = 1 if run.device == "cpu" else run.ranks
-    return 100 * run.model_flops_per_s / (conditions.peak_tflops * 1e12 * devices)
-
-
-def _percent(share: float | None) -> float | None:
+def _bubble(record: Record, key: str) -> float | None:
+    share = _optional(record.record("bubble"), key) if record.has("bubble") else None
     return None if share is None else 100 * share
 
 
+def _cpu_ms(record: Record) -> float:
+    cpu_s = sum(_known(_numbers(record, "cpu_seconds")))
+    return 1e3 * cpu_s / record.integer("samples", 1)
+
+
+def _seconds(key: str) -> Callable[[Record], float]:
+    return lambda record: _above_zero(record.record("seconds"), key)
+
+
+def _rate(key: str) -> Callable[[Record], float]:
+    return lambda record: _above_zero(record.record("samples_per_s"), key)
+
+
+def _number(key: str) -> Callable[[Record], float]:
+    return lambda record: record.number(key)
+
+
+def _memory_mib(record: Record) -> float:
+    return max(record.integers("peak_memory_bytes"), default=0) / MIB
+
+
 STUDY_MEASURES = (  # the study's columns, in its order
-    Measure("runtime_s", "runtime, s", lambda run, _: run.train_s, "timed"),
-    Measure("samples_per_s", "samples/s", lambda run, _: run.samples_per_s, "timed"),
-    Measure("validation_loss", "validation loss", lambda run, _: run.validation_loss),
-    Measure(
-        "utilisation", "utilisation, %", lambda run, _: _percent(run.utilisation), kind="timed"
-    ),
-    Measure("efficiency", "stat. efficiency", _efficiency),
-    Measure("goodput", "goodput, samples/s", _goodput, "timed"),
-    Measure("updates", "updates", lambda run, _: float(run.updates)),
+    Measure("runtime_s", "runtime, s", _seconds("train"), timed=True),
+    Measure("samples_per_s", "samples/s", _rate("train"), timed=True),
+    Measure("validation_loss", "validation loss", _number("validation_loss")),
+    Measure("utilisation", "utilisation, %", _utilisation, timed=True),
+    Measure("efficiency", "stat. efficiency"),
+    Measure("goodput", "goodput, samples/s", timed=True),
+    Measure("updates", "updates", lambda record: float(record.integer("updates", 1))),
 )
 MORE_MEASURES = (
-    Measure("end_to_end_s", "end to end, s", lambda run, _: run.end_to_end_s, "timed"),
-    Measure(
-        "end_to_end_samples_per_s",
-        "samples/s end to end",
-        lambda run, _: run.end_to_end_samples_per_s,
-        kind="timed",
-    ),
-    Measure("exact_match", "exact match", lambda run, _: run.exact_match),
-    Measure("f1", "F1", lambda run, _: run.f1),
-    Measure("noise_scale", "noise scale, samples", lambda run, _: run.noise_scale),
-    Measure(
-        "bubble_measured",
-        "bubble measured, %",
-        lambda run, _: _percent(run.bubble_measured),
-        kind="timed",
-    ),
-    Measure("bubble_formula", "by formula, %", lambda run, _: _percent(run.bubble_formula)),
-    Measure("memory_mib", "peak memory, MiB a rank", lambda run, _: run.peak_memory_bytes / MIB),
-    Measure("mfu", "MFU, %", _mfu, "timed"),
-    Measure("cpu_ms", "CPU ms a sample", lambda run, _: 1e3 * run.cpu_s / run.samples),
+    Measure("end_to_end_s", "end to end, s", _seconds("end_to_end"), timed=True),
+    Measure("end_to_end_samples_per_s", "samples/s end to end", _rate("end_to_end"), timed=True),
+    Measure("exact_match", "exact match", _number("exact_match")),
+    Measure("f1", "F1", _number("f1")),
+    Measure("noise_scale", "noise scale, samples", lambda run: _optional(run, "noise_scale")),
+    Measure("bubble_measured", "bubble measured, %", lambda run: _bubble(run, "measured"), True),
+    Measure("bubble_formula", "by formula, %", lambda run: _bubble(run, "formula")),
+    Measure("memory_mib", "peak memory, MiB a rank", _memory_mib),
+    Measure("mfu", "MFU, %", timed=True),
+    Measure("cpu_ms", "CPU ms a sample", _cpu_ms),
 )
 MEASURES = STUDY_MEASURES + MORE_MEASURES
+
+
+def _measured(run: RunRecord, conditions: Conditions) -> dict[str, float | None]:
+    """The values of MEASURES: those read, and those that conditions have a part in."""
+    noise, rate, worth = run.values["noise_scale"], run.values["samples_per_s"], None
+    if run.global_batch == conditions.initial_batch:
+        worth = 1.0  # whatever the noise, known or not
+    elif noise is not None:
+        worth = efficiency(noise, conditions.initial_batch, run.global_batch)
+    mfu = None
+    if run.model_flops_per_s is not None and conditions.peak_tflops is not None:
+        devices = 1 if run.device == "cpu" else run.ranks
+        mfu = 100 * run.model_flops_per_s / (conditions.peak_tflops * 1e12 * devices)
+    goodput = None if worth is None or rate is None else rate * worth
+    found = run.values | {"efficiency": worth, "goodput": goodput, "mfu": mfu}
+    return {each.key: found[each.key] for each in MEASURES}
+
+
+_Group = dict[int, RunRecord]  # of one engine at one batch, by seed
 
 
 def compare_runs(runs: Sequence[RunRecord], conditions: Conditions) -> Comparison:
     """The comparison of runs; engines in the order in which they first occur.
 
-    Raises:
-        ConfigError: there are none.
-        DataError: they do not share data, model, weights, precision and samples, or an engine has
-            a seed twice.
+    Raises ConfigError where there are none; DataError where they do not share data, model, weights,
+    precision and samples, or an engine has a seed twice.
     """
     if not runs:
         raise ConfigError("--engines", "no run has ended", "let one end")
-    check_same(list(runs))
-    groups: dict[tuple[str, str, int], dict[int, RunRecord]] = {}
+    _check_same(runs)
+    groups: dict[tuple[str, str, int], _Group] = {}
     for run in runs:
         group = groups.setdefault((run.engine, run.schedule, run.global_batch), {})
         if run.seed in group:
             problem = f"has two runs with seed {run.seed}"
             raise DataError(run.engine, problem, "compare runs of one comparison only")
         group[run.seed] = run
-    several_batches = len({run.global_batch for run in runs}) > 1
     first = next(iter(groups.values()))
-    rows = []
-    for group in groups.values():
-        batch = next(iter(group.values())).global_batch
-        of_batch = next(each for each in groups.values() if _batch_of(each) == batch)
-        rows.append(_row(group, first, of_batch, conditions, several_batches))
+    first_of_batch: dict[int, _Group] = {}
+    for (_, _, batch), group in groups.items():
+        first_of_batch.setdefault(batch, group)
+    rows = [
+        _row(group, first, first_of_batch[batch], conditions, len(first_of_batch) > 1)
+        for (_, _, batch), group in groups.items()
+    ]
     return Comparison(rows=tuple(rows), runs=tuple(runs), conditions=conditions)
 
 
-def _batch_of(group: dict[int, RunRecord]) -> int:
-    return next(iter(group.values())).global_batch
+def _check_same(runs: Sequence[RunRecord]) -> None:
+    """Raise DataError where runs to compare differ in what they must share."""
+    for run in runs[1:]:
+        for key in sorted(run.same.keys() | runs[0].same.keys()):
+            first, other = runs[0].same.get(key), run.same.get(key)
+            if first != other:
+                problem = f"{key} is {other!r} with seed {run.seed}, {first!r} of {runs[0].engine}"
+                raise DataError(run.engine, problem, "compare runs of one comparison only")
 
 
 def _row(
-    group: dict[int, RunRecord],
-    first: dict[int, RunRecord],
-    first_of_batch: dict[int, RunRecord],
+    group: _Group,
+    first: _Group,
+    first_of_batch: _Group,
     conditions: Conditions,
     several_batches: bool,
 ) -> Row:
     run = next(iter(group.values()))
     label = run.engine + (f"@{run.schedule}" if run.schedule not in ("", "1f1b") else "")
     comparable = all(each.is_comparable for each in [*group.values(), *first.values()])
+    own = {seed: _measured(each, conditions) for seed, each in group.items()}
+    theirs = {seed: _measured(each, conditions) for seed, each in first.items()}
     return Row(
         label=f"{label}, batch {run.global_batch}" if several_batches else label,
         engine=run.engine,
@@ -208,42 +380,30 @@ def _row(
         global_batch=run.global_batch,
         seeds=tuple(sorted(group)),
         is_comparable=run.is_comparable,
-        values={each.key: _value(each, group, conditions) for each in MEASURES},
+        values={each.key: _mean(own[seed][each.key] for seed in group) for each in MEASURES},
         differences={
             each.key: (
-                _difference(each, group, first, conditions)
-                if group is not first and (comparable or each.kind != "timed")
+                _mean(
+                    _percent(own[seed][each.key], theirs[seed][each.key])
+                    for seed in sorted(group.keys() & first.keys())
+                )
+                if group is not first and (comparable or not each.timed)
                 else None
             )
             for each in MEASURES
         },
-        loss_difference=None
-        if group is first_of_batch
-        else _loss_difference(group, first_of_batch),
+        loss_difference=_loss_difference(group, first_of_batch),
     )
 
 
-def _value(measure: Measure, group: dict[int, RunRecord], conditions: Conditions) -> Value | None:
-    known = [value for run in group.values() if (value := measure.of(run, conditions)) is not None]
-    return _mean(known)
+def _percent(own: float | None, first: float | None) -> float | None:
+    """None where one is not known, or the first engine's value is zero."""
+    return 100 * (own / first - 1) if own is not None and first else None
 
 
-def _difference(
-    measure: Measure,
-    group: dict[int, RunRecord],
-    first: dict[int, RunRecord],
-    conditions: Conditions,
-) -> Value | None:
-    """In percent; None where no seed is in both, or the first engine's value is zero."""
-    percents = []
-    for seed in sorted(group.keys() & first.keys()):
-        own, other = (measure.of(each[seed], conditions) for each in (group, first))
-        if own is not None and other:
-            percents.append(100 * (own / other - 1))
-    return _mean(percents)
-
-
-def _loss_difference(group: dict[int, RunRecord], first: dict[int, RunRecord]) -> float | None:
+def _loss_difference(group: _Group, first: _Group) -> float | None:
+    if group is first:
+        return None
     found = [
         abs(own - other)
         for seed in group.keys() & first.keys()
@@ -253,12 +413,6 @@ def _loss_difference(group: dict[int, RunRecord], first: dict[int, RunRecord]) -
     return max(found, default=None)
 
 
-def _mean(values: list[float]) -> Value | None:
-    if not values:
-        return None
-    mean, half_width = mean_and_half_width(values)
-    return Value(mean=mean, half_width=half_width, count=len(values))
-
-
-def _why(row: Row) -> str | None:
-    return None if row.is_comparable else f"{NOT_COMPARABLE} ({row.ranks} ranks)"
+def _mean(values: Iterable[float | None]) -> Value | None:
+    known = _known(values)
+    return Value(*mean_and_half_width(known), len(known)) if known else None

@@ -1,50 +1,73 @@
 """One fine-tuning run: read, train, evaluate, save; its record is the last thing written.
 
-Every rank of the engine calls `fine_tune` with the same settings and files, and reads all of them:
-so any rank can build any microbatch.
+Every rank of the engine calls `fine_tune` with the same settings, and reads all files: so any rank
+can build any microbatch.
 """
 
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bert_tools.squad.answers import find_answers
-from bert_tools.squad.bubble import StageClock
-from bert_tools.squad.engines.build import make_engine
-from bert_tools.squad.engines.contract import make_team
-from bert_tools.squad.evaluate import TokenScores, mean_loss, score_windows
-from bert_tools.squad.inputs import Prepared, SquadInputs, prepare
+from bert_tools.squad.batches import UpdatePlan, WindowReader
+from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
+from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
+from bert_tools.squad.engines import make_engine, make_team
+from bert_tools.squad.evaluation import Scores, answer, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
-from bert_tools.squad.measures import Usage, UsageMeter
-from bert_tools.squad.microbatches import UpdatePlan
-from bert_tools.squad.progress import TrainingProgress
-from bert_tools.squad.record import RESULT
-from bert_tools.squad.result import Seconds, make_record, of_rank, to_plain
-from bert_tools.squad.scores import evaluate
+from bert_tools.squad.measures import measured_usage, squad_flops
+from bert_tools.squad.model import draw_weights, parameter_shapes
+from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import SquadSettings
-from bert_tools.squad.spans import WindowReader
-from bert_tools.squad.update import Outcome
-from bert_tools.squad.weights import is_saved, remove_saved, save_for_transformers
+from bert_tools.squad.weights import (
+    Start,
+    check_fits,
+    is_saved,
+    save_for_transformers,
+    start_from,
+)
+from bert_tools.squad.windows import Windows, make_windows
+from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.console import LiveLine, as_clock
 from mlperf_bert.common.errors import ConfigError, say
+from mlperf_bert.common.machine import read_machine
 from mlperf_bert.common.records import write_json
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_rank_zero
+from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 
-WEIGHTS = "model"  # the directory in a run's
+WEIGHTS, VOCABULARY = "model", "vocab.txt"  # in a run's directory
+_QUICK_PIECES = 1024  # of the vocabulary that is made of the questions where none is given
+_MOST_CHARACTERS = 20 * 2**20  # of text; SQuAD v2.0's has 15 MB of contexts, once each
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was read of a run's files."""
+
+    train: Questions
+    dev: Questions
+    train_windows: Windows
+    dev_windows: Windows
+    vocabulary: AnyVocabulary
+    start: Start
 
 
 def fine_tune(
     settings: SquadSettings,
-    inputs: SquadInputs,
     run_dir: Path,
     info: RankInfo,
     device: torch.device,
@@ -54,33 +77,30 @@ def fine_tune(
 ) -> dict[str, Any] | None:
     """Train and evaluate; rank 0 writes `squad_result.json` and, where asked, the weights.
 
-    `whereabouts` is told of every update.
+    `whereabouts` is told of every update. Where settings name neither a vocabulary nor a
+    checkpoint, rank 0 writes a vocabulary first.
 
-    Returns:
-        The record, on every rank; None where a signal ended the run, which then wrote nothing.
+    Returns the record, on every rank; None where a signal ended the run, which then wrote nothing.
 
-    Raises:
-        ConfigError, DataError, CheckpointError: on every rank, where settings, files or weights
-            cannot work; where `run_dir` has a record, or a model of something else; and where the
-            training diverged.
+    Raises ConfigError, DataError or CheckpointError on every rank where settings, files or weights
+    cannot work, `run_dir` has a record or a model of something else, or the training diverged.
     """
     begun = perf_counter()
-    _check_ranks(settings, info)
-    on_rank_zero(info, lambda: check_free(run_dir, save))
-    prepared = on_every_rank(info, lambda: prepare(settings, inputs))
-    if info.rank == 0:
-        for remark in (*prepared.train_windows.remarks(), *prepared.dev_windows.remarks()):
-            say(remark)
-    plan = _plan(settings, prepared)
-    team = make_team(settings.engine, device)
+    if info.world_size != settings.engine.ranks:
+        problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
+        problem += f", the launcher started {info.world_size}"
+        raise ConfigError("--engine", problem, "start as many")
+    on_rank_zero(info, lambda: _check_free(run_dir, save))
+    if settings.vocab is None and settings.init_checkpoint is None:
+        on_rank_zero(info, partial(write_vocabulary, settings.train, run_dir / VOCABULARY))
+        settings = replace(settings, vocab=run_dir / VOCABULARY)
+    prepared = on_every_rank(info, lambda: _prepare(settings, speaks=info.rank == 0))
+    plan = UpdatePlan.make(prepared.train_windows.lengths, settings)
     clock = StageClock(info.rank, lambda: _synchronize(device))
-    start, seed = prepared.start, derive_seed(settings.seed, "squad dropout")
-    engine = on_every_rank(
-        info,
-        lambda: make_engine(settings, start.model, start.weights, plan, team, device, clock, seed),
-    )
+    making = (settings, prepared.start, plan, make_team(settings.engine, device), device, clock)
+    engine = on_every_rank(info, lambda: make_engine(*making))
     reader = WindowReader(prepared.train_windows)
-    loop = Loop(settings, engine, team, plan, lambda each: reader.batch(each).to(device), clock)
+    loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
     log, usage = _train(settings, loop, info, device, whereabouts or Whereabouts())
     if log.stopped_by is not None:
@@ -88,36 +108,24 @@ def fine_tune(
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
         return None
     trained = perf_counter()
-    scores = score_windows(engine, team, prepared.dev_windows, device)
+    scores = score_windows(engine, prepared.dev_windows)
     evaluated = _evaluate(settings, prepared, scores)
-    seconds = Seconds(started - begun, trained - started, perf_counter() - trained)
-    of_ranks = [of_rank(each) for each in from_all_ranks(info, to_plain(usage, log.clocked))]
-    record = make_record(settings, prepared, plan, log, of_ranks, seconds, evaluated, device)
+    seconds = (started - begun, trained - started, perf_counter() - trained)
+    clocked = [[asdict(span) for span in update] for update in log.clocked]
+    of_ranks = from_all_ranks(info, [usage, clocked])
+    record = {
+        **_who(settings, prepared, device),
+        **_what(settings, prepared, plan, log, seconds),
+        **evaluated,
+        **_usage(log, [usage for usage, _ in of_ranks]),
+        **_bubble(settings, [clocked for _, clocked in of_ranks]),
+    }
     weights = engine.weights() if save == "weights" else {}
     on_rank_zero(info, lambda: _write(run_dir, record, prepared, weights))
     return record
 
 
-def _plan(settings: SquadSettings, prepared: Prepared) -> UpdatePlan:
-    windows = prepared.train_windows
-    return UpdatePlan.make(
-        windows.lengths,
-        updates=settings.num_updates(len(windows)),
-        global_batch=settings.global_batch,
-        microbatches=settings.microbatches,
-        seed=settings.seed,
-    )
-
-
-def _check_ranks(settings: SquadSettings, info: RankInfo) -> None:
-    if info.world_size != settings.engine.ranks:
-        problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
-        raise ConfigError(
-            "--engine", f"{problem}, the launcher started {info.world_size}", "start as many"
-        )
-
-
-def check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
+def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
     """Make the directory of a run, and raise ConfigError where another has ended in it.
 
     A model without a record is of a run that was killed between the two; it is replaced.
@@ -131,53 +139,213 @@ def check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
         raise ConfigError(str(path), "is there already", "give a new --run-dir")
 
 
+def write_vocabulary(train: Path, path: Path) -> None:
+    """Write a vocab.txt of word pieces made of the questions that a model is trained on.
+
+    Raises DataError where they cannot be read or the file not be written, ConfigError where they
+    are too much text, or of too many different characters.
+    """
+    questions = read_questions(train)
+    lines = [*dict.fromkeys(each.context for each in questions)]  # every context once
+    lines += [each.question for each in questions]
+    if sum(map(len, lines)) > _MOST_CHARACTERS:
+        problem = f"is missing, and {train} is too much text to make one of"
+        raise ConfigError("--vocab", problem, "give a vocabulary, or --init-checkpoint")
+    tokens = train_vocabulary(lines, _QUICK_PIECES)
+    write_file(path, ("\n".join(tokens) + "\n").encode("utf-8"))
+
+
+def _prepare(settings: SquadSettings, *, speaks: bool) -> Prepared:
+    """Read questions, vocabulary and weights. Raises ConfigError, DataError, CheckpointError."""
+    vocabulary, start = _start(settings)
+    if (both := settings.dropout) is not None:
+        model = replace(start.model, hidden_dropout=both, attention_dropout=both)
+        start = replace(start, model=model)
+    check_fits(start.model, len(vocabulary), settings.max_length)
+    train, dev = read_questions(settings.train), read_questions(settings.dev)
+    lengths = {
+        "max_length": settings.max_length,
+        "stride": settings.stride,
+        "max_question_length": settings.max_question_length,
+    }
+    windows = [make_windows(questions, vocabulary, **lengths) for questions in (train, dev)]
+    for remark in (*windows[0].remarks, *windows[1].remarks) if speaks else ():
+        say(remark)
+    return Prepared(train, dev, windows[0], windows[1], vocabulary, start)
+
+
+def _start(settings: SquadSettings) -> tuple[AnyVocabulary, Start]:
+    seed = derive_seed(settings.seed, "squad weights")
+    if settings.init_checkpoint is None:
+        assert settings.vocab is not None
+        vocabulary = load_any_vocabulary(settings.vocab)
+        model = settings.random_model(len(vocabulary))
+        return vocabulary, Start(model, draw_weights(model, seed), "random")
+    checkpoint = resolve(settings.init_checkpoint)
+    digest = read_manifest(checkpoint).vocabulary_sha256
+    vocabulary = vocabulary_of(checkpoint, digest, settings.vocab, None)
+    return vocabulary, start_from(checkpoint, vocabulary.sha256, seed)
+
+
 def _train(
     settings: SquadSettings,
     loop: Loop,
     info: RankInfo,
     device: torch.device,
     whereabouts: Whereabouts,
-) -> tuple[TrainingLog, Usage]:
-    progress = TrainingProgress(
-        str(settings.engine), loop.num_updates, settings.global_batch, speaks=info.rank == 0
-    )
+) -> tuple[TrainingLog, dict[str, Any]]:
+    total, began = loop.num_updates, perf_counter()
+    line = LiveLine(speaks=info.rank == 0)
 
-    def shown(update: int, outcome: Outcome) -> None:
-        progress.shown(update, outcome.loss)
+    def shown(update: int, loss: float) -> None:
+        if line.is_due() or update == total:
+            rate = update / max(perf_counter() - began, 1e-9)
+            line.update(
+                f"{settings.engine}: update {update}/{total}  "
+                f"{rate * settings.global_batch:,.1f} samples/s  loss {loss:.4f}  "
+                f"{as_clock((total - update) / rate)} left"
+            )
         whereabouts.at("step", update + 1)
 
     whereabouts.at("step", 1)
-    with StopRequest(info.world_size, device) as request, progress, UsageMeter(device) as meter:
+    with StopRequest(info.world_size, device) as request, line, measured_usage(device) as usage:
         log = loop.run(shown, request.agreed)
         _synchronize(device)
     whereabouts.at("end")  # evaluation and saving may take as long as they take
-    return log, meter.usage
+    return log, usage
 
 
-def _evaluate(settings: SquadSettings, prepared: Prepared, scores: TokenScores) -> dict[str, Any]:
+def _evaluate(settings: SquadSettings, prepared: Prepared, scores: Scores) -> dict[str, Any]:
     """The keys of the record that say how good the answers are."""
-    windows = prepared.dev_windows
-    loss = mean_loss(scores, windows)
-    if not math.isfinite(loss):
+    most = settings.max_answer_length
+    _, evaluated = answer(prepared.dev, prepared.dev_windows, scores, most)
+    if not math.isfinite(evaluated["validation_loss"]):
         problem = f"is {settings.learning_rate:g}, with which the training diverged: the loss of "
         problem += "the validation questions is not finite"
         raise ConfigError("--learning-rate", problem, "lower it")
-    found = find_answers(
-        prepared.dev,
-        windows,
-        scores.starts,
-        scores.ends,
-        max_answer_length=settings.max_answer_length,
-    )
-    return {"validation_loss": loss, **evaluate(prepared.dev, found)}
+    return evaluated
+
+
+def _who(settings: SquadSettings, prepared: Prepared, device: torch.device) -> dict[str, Any]:
+    """What of the record is known before training."""
+    name, model = settings.engine, prepared.start.model
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "engine": str(name),
+        "schedule": name.schedule,
+        "ranks": name.ranks,
+        "stages": name.stages,
+        "replicas": name.replicas,
+        "seed": settings.seed,
+        "precision": settings.precision,
+        "device": device.type,
+        "processor": gpu or read_machine().cpu_model or "unknown",
+        "model": {
+            "layers": model.num_layers,
+            "hidden": model.hidden_size,
+            "heads": model.num_heads,
+            "vocabulary": model.vocab_size,
+            "parameters": sum(math.prod(shape) for shape in parameter_shapes(model).values()),
+        },
+        "init": prepared.start.origin,
+        "data": {
+            "train_sha256": prepared.train.sha256,
+            "dev_sha256": prepared.dev.sha256,
+            "train_questions": len(prepared.train),
+            "dev_questions": len(prepared.dev),
+            "train_windows": len(prepared.train_windows),
+            "dev_windows": len(prepared.dev_windows),
+        },
+    }
+
+
+def _what(
+    settings: SquadSettings,
+    prepared: Prepared,
+    plan: UpdatePlan,
+    log: TrainingLog,
+    seconds: Sequence[float],
+) -> dict[str, Any]:
+    """What happened; `seconds` are of reading and building, of training, of evaluation."""
+    model, samples = prepared.start.model, plan.windows.size
+    rate = log.samples_per_s(settings.global_batch) or samples / seconds[1]
+    lengths = prepared.train_windows.lengths[plan.windows.ravel()]
+    flops_per_sample = squad_flops(model, lengths.tolist()) / samples
+    in_effect = {  # numbers in the place of what was left open
+        "updates": len(plan.windows),
+        "dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        "capacity_tokens": plan.capacity(settings.max_length),
+    }
+    names = ("start", "train", "evaluate", "end_to_end")  # writing the weights is left out
+    return {
+        "settings": settings.to_record() | in_effect,
+        "updates": len(plan.windows),
+        "samples": samples,
+        "tokens": int(plan.tokens.sum()),
+        "losses": _finite(log.losses),
+        "grad_norms": _finite(log.grad_norms),
+        "skipped_updates": log.skipped,
+        "seconds": dict(zip(names, (*seconds, sum(seconds)), strict=True)),
+        "step_seconds": log.step_seconds,
+        "samples_per_s": {"train": rate, "end_to_end": samples / sum(seconds)},
+        "model_flops_per_sample": flops_per_sample,
+        "model_flops_per_s": flops_per_sample * rate,
+        "mfu": None,
+    }
+
+
+def _usage(log: TrainingLog, of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "noise": log.noise,
+        "noise_scale": log.noise_scale.value,
+        "plain_noise_scale": log.plain_noise_scale.value,
+        "peak_memory_bytes": [usage["peak_memory_bytes"] for usage in of_ranks],
+        "cpu_seconds": [usage["cpu_seconds"] for usage in of_ranks],
+        "core_wait_seconds": [usage["core_wait_seconds"] for usage in of_ranks],
+        "device_utilisation": [usage["utilisation"] for usage in of_ranks],
+        "device_utilisation_means": of_ranks[0]["means"],
+        # Of all ranks together: each may be bound to some of them.
+        "cores": len({cpu for usage in of_ranks for cpu in usage["cpus"]}),
+    }
+
+
+def _bubble(settings: SquadSettings, of_ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Median over the updates with a clock, and the last of them span by span in order of time."""
+    updates = [
+        [Span(**span) for rank in of_ranks for span in rank[number]]
+        for number in range(len(of_ranks[0]))
+    ]
+    name = settings.engine
+    if name.schedule is None or not updates:
+        return {"bubble": None, "timeline": []}
+    of_pipeline = settings.microbatches // name.replicas
+    last = sorted(updates[-1], key=lambda span: (span.begin_s, span.rank))
+    rounded = [
+        replace(each, begin_s=round(each.begin_s, 6), end_s=round(each.end_s, 6)) for each in last
+    ]
+    return {
+        "bubble": {
+            "measured": median(measured_bubble(update) for update in updates),
+            "formula": bubble_by_formula(name.schedule, name.stages, of_pipeline),
+        },
+        "timeline": [asdict(span) for span in rounded],
+    }
+
+
+def _finite(values: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def _write(
     run_dir: Path, record: dict[str, Any], prepared: Prepared, weights: Mapping[str, Tensor]
 ) -> None:
+    folder = run_dir / WEIGHTS
     if weights:
-        remove_saved(run_dir / WEIGHTS)
-        save_for_transformers(run_dir / WEIGHTS, prepared.start.model, weights, prepared.vocabulary)
+        if is_saved(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        save_for_transformers(folder, prepared.start.model, weights, prepared.vocabulary)
     write_file(run_dir / RESULT, write_json(record))
 
 

@@ -2,39 +2,58 @@
 
 An update is: its microbatches through the engine, the gradients' norm limited, AdamW. Some updates
 are computed in two halves to measure the gradient's noise, some of a pipeline with a clock; those,
-and the first, are left out of the rate of training.
+and the first, are left out of the rate of training. What happens to gradients looks at the elements
+that this rank holds, and sums over the ranks.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from bert_tools.squad.bubble import StageClock, StageEvent
-from bert_tools.squad.engines.contract import Engine, MakeBatch, Team
-from bert_tools.squad.microbatches import UpdatePlan
+from bert_tools.squad.batches import UpdatePlan
+from bert_tools.squad.bubble import Span, StageClock
+from bert_tools.squad.engines import REPLICA, Engine, MakeBatch
 from bert_tools.squad.settings import SquadSettings
-from bert_tools.squad.update import Outcome, Squares, Updater
+from mlperf_bert.config.sections import ScheduleSection
+from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.noise_meter import preconditioner
 from mlperf_bert.optim.noise_scale import NoiseScale, covariance_trace, gradient_square
+from mlperf_bert.optim.schedule import learning_rate
 
+BETAS = (0.9, 0.999)
 CLOCKED_UPDATES = 3  # of a pipeline, at most
-Shown = Callable[[int, Outcome], None]
+
+
+class Squares(NamedTuple):
+    """Squared norms of a gradient over all of the model's elements, on every rank alike.
+
+    `preconditioned` is of the gradient times what Adam scales its elements by, with the second
+    moments from before the update.
+    """
+
+    plain: float
+    preconditioned: float
 
 
 @dataclass(slots=True)
 class TrainingLog:
-    """What happened in training; lists have an entry for each update."""
+    """What happened in training; the first three lists have an entry for each update."""
 
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # means, in nats
     grad_norms: list[float] = field(default_factory=list)
     step_seconds: list[float | None] = field(default_factory=list)  # None: not a plain update
     skipped: int = 0
     noise: list[dict[str, float]] = field(default_factory=list)
     noise_scale: NoiseScale = field(default_factory=NoiseScale)  # preconditioned
     plain_noise_scale: NoiseScale = field(default_factory=NoiseScale)
-    clocked: list[list[StageEvent]] = field(default_factory=list)  # this rank's, by update
+    clocked: list[list[Span]] = field(default_factory=list)  # this rank's, by update
     stopped_by: str | None = None  # the signal that ended it
 
     def samples_per_s(self, global_batch: int) -> float | None:
@@ -46,139 +65,201 @@ class TrainingLog:
 class Loop:
     """Trains an engine's model by a plan.
 
-    Args:
-        settings: of the run.
-        engine: with the weights to begin with.
-        team: its ranks.
-        plan: of the updates.
-        make: microbatches of it.
-        clock: of a pipeline's stages, else unused.
+    AdamW has linear warm-up and decay, and gradient clipping by the global norm (arXiv 1711.05101;
+    torch's own, which computes many tensors at a time). Biases and LayerNorm parameters take no
+    decay.
+
+    `engine` has the weights to begin with; `make` makes microbatches of the plan; `clock` is of a
+    pipeline's stages, else unused.
     """
 
     def __init__(
         self,
         settings: SquadSettings,
         engine: Engine,
-        team: Team,
         plan: UpdatePlan,
         make: MakeBatch,
         clock: StageClock,
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._team = team
+        self._team = engine.team
         self._plan = plan
         self._make = make
         self._clock = clock
-        self._updater = Updater(settings, engine, team, plan.num_updates)
         self.log = TrainingLog()
-
-    @property
-    def num_updates(self) -> int:
-        """Of the plan."""
-        return self._plan.num_updates
+        self.num_updates = len(plan.windows)
+        decayed: list[Tensor] = []
+        exempt: list[Tensor] = []
+        for part in engine.parts:
+            for name, parameter in part.named_parameters():
+                (exempt if is_exempt(name) else decayed).append(parameter)
+        self._parameters = [*decayed, *exempt]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": exempt, "weight_decay": 0.0},
+            ],
+            lr=settings.learning_rate,
+            betas=BETAS,
+            eps=settings.epsilon,
+            foreach=True,
+        )
+        self._warm_up = round(settings.warmup * self.num_updates)
+        # One more than there are, so that the last update is not made with a rate of zero.
+        self._schedule = ScheduleSection(
+            decay_steps=self.num_updates + 1, warmup_steps=self._warm_up
+        )
 
     def run(
         self,
-        shown: Shown = lambda update, outcome: None,
+        shown: Callable[[int, float], object] = lambda update, loss: None,
         stopped: Callable[[int], str | None] = lambda update: None,
     ) -> TrainingLog:
         """Make all updates of the plan.
 
-        Args:
-            shown: told of each update.
-            stopped: asked after each update, on every rank: the signal after which all end.
+        `shown` is told of each; `stopped` is asked after each, on every rank: the signal after
+        which all end.
         """
         clocked = self._clocked_updates()
-        for update in range(1, self._plan.num_updates + 1):
+        for update in range(1, self.num_updates + 1):
             begun = perf_counter()
             for part in self._engine.parts:
                 part.update.fill_(update)
-            is_plain = update > 1
             if self._measures_noise(update):
-                is_plain = False
-                outcome = self._in_halves(update)
+                share = self._in_halves(update)
             elif update in clocked:
-                is_plain = False
-                outcome = self._with_clock(update)
+                self._clock.start(self._meet())
+                share = self._accumulate(update, 0, self._settings.microbatches)
+                self.log.clocked.append(self._clock.stop())
             else:
-                outcome = self._plain(update)
+                share = self._accumulate(update, 0, self._settings.microbatches)
+            loss = self.finish(update, share)
+            is_plain = update > 1 and update not in clocked and not self._measures_noise(update)
             self.log.step_seconds.append(perf_counter() - begun if is_plain else None)
-            self._note(update, outcome)
-            shown(update, outcome)
+            shown(update, loss)
             self.log.stopped_by = stopped(update)
             if self.log.stopped_by:
                 break
         return self.log
 
-    def _note(self, update: int, outcome: Outcome) -> None:
-        self.log.losses.append(outcome.loss)
-        self.log.grad_norms.append(outcome.grad_norm)
-        self.log.skipped += outcome.skipped
+    def finish(self, update: int, share_of_loss: Tensor) -> float:
+        """Clip, and make update `update` (from 1), unless a gradient is not finite; its loss.
+
+        `share_of_loss` is this rank's, as `Replicated.accumulate` gives it. One small all-reduce
+        makes loss and norm known to all ranks, so that all of them do the same.
+        """
+        numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
+        loss, square = self._team.sum(numbers).tolist()  # the host waits for the device, once
+        norm = square**0.5 if square >= 0 else float("nan")
+        skipped = not square < float("inf")
+        if not skipped:
+            limit = self._settings.max_grad_norm
+            if limit and norm > limit:
+                torch._foreach_mul_(self._gradients(), limit / norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate(update, self._schedule, self._settings.learning_rate)
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.log.losses.append(loss)
+        self.log.grad_norms.append(norm)
+        self.log.skipped += skipped
+        return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
         """Not in the warm-up: Adam's second moments are not yet known, or of one gradient alone."""
         every = self._settings.noise_every
-        warm_up = max(1, round(self._settings.warmup * self.num_updates))
-        return every > 0 and update > warm_up and update % every == 0
+        return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
     def _clocked_updates(self) -> frozenset[int]:
         """The last of a pipeline that measure nothing else: of ten updates one."""
         if self._settings.engine.kind != "pipeline":
             return frozenset()
-        number = self._plan.num_updates
+        number = self.num_updates
         plain = [each for each in range(2, number + 1) if not self._measures_noise(each)]
         return frozenset(plain[len(plain) - min(CLOCKED_UPDATES, max(1, number // 10)) :])
 
-    def _accumulate(self, update: int, first: int, end: int) -> torch.Tensor:
+    def _accumulate(self, update: int, first: int, end: int) -> Tensor:
         rows = list(self._plan.windows[update - 1, first:end])
         return self._engine.accumulate(rows, self._make, float(self._settings.global_batch))
 
-    def _plain(self, update: int) -> Outcome:
-        share = self._accumulate(update, 0, self._settings.microbatches)
-        return self._updater.finish(update, share)
-
-    def _with_clock(self, update: int) -> Outcome:
-        self._clock.start(self._meet())
-        share = self._accumulate(update, 0, self._settings.microbatches)
-        self.log.clocked.append(self._clock.stop())
-        return self._updater.finish(update, share)
-
     def _meet(self) -> float:
         """Wait for all ranks; what rank 0's clock says then, or just before."""
-        is_first = self._team.replica == self._team.stage == 0
         device = self._engine.parts[0].device
         self._team.sum(torch.zeros(1, device=device)).item()
-        now = torch.tensor(perf_counter() if is_first else 0.0, dtype=torch.float64, device=device)
+        seconds = perf_counter() if self._team.is_first else 0.0
+        now = torch.tensor(seconds, dtype=torch.float64, device=device)
         return float(self._team.sum(now).item())
 
-    def _in_halves(self, update: int) -> Outcome:
+    def _in_halves(self, update: int) -> Tensor:
         """The same update, and the squared norms of its halves' mean gradients and of its own."""
-        count, batch = self._settings.microbatches, self._settings.global_batch
-        half = count // 2
-        share = self._accumulate(update, 0, half)
-        first = self._updater.squares(2.0)
-        of_first_half = self._updater.copy_of_gradients()
-        share = share + self._accumulate(update, half, count)
-        second = self._updater.squares(2.0, less=of_first_half)
-        self._note_noise(update, (first, second), self._updater.squares(1.0), batch)
-        return self._updater.finish(update, share)
+        count = self._settings.microbatches
+        share = self._accumulate(update, 0, count // 2)
+        first = self._squares(2.0)
+        of_first_half = [each.clone() for each in self._gradients()]
+        share = share + self._accumulate(update, count // 2, count)
+        second = self._squares(2.0, less=of_first_half)
+        self._note_noise(update, (first, second), self._squares(1.0))
+        return share
 
-    def _note_noise(
-        self, update: int, halves: tuple[Squares, Squares], all_of_it: Squares, batch: int
-    ) -> None:
-        small = {
-            "": (halves[0].plain + halves[1].plain) / 2,
-            "preconditioned_": (halves[0].preconditioned + halves[1].preconditioned) / 2,
-        }
-        big = {"": all_of_it.plain, "preconditioned_": all_of_it.preconditioned}
-        scales = {"": self.log.plain_noise_scale, "preconditioned_": self.log.noise_scale}
+    def _note_noise(self, update: int, halves: tuple[Squares, Squares], big: Squares) -> None:
+        batch = float(self._settings.global_batch)
+        small = [(one + other) / 2 for one, other in zip(*halves, strict=True)]
+        scales = (("", self.log.plain_noise_scale), ("preconditioned_", self.log.noise_scale))
         noted: dict[str, float] = {"update": update}
-        for kind, scale in scales.items():
-            batches = (small[kind], batch / 2, big[kind], float(batch))
+        for (kind, scale), of_half, of_all in zip(scales, small, big, strict=True):
+            batches = (of_half, batch / 2, of_all, batch)
             if not all(math.isfinite(each) for each in batches):
                 return
             scale.add(*batches)
             noted[f"{kind}gradient_square"] = gradient_square(*batches)
             noted[f"{kind}trace"] = covariance_trace(*batches)
         self.log.noise.append(noted)
+
+    def _squares(self, factor: float, less: Sequence[Tensor] | None = None) -> Squares:
+        """Of factor * (the gradients of this update so far, less those of before)."""
+        gradients = self._gradients()
+        if less is not None:
+            gradients = [each - other for each, other in zip(gradients, less, strict=True)]
+        scaled = torch._foreach_mul(gradients, self._preconditioners())
+        both = torch.stack([self._own_square(gradients), self._own_square(scaled)])
+        return Squares(*(self._team.sum(both) * factor**2).tolist())
+
+    def _gradients(self) -> list[Tensor]:
+        """Of this rank's elements, in the order of the parameters."""
+        return [_local(each.grad) for each in self._parameters if each.grad is not None]
+
+    def _own_square(self, tensors: Sequence[Tensor]) -> Tensor:
+        """This rank's share of a squared norm, float64: other ranks hold copies of its elements."""
+        norms = torch.stack(torch._foreach_norm(list(tensors))).double()
+        return norms.square().sum() / self._engine.copies
+
+    def _preconditioners(self) -> list[Tensor]:
+        """Of each gradient (`optim/noise_meter.py`); zeros before the first update."""
+        with_gradient = [each for each in self._parameters if each.grad is not None]
+        states = [self._optimizer.state[each] for each in with_gradient]
+        if not all(states):
+            return [torch.zeros_like(_local(each)) for each in with_gradient]
+        moments = [_local(state["exp_avg_sq"]) for state in states]
+        correction = moments[0].new_tensor(1 - BETAS[1] ** float(states[0]["step"]))
+        found = []
+        for moment, mean in zip(moments, self._means(moments, with_gradient), strict=True):
+            least = (1 - BETAS[1]) * mean
+            found.append(preconditioner(moment, least, correction, self._settings.epsilon))
+        return found
+
+    def _means(self, tensors: Sequence[Tensor], of: Sequence[Tensor]) -> Tensor:
+        """Of whole tensors, of which this rank may hold a part; `of` are the whole ones."""
+        sums = torch.stack([each.sum() for each in tensors])
+        group = self._team.group(REPLICA)
+        if group is not None and any(isinstance(each, DTensor) for each in of):
+            dist.all_reduce(sums, group=group)
+        return sums / sums.new_tensor([each.numel() for each in of])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, whole or cut over ranks."""
+    if isinstance(tensor, DTensor):
+        local: Tensor = tensor.to_local()
+        return local
+    return tensor

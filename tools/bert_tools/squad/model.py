@@ -1,25 +1,27 @@
 """BERT that scores every token as the first and the last of an answer, whole or in parts.
 
 A part is some layers in a row, the embeddings with the first of them, the scores with the last, so
-that a pipeline is parts one behind the other and one part alone is the model.
+that a pipeline is parts one behind the other and one part alone is the model. Layers are cut into
+parts so that the slowest has as little to do as can be.
 
 Shape letters: T tokens, D hidden.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from bert_tools.bench.flops import model_flops
+from bert_tools.squad.batches import SpanBatch, span_loss_sum
+from bert_tools.squad.measures import squad_flops
 from bert_tools.squad.settings import SquadPrecision
-from bert_tools.squad.spans import SpanBatch, span_loss_sum
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import choose_attention, choose_blocks
 from mlperf_bert.model.dropout_keys import DropoutKeys
 from mlperf_bert.model.layers import DROPOUT_STREAM, STREAMS_PER_LAYER, Embeddings, EncoderLayer
@@ -53,27 +55,6 @@ def whole(config: ModelSection) -> Part:
     return Part(0, config.num_layers, config.num_layers)
 
 
-class _Body(nn.Module):
-    """What is below `bert.` in the names."""
-
-    def __init__(
-        self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
-    ) -> None:
-        super().__init__()
-        if part.has_embeddings:
-            self.embeddings = Embeddings(config, blocks)
-        first_stream = DROPOUT_STREAM + 1
-        self.encoder = nn.Module()
-        self.encoder.layer = nn.ModuleDict(
-            {
-                str(number): EncoderLayer(
-                    config, attend, blocks, first_stream + STREAMS_PER_LAYER * number
-                )
-                for number in range(part.first, part.end)
-            }
-        )
-
-
 class SpanModel(nn.Module):
     """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights yet.
 
@@ -81,15 +62,9 @@ class SpanModel(nn.Module):
     Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU it
     does not matter who computes what.
 
-    Args:
-        config: shape and dropout; its precision is not looked at.
-        part: which layers.
-        device: where it will live; the weights are on "meta" until `set_weights`.
-        precision: "bf16" computes products under autocast, "fp64" in float64.
-        dropout_seed: of all dropout.
-
-    Raises:
-        ConfigError: attention or kernels that cannot run on the device.
+    It will live on `device`; the weights are on "meta" until `make_part` fills them. The config's
+    precision is not looked at: "bf16" computes products under autocast, "fp64" in float64. Raises
+    ConfigError for attention or kernels that cannot run on the device.
     """
 
     def __init__(
@@ -109,20 +84,20 @@ class SpanModel(nn.Module):
         computed_in = torch.bfloat16 if self._autocast else self.dtype
         attend = choose_attention(config, device, computed_in).policy
         blocks = choose_blocks(config, device)
-        self.bert = _Body(config, part, attend, blocks)
+        self.bert = nn.Module()
+        if part.has_embeddings:
+            self.bert.embeddings = Embeddings(config, blocks)
+        layers = nn.ModuleDict()
+        for number in range(part.first, part.end):
+            stream = DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number
+            layers[str(number)] = EncoderLayer(config, attend, blocks, stream)
+        self.bert.encoder = nn.Module()
+        self.bert.encoder.layer = layers
         if part.has_head:
             self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
         self.dropout_seed = dropout_seed
         # Of the update that is computed; no part of the model's state.
         self.update = torch.zeros(1, dtype=torch.int64, device=device)
-
-    @torch.no_grad()
-    def set_weights(self, weight: Callable[[str], Tensor]) -> None:
-        """Fill all tensors: `weight` gives the one of a name, on any device and of any dtype."""
-        self.to_empty(device=self.device)
-        self.to(self.dtype)
-        for name, parameter in self.named_parameters():
-            parameter.copy_(weight(name))
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
@@ -135,11 +110,10 @@ class SpanModel(nn.Module):
         tokens = batch.tokens
         layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
         keys = self._dropout_keys(batch)
-        with self._computing():
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             if hidden is None:
-                hidden = self.bert.embeddings(tokens, keys)
-            assert isinstance(self.bert.encoder.layer, nn.ModuleDict)
-            for layer in self.bert.encoder.layer.values():
+                hidden = self.bert.get_submodule("embeddings")(tokens, keys)
+            for layer in self.bert.get_submodule("encoder.layer").children():
                 hidden = layer(hidden, layout, keys)
             assert hidden is not None
             if not self.part.has_head:
@@ -147,19 +121,11 @@ class SpanModel(nn.Module):
             scores: Tensor = self.qa_outputs(hidden)
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
-    def _computing(self) -> AbstractContextManager[object]:
-        if not self._autocast:
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
-
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
         if not self.training:
             return None
-        tokens = batch.tokens
-        window = tokens.sample_ids.repeat_interleave(
-            tokens.cu_seqlens.diff(), output_size=batch.num_tokens
-        )
-        return DropoutKeys(self.dropout_seed, self.update, window, tokens.position_ids)
+        window = batch.per_token(batch.tokens.sample_ids)
+        return DropoutKeys(self.dropout_seed, self.update, window, batch.tokens.position_ids)
 
 
 def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -187,15 +153,64 @@ def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
     return weights
 
 
+@torch.no_grad()
 def make_part(
     config: ModelSection,
     part: Part,
     weights: Mapping[str, Tensor],
     device: torch.device,
-    precision: SquadPrecision,
-    dropout_seed: int,
+    precision: SquadPrecision = "fp32",
+    dropout_seed: int = 0,
 ) -> SpanModel:
     """A part with its share of the whole model's weights, ready to train."""
     model = SpanModel(config, part, device, precision, dropout_seed)
-    model.set_weights(weights.__getitem__)
+    model.to_empty(device=device)
+    model.to(model.dtype)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
     return model.train()
+
+
+def layer_costs(model: ModelSection, length: float) -> list[float]:
+    """Operations of each layer for a window of so many tokens, with the scores in the last.
+
+    The embeddings are looked up: no products.
+    """
+    flops = model_flops(model, [length], [0])
+    layers = flops.encoder + flops.attention
+    costs = [layers / model.num_layers] * model.num_layers
+    costs[-1] += squad_flops(model, [length]) - layers
+    return costs
+
+
+def balanced_split(costs: Sequence[float], parts: int) -> list[int]:
+    """Where each part begins, and at the end how many costs there are; no part is empty.
+
+    The largest sum of a part is the least that neighbours allow: exact, by dynamic programming. Of
+    equal splits the one with more in the later parts is taken, as the first has the embeddings.
+
+    Raises:
+        ConfigError: more parts than costs.
+    """
+    count = len(costs)
+    if parts > count:
+        problem = f"has {parts} stages, the model {count} layers"
+        raise ConfigError("--engine", problem, "use fewer stages, or a deeper model")
+    before = [0.0]
+    for cost in costs:
+        before.append(before[-1] + cost)
+
+    @cache
+    def best(end: int, number: int) -> tuple[float, int]:
+        """Largest part of the first `end` costs in `number` parts, and where the last begins."""
+        if number == 1:
+            return before[end], 0
+        return min(
+            (max(best(begin, number - 1)[0], before[end] - before[begin]), begin)
+            for begin in range(number - 1, end)
+        )
+
+    bounds = [count]
+    for number in range(parts, 0, -1):
+        bounds.append(best(bounds[-1], number)[1])
+    return bounds[::-1]

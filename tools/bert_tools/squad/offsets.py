@@ -8,7 +8,8 @@ tokenizer file the `tokenizers` library says where a token stands.
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,20 +41,6 @@ class Tokens:
     ends: NDArray[np.int64]
 
 
-class OffsetEncoder(Protocol):
-    """Splits texts."""
-
-    def encode(self, text: str) -> Tokens:
-        """The tokens of a text, without special ones."""
-
-
-def make_offset_encoder(vocabulary: AnyVocabulary) -> OffsetEncoder:
-    """What splits texts with a vocabulary."""
-    if isinstance(vocabulary, TokenizerFile):
-        return _FileOffsets(vocabulary)
-    return _WordPieceOffsets(vocabulary)
-
-
 class _FileOffsets:
     """As the library says, without the white space that some tokens begin or end with."""
 
@@ -78,33 +65,24 @@ class _WordPieceOffsets:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._plain = PlainTokenizer(vocabulary)
-        self._known: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
+        self._split_once = lru_cache(_MAX_KNOWN_WORDS)(self._split)
 
     def encode(self, text: str) -> Tokens:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         position = 0
         for word in text.split(" "):
-            word_ids, word_spans = self._look_up(word)
+            is_short = len(word) <= MAX_WORD_CHARS
+            word_ids, word_spans = (self._split_once if is_short else self._split)(word)
             ids += word_ids
             spans += [(position + start, position + end) for start, end in word_spans]
             position += len(word) + 1
         return _tokens(ids, spans, text)
 
-    def _look_up(self, word: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self._known.get(word)
-        if found is None:
-            found = self._split(word)
-            if len(word) <= MAX_WORD_CHARS:
-                if len(self._known) == _MAX_KNOWN_WORDS:
-                    self._known.clear()
-                self._known[word] = found
-        return found
-
     def _split(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        for letters in basic_words_with_origins(text):
+        for letters in _basic_words(text):
             pieces = self._plain.word_pieces("".join(char for char, _ in letters))
             ids += pieces
             first = 0
@@ -122,7 +100,14 @@ class _WordPieceOffsets:
         return [len(tokens[0]), *(len(token) - len("##") for token in tokens[1:])]
 
 
-def basic_words_with_origins(text: str) -> Iterator[_Letters]:
+def make_offset_encoder(vocabulary: AnyVocabulary) -> _FileOffsets | _WordPieceOffsets:
+    """What splits texts with a vocabulary; `encode` gives the tokens without special ones."""
+    if isinstance(vocabulary, TokenizerFile):
+        return _FileOffsets(vocabulary)
+    return _WordPieceOffsets(vocabulary)
+
+
+def _basic_words(text: str) -> Iterator[_Letters]:
     """The words of `prepare.wordpiece.basic_words`, each letter with the character it is from."""
     for word in _cleaned_words(text):
         letters: _Letters = []
@@ -177,14 +162,10 @@ def _decomposed(word: _Letters) -> Iterator[tuple[str, int]]:
             if unicodedata.combining(char):
                 marks.append((char, origin))
                 continue
-            yield from sorted(marks, key=_class_of)
+            yield from sorted(marks, key=lambda letter: unicodedata.combining(letter[0]))
             marks = []
             yield char, origin
-    yield from sorted(marks, key=_class_of)
-
-
-def _class_of(letter: tuple[str, int]) -> int:
-    return unicodedata.combining(letter[0])
+    yield from sorted(marks, key=lambda letter: unicodedata.combining(letter[0]))
 
 
 def _tokens(ids: Sequence[int], spans: Sequence[tuple[int, int]], text: str) -> Tokens:

@@ -3,19 +3,19 @@
 No torch.
 """
 
-import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
-from bert_tools.squad.comparison import Comparison, Row, Value
-from bert_tools.squad.record import RunRecord, Span
-from bert_tools.squad.study import StudyRow, published_study
+from bert_tools.common.figures import new_figure
+from bert_tools.squad.comparison import Comparison, Row, RunRecord, Value
+from bert_tools.squad.table import published_study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 _Known = tuple[int, Row, Value, Value]  # its place; rate and efficiency
@@ -34,9 +34,9 @@ _NUM_CURVES = 6
 _WIDEST_NUMBERED = 40  # microbatches' parts a panel; more would write over each other
 
 
-def goodput_picture(comparison: Comparison, kind: str = "png") -> bytes:
+def goodput_figure(comparison: Comparison) -> "Figure":
     """Throughput over efficiency with lines of equal goodput: this comparison, and the study."""
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    figure = new_figure(11, 5.6)
     left, right = figure.subplots(1, 2)
     _draw_rows(left, comparison.rows)
     left.set_title("This comparison", fontsize=10)
@@ -50,10 +50,10 @@ def goodput_picture(comparison: Comparison, kind: str = "png") -> bytes:
     right.set_xlabel("statistical efficiency, logarithmic")
     right.set_ylabel("throughput, samples/s")
     figure.suptitle("Goodput = throughput x efficiency: equal along a dashed line", fontsize=11)
-    return _saved(figure, kind)
+    return figure
 
 
-def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_rows(axes: "Axes", rows: Sequence[Row]) -> None:
     known = [
         (number, row, rate, efficiency)
         for number, row in enumerate(rows)
@@ -85,8 +85,7 @@ def _draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(0, 1.25 * max(rate.mean + (rate.half_width or 0) for _, _, rate, _ in known))
     _draw_goodput(axes, np.linspace(left, right, 100), axes.get_ylim()[1])
     axes.axvline(1.0, color=_GREY, lw=0.8)
-    _tidy(axes)
-    _legend_below(axes)
+    _finish(axes)
 
 
 def _shift(number: int, known: Sequence[_Known], width: float) -> float:
@@ -96,7 +95,9 @@ def _shift(number: int, known: Sequence[_Known], width: float) -> float:
     return 0.03 * width * (equal.index(number) - (len(equal) - 1) / 2)
 
 
-def _draw_goodput(axes: Axes, efficiencies: Floats, highest: float) -> None:
+def _draw_goodput(axes: "Axes", efficiencies: Floats, highest: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for goodput in MaxNLocator(_NUM_CURVES).tick_values(0, highest):
         if not 0 < goodput < highest:
             continue
@@ -106,21 +107,23 @@ def _draw_goodput(axes: Axes, efficiencies: Floats, highest: float) -> None:
         axes.text(end, goodput / end, f" {goodput:.3g}", fontsize=7, color=_GREY, va="center")
 
 
-def _draw_study(axes: Axes, rows: Sequence[StudyRow]) -> None:
+def _draw_study(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for number, row in enumerate(rows):
         colour = _COLOURS[number]
         axes.plot(
-            [row.efficiency],
-            [row.samples_per_s],
+            [row["efficiency"]],
+            [row["samples_per_s"]],
             _MARKERS[number],
             color=colour,
             ms=7,
-            label=f"{row.experiment}: {row.precision}, batch {row.global_batch}, "
-            f"goodput {row.goodput:g}",
+            label="{experiment}: {precision}, batch {global_batch}, goodput {goodput:g}".format(
+                **row
+            ),
         )
-        axes.hlines(row.samples_per_s, row.least_efficiency, 1, color=colour, lw=4, alpha=0.35)
+        least = row["least_efficiency_by_definition"]
+        axes.hlines(row["samples_per_s"], least, 1, color=colour, lw=4, alpha=0.35)
     axes.plot([], [], color=_GREY, lw=4, alpha=0.35, label="what the definition allows (M0 >= 1)")
     axes.set_xlim(2e-5, 1.5)
     axes.set_ylim(7, 400)
@@ -133,17 +136,18 @@ def _draw_study(axes: Axes, rows: Sequence[StudyRow]) -> None:
             axes.text(at, 340, f"{goodput:g}", fontsize=7, color=_GREY, ha="left")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_minor_formatter(lambda value, _: "")
-    _tidy(axes)
-    _legend_below(axes)
+    _finish(axes)
 
 
-def timeline_picture(runs: Sequence[RunRecord], kind: str = "png") -> bytes | None:
+def timeline_figure(runs: Sequence[RunRecord]) -> "Figure | None":
     """One update of each of these runs, a line for each rank; None where none has a timeline."""
     shown = [run for run in runs if run.timeline]
     if not shown:
         return None
     heights = [0.5 + 0.45 * _num_ranks(run) for run in shown]
-    figure = Figure(figsize=(11, 1.2 + sum(heights)), layout="constrained")
+    figure = new_figure(11, 1.2 + sum(heights))
+    from matplotlib.patches import Patch  # there, as new_figure found
+
     panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, run in zip(panels, shown, strict=True):
         _draw_timeline(axes, run)
@@ -153,16 +157,17 @@ def timeline_picture(runs: Sequence[RunRecord], kind: str = "png") -> bytes | No
     ]
     handles.append(Patch(facecolor=_BUBBLE, label="bubble: the rank waits"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    return _saved(figure, kind)
+    return figure
 
 
 def _num_ranks(run: RunRecord) -> int:
     return 1 + max(span.rank for span in run.timeline)
 
 
-def _draw_timeline(axes: Axes, run: RunRecord) -> None:
+def _draw_timeline(axes: "Axes", run: RunRecord) -> None:
     spans = [span for span in run.timeline if span.kind in _KINDS]
-    begin, end = _extent(spans or run.timeline)
+    begin = min(span.begin_s for span in spans or run.timeline)
+    end = max(begin + 1e-9, *(span.end_s for span in spans or run.timeline))
     ranks = _num_ranks(run)
     for rank in range(ranks):
         axes.broken_barh([(0, 1e3 * (end - begin))], (rank - 0.4, 0.8), facecolors=_BUBBLE)
@@ -195,11 +200,6 @@ def _draw_timeline(axes: Axes, run: RunRecord) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _extent(spans: Sequence[Span]) -> tuple[float, float]:
-    begin = min(span.begin_s for span in spans)
-    return begin, max(max(span.end_s for span in spans), begin + 1e-9)
-
-
 def _rank_name(run: RunRecord, rank: int) -> str:
     stages = sorted({span.stage for span in run.timeline if span.rank == rank})
     name = f"rank {rank}"
@@ -209,28 +209,18 @@ def _rank_name(run: RunRecord, rank: int) -> str:
 def _timeline_title(run: RunRecord) -> str:
     schedule = f", {run.schedule}" if run.schedule else ""
     words = f"{run.engine}{schedule}: one update"
-    if run.bubble_measured is not None:
-        words += f"; bubble {run.bubble_measured:.1%} measured"
-    if run.bubble_formula is not None:
-        words += f", {run.bubble_formula:.1%} by formula"
+    if run.values["bubble_measured"] is not None:
+        words += f"; bubble {run.values['bubble_measured']:.1f}% measured"
+    if run.values["bubble_formula"] is not None:
+        words += f", {run.values['bubble_formula']:.1f}% by formula"
     if not run.is_comparable:
         words += f"; {run.ranks} ranks on {run.cores} cores: not comparable"
     return words
 
 
-def _legend_below(axes: Axes) -> None:
-    """Where it hides nothing."""
-    place = (0.5, -0.13)
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=place, ncols=2, frameon=False)
-
-
-def _tidy(axes: Axes) -> None:
+def _finish(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, dpi=110)
-    return picture.getvalue()
+    place = (0.5, -0.13)  # where it hides nothing
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=place, ncols=2, frameon=False)

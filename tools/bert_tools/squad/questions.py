@@ -1,21 +1,25 @@
-"""Reads a question set in SQuAD's own JSON (v1.1 and v2.0), which anybody may have written.
+"""Reads question sets and files of answers, which anybody may have written.
 
-Format: Rajpurkar et al., arXiv 1606.05250 and 1806.03822. An object with `data`, a list of articles
-(`title`, `paragraphs`), of paragraphs (`context`, `qas`), of questions (`id`, `question`, `answers`
-of `text` and `answer_start`, and from v2.0 `is_impossible`). Other keys are passed over, among them
-`plausible_answers`, which are no answers.
+A set is in SQuAD's own JSON (v1.1 and v2.0; Rajpurkar et al., arXiv 1606.05250 and 1806.03822): an
+object with `data`, a list of articles (`title`, `paragraphs`), of paragraphs (`context`, `qas`), of
+questions (`id`, `question`, `answers` of `text` and `answer_start`, and from v2.0 `is_impossible`).
+Other keys are passed over, among them `plausible_answers`, which are no answers. A file of answers
+is what SQuAD's own evaluation program reads: a JSON object, id of a question -> text, "" for none.
 """
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
 
 REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
+_REMEDY_ANSWERS = 'give a JSON object: id of every question -> its answer in text, "" for none'
 # SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. A file made for it takes
 # at most about 3 GB: nine bytes a byte (one rare character makes all of a text wide), and
 # 260 bytes a value (a key of its own and a number, in one object).
@@ -24,6 +28,9 @@ _MAX_VALUES = 2**23
 _OPENING = (b"{", b"[", b",")
 # SQuAD's longest context has some 4,000 characters. Splitting takes about 200 bytes for each.
 _MAX_CHARACTERS = 2**20
+_MAX_BYTES_ANSWERS = 64 * 2**20  # those for SQuAD v2.0's 11,873 of development have 0.6 MB
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+Kind = TypeVar("Kind", dict[str, Any], list[Any], str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +83,58 @@ def read_questions(path: Path) -> Questions:
     that is not in the context where it says, an answerable question without answers, or the
     reverse.
     """
-    try:
-        contents = read_regular_file(path, _MAX_BYTES)
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
-    return parse_questions(contents, str(path))
+    return parse_questions(_contents(path, _MAX_BYTES, REMEDY), str(path))
 
 
 def parse_questions(contents: bytes, name: str) -> Questions:
     """Of a file's contents, as `read_questions`; `name` opens every error message."""
-    values = read_object(contents, name, REMEDY)
     reader = _Reader(name)
-    questions = tuple(reader.questions(values))
+    questions = tuple(reader.questions(_object_in(contents, name, REMEDY)))
     if not questions:
         raise DataError(name, "holds no question", REMEDY)
     return Questions(name, hashlib.sha256(contents).hexdigest(), questions, reader.version)
 
 
-def read_object(contents: bytes, name: str, remedy: str) -> dict[str, Any]:
+def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
+    """The text for each question.
+
+    Raises DataError where the file is missing, too large, no JSON object of texts, lacks one of the
+    questions or has another.
+    """
+    contents = _contents(path, _MAX_BYTES_ANSWERS, _REMEDY_ANSWERS)
+    values = _object_in(contents, str(path), _REMEDY_ANSWERS)
+    for identity, text in values.items():
+        if not isinstance(text, str):
+            problem = f"is {in_brief(text)}, not a text"
+            where = f"{path}: question {in_brief(identity)}"
+            raise DataError(where, problem, _REMEDY_ANSWERS)
+    missing = [question.id for question in questions if question.id not in values]
+    unknown = values.keys() - {question.id for question in questions}
+    if missing:
+        problem = f"lacks {len(missing):,} of {len(questions):,} questions"
+        problem += f", such as {in_brief(missing[0])}"
+        raise DataError(str(path), problem, _REMEDY_ANSWERS)
+    if unknown:
+        problem = f"has {len(unknown):,} questions that are not in {questions.name}"
+        problem += f", such as {in_brief(min(unknown))}"
+        raise DataError(str(path), problem, "give the question set that it was made for")
+    return values
+
+
+def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
+    """Write or replace such a file in one step. Raises DataError when it cannot be written."""
+    contents = json.dumps(dict(predictions), ensure_ascii=False, indent=1) + "\n"
+    write_file(path, contents.encode("utf-8"))
+
+
+def _contents(path: Path, most_bytes: int, remedy: str) -> bytes:
+    try:
+        return read_regular_file(path, most_bytes)
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+
+
+def _object_in(contents: bytes, name: str, remedy: str) -> dict[str, Any]:
     """The JSON object that a file of bounded size holds, in bounded memory. Raises DataError."""
     num_values = sum(map(contents.count, _OPENING))
     if num_values > _MAX_VALUES:
@@ -118,15 +159,15 @@ class _Reader:
         self.version: Literal["1.1", "2.0"] = "1.1"
 
     def questions(self, values: dict[str, Any]) -> Iterator[Question]:
-        for number, article in enumerate(_list(values, "data", self._name)):
+        for number, article in enumerate(_of(values, "data", list, self._name)):
             where = f"{self._name}: data[{number}]"
-            title = _text(_object(article, where), "title", where)
-            paragraphs = _list(article, "paragraphs", where)
+            title = _text(_checked(article, dict, where), "title", where)
+            paragraphs = _of(article, "paragraphs", list, where)
             if not paragraphs:
                 raise DataError(where, "has no paragraphs", REMEDY)
             for paragraph_number, paragraph in enumerate(paragraphs):
                 below = f"{where}.paragraphs[{paragraph_number}]"
-                yield from self._of_paragraph(_object(paragraph, below), title, below)
+                yield from self._of_paragraph(_checked(paragraph, dict, below), title, below)
 
     def _of_paragraph(
         self, paragraph: dict[str, Any], title: str, where: str
@@ -134,11 +175,11 @@ class _Reader:
         context = _text(paragraph, "context", where)
         if not context.strip():
             raise DataError(f"{where}: context", "is empty", REMEDY)
-        for number, question in enumerate(_list(paragraph, "qas", where)):
+        for number, question in enumerate(_of(paragraph, "qas", list, where)):
             yield self._question(question, title, context, f"{where}.qas[{number}]")
 
     def _question(self, found: object, title: str, context: str, where: str) -> Question:
-        values = _object(found, where)
+        values = _checked(found, dict, where)
         identity = _text(values, "id", where)
         # From here on the id says where, which a search for it finds.
         where = f"{self._name}: question {in_brief(identity)}"
@@ -155,7 +196,7 @@ class _Reader:
             raise DataError(f"{where}: is_impossible", problem, REMEDY)
         answers = tuple(
             _answer(answer, context, f"{where}: answers[{number}]")
-            for number, answer in enumerate(_list(values, "answers", where))
+            for number, answer in enumerate(_of(values, "answers", list, where))
         )
         if is_impossible and answers:
             remedy = "remove its answers, or set is_impossible to false"
@@ -168,7 +209,7 @@ class _Reader:
 
 
 def _answer(found: object, context: str, where: str) -> Answer:
-    values = _object(found, where)
+    values = _checked(found, dict, where)
     text = _text(values, "text", where)
     start = values.get("answer_start")
     if type(start) is not int:  # true is an int to Python
@@ -183,25 +224,20 @@ def _answer(found: object, context: str, where: str) -> Answer:
     return Answer(text, start)
 
 
-def _object(found: object, where: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise DataError(where, f"is {in_brief(found)}, not an object", REMEDY)
+def _checked(found: object, kind: type[Kind], where: str) -> Kind:
+    if not isinstance(found, kind):
+        raise DataError(where, f"is {in_brief(found)}, not {_KINDS[kind]}", REMEDY)
     return found
 
 
-def _list(values: dict[str, Any], key: str, where: str) -> list[Any]:
-    found = values.get(key)
-    if not isinstance(found, list):
-        problem = f"is {in_brief(found)}, not a list" if key in values else "is missing"
-        raise DataError(f"{where}: {key}", problem, REMEDY)
-    return found
+def _of(values: dict[str, Any], key: str, kind: type[Kind], where: str) -> Kind:
+    if key not in values:
+        raise DataError(f"{where}: {key}", "is missing", REMEDY)
+    return _checked(values[key], kind, f"{where}: {key}")
 
 
 def _text(values: dict[str, Any], key: str, where: str) -> str:
-    found = values.get(key)
-    if not isinstance(found, str):
-        problem = f"is {in_brief(found)}, not a text" if key in values else "is missing"
-        raise DataError(f"{where}: {key}", problem, REMEDY)
+    found = _of(values, key, str, where)
     if len(found) > _MAX_CHARACTERS:
         problem = f"has {len(found):,} characters, the most is {_MAX_CHARACTERS:,}"
         raise DataError(f"{where}: {key}", problem, "divide it")

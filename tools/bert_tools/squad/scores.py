@@ -11,8 +11,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,38 +20,9 @@ from bert_tools.squad.answers import FoundAnswer
 from bert_tools.squad.questions import Question, Questions
 
 Measure = Literal["exact_match", "f1"]
-NO_ANSWER_THRESHOLD = 0.0
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Of so many questions, in percent; None where there is none."""
-
-    questions: int
-    exact_match: float | None
-    f1: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Means over all questions, over those with an answer, and over those without."""
-
-    all: Means
-    answerable: Means
-    unanswerable: Means
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """A text is given where there being no answer scores at most `threshold` more than it does.
-
-    `mean` is what that gives over all questions, in percent.
-    """
-
-    threshold: float
-    mean: float
 
 
 def normalized(text: str) -> str:
@@ -75,25 +45,33 @@ def best_of(measure: Measure, question: Question, answer: str) -> float:
     return max(_f1(text.split(), counts, len(words)) for text in right)
 
 
-def score(questions: Questions, predictions: Mapping[str, str]) -> Scores:
-    """Score the texts of all questions, id -> text; "" says that there is no answer."""
+def score(questions: Questions, predictions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Score the texts of all questions, id -> text; "" says that there is no answer.
+
+    Of `all` questions, of those that are `answerable` and `unanswerable`: how many `questions`, and
+    the means `exact_match` and `f1` in percent; None where there is none.
+    """
     values = {
-        measure: [best_of(measure, each, predictions[each.id]) for each in questions]
-        for measure in ("exact_match", "f1")
+        measure: np.array([best_of(measure, each, predictions[each.id]) for each in questions])
+        for measure in MEASURES
     }
-    exact = np.array(values["exact_match"])
-    words = np.array(values["f1"])
     is_impossible = np.array([each.is_impossible for each in questions])
-    everything = np.ones(len(questions), dtype=bool)
-    parts = (
-        Means(int(part.sum()), _percent(exact[part]), _percent(words[part]))
-        for part in (everything, ~is_impossible, is_impossible)
-    )
-    return Scores(*parts)
+    parts = {
+        "all": np.ones(len(questions), dtype=bool),
+        "answerable": ~is_impossible,
+        "unanswerable": is_impossible,
+    }
+    return {
+        name: {
+            "questions": int(part.sum()),
+            **{key: _percent(each[part]) for key, each in values.items()},
+        }
+        for name, part in parts.items()
+    }
 
 
 def texts(
-    questions: Questions, found: Sequence[FoundAnswer], threshold: float = NO_ANSWER_THRESHOLD
+    questions: Questions, found: Sequence[FoundAnswer], threshold: float = 0.0
 ) -> dict[str, str]:
     """What each question is answered with, id -> text; "" where no answer wins by more than it.
 
@@ -108,8 +86,11 @@ def texts(
 
 def best_threshold(
     questions: Questions, found: Sequence[FoundAnswer], measure: Measure
-) -> Threshold:
-    """The threshold with the highest mean; of equally good ones the lowest difference that occurs.
+) -> tuple[float, float]:
+    """The threshold with the highest mean, and that in percent, over all questions.
+
+    A text is given where there being no answer scores at most the threshold more than it does. Of
+    equally good ones it is the lowest difference that occurs.
 
     Where no text at all is best, it lies below all differences. It is chosen with the right answers
     at hand, so what it gives is a bound for these questions, not a result.
@@ -130,31 +111,28 @@ def best_threshold(
     thresholds = np.append(np.nextafter(rising[0], -np.inf), rising[is_choice])
     choices = np.append(none.sum(), sums[is_choice])
     best = int(np.argmax(choices))
-    return Threshold(float(thresholds[best]), float(choices[best]) / len(found) * 100)
+    return float(thresholds[best]), float(choices[best]) / len(found) * 100
 
 
 def evaluate(
-    questions: Questions,
-    found: Sequence[FoundAnswer],
-    threshold: float = NO_ANSWER_THRESHOLD,
+    questions: Questions, found: Sequence[FoundAnswer], threshold: float = 0.0
 ) -> dict[str, Any]:
     """The keys of a run's record: scores in percent at the threshold, and at the best ones.
 
     `no_answer_threshold` is None for a set of v1.1, which takes none.
     """
     scores = score(questions, texts(questions, found, threshold))
-    best_exact = best_threshold(questions, found, "exact_match")
-    best_f1 = best_threshold(questions, found, "f1")
+    best: dict[str, float] = {}
+    for measure in MEASURES:
+        at, mean = best_threshold(questions, found, measure)
+        best |= {f"best_{measure}": mean, f"best_{measure}_threshold": at}
     return {
-        "exact_match": scores.all.exact_match,
-        "f1": scores.all.f1,
-        "answerable": asdict(scores.answerable),
-        "unanswerable": asdict(scores.unanswerable),
+        "exact_match": scores["all"]["exact_match"],
+        "f1": scores["all"]["f1"],
+        "answerable": scores["answerable"],
+        "unanswerable": scores["unanswerable"],
         "no_answer_threshold": None if questions.version == "1.1" else threshold,
-        "best_exact_match": best_exact.mean,
-        "best_exact_match_threshold": best_exact.threshold,
-        "best_f1": best_f1.mean,
-        "best_f1_threshold": best_f1.threshold,
+        **best,
     }
 
 

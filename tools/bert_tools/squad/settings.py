@@ -1,28 +1,55 @@
-"""What a fine-tuning run is asked to do: the engine by name, and all settings, checked.
+"""What a fine-tuning run is asked to do, checked; its fields are options of `squad`.
 
 No torch: the command line reads settings before it starts ranks.
 """
 
+import argparse
+import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import Bounds, check_bounds
+from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of, check_bounds, option_name
 
 EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 SquadPrecision = Literal["fp32", "bf16", "fp64"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 # Each rank of a pipeline has that many stages where a schedule needs several (arXiv 2104.04473,
 # 2401.10241: two).
 VIRTUAL_STAGES = 2
 MOST_SAMPLES = 10**8  # of a run; all are planned before the first update, in 16 bytes each
+QUICK = Path(__file__).with_name("quick")
+QUICK_TRAIN, QUICK_DEV = QUICK / "train.json", QUICK / "dev.json"
+
+_INTERMEDIATE = 4  # times the hidden size
 _COUNT = Bounds(1, MOST_SAMPLES)
 _TOKENS = Bounds(1, 65_535)
+_FROM_ZERO = Bounds(0.0, 1e38)
 _NAME = re.compile(r"([a-z]+)(?::(\d{1,4}))?(?:\s*x\s*ddp:(\d{1,4}))?(?:@([a-z0-9_]+))?")
 _FORMS = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule"
+_SIZES = ("layers", "hidden", "heads")
+_NUMBERS = {  # what stands in a run's record, too, in this order
+    "global_batch": "windows of an update, over all ranks",
+    "microbatches": "parts that an update is cut into, the same for all engines",
+    "learning_rate": "highest, after warm-up",
+    "warmup": "share of the updates in which it rises",
+    "weight_decay": "of AdamW",
+    "epsilon": "of AdamW",
+    "max_grad_norm": "gradients are clipped to this norm",
+    "max_length": "tokens of a window",
+    "stride": "tokens by which a window moves on",
+    "max_question_length": "tokens that a question is cut to",
+    "max_answer_length": "tokens of an answer",
+    "epochs": "passes over the windows",
+    "updates": "in the place of --epochs",
+    "dropout": "default: the model's own",
+    "noise_every": "updates between two measurements of the gradient's noise; 0: never",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,63 +88,63 @@ class EngineName:
 def parse_engine(text: str, schedule: Schedule = "1f1b", ranks: int = 2) -> EngineName:
     """`single`, `ddp:4`, `fsdp:2`, `pipeline:4`, `pipeline:2 x ddp:2`, `pipeline:4@gpipe`.
 
-    Args:
-        text: the name, as a user writes it.
-        schedule: of a pipeline that does not name its own.
-        ranks: where there is no number.
-
-    Raises:
-        ConfigError: no such engine.
+    `schedule` is of a pipeline that does not name its own, `ranks` where there is no number. Raises
+    ConfigError for anything else.
     """
+
+    def refused(problem: str, remedy: str = f"give {_FORMS}") -> ConfigError:
+        return ConfigError("--engine", problem, remedy)
+
     match = _NAME.fullmatch(text.strip())
     if match is None or match[1] not in get_args(EngineKind):
-        raise ConfigError("--engine", f"{text!r} is no engine", f"give {_FORMS}")
-    kind, number, replicas, own_schedule = match.groups()
-    count = ranks if number is None else int(number)
-    is_pipeline = kind == "pipeline"
-    if not is_pipeline and (replicas or own_schedule):
-        raise ConfigError("--engine", f"{text!r}: {kind} has no stages", f"give {_FORMS}")
-    if own_schedule is not None and own_schedule not in SCHEDULES:
-        problem = f"{own_schedule!r} is no schedule"
-        raise ConfigError("--engine", problem, f"use {', '.join(SCHEDULES)}")
-    if count < 1 or int(replicas or 1) < 1 or (kind == "single" and number not in (None, "1")):
-        raise ConfigError("--engine", f"{text!r} has an impossible number", f"give {_FORMS}")
-    if is_pipeline and count < 2:
-        raise ConfigError(
-            "--engine", f"{text!r} has one stage", "use single or ddp, or more stages"
-        )
-    if is_pipeline:
-        chosen: Any = own_schedule or schedule
-        return EngineName(
-            kind="pipeline", stages=count, replicas=int(replicas or 1), schedule=chosen
-        )
-    if kind == "single":
-        return EngineName(kind="single")
-    return EngineName(kind="ddp" if kind == "ddp" else "fsdp", replicas=count)
+        raise refused(f"{text!r} is no engine")
+    kind: Any
+    kind, number, replicas, chosen = match.groups()
+    count, copies = int(number or ranks), int(replicas or 1)
+    if kind != "pipeline" and (replicas or chosen):
+        raise refused(f"{text!r}: {kind} has no stages")
+    if chosen not in (None, *SCHEDULES):
+        raise refused(f"{chosen!r} is no schedule", f"use {', '.join(SCHEDULES)}")
+    if count < 1 or copies < 1 or (kind == "single" and number not in (None, "1")):
+        raise refused(f"{text!r} has an impossible number")
+    if kind == "pipeline":
+        if count < 2:
+            raise refused(f"{text!r} has one stage", "use single or ddp, or more stages")
+        named: Any = chosen or schedule
+        return EngineName(kind=kind, stages=count, replicas=copies, schedule=named)
+    return EngineName(kind=kind, replicas=1 if kind == "single" else count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquadSettings:
-    """Everything that decides a run beside model, weights and questions; equal for all engines.
+    """Everything that decides a run. Raises ConfigError from `__post_init__`.
 
-    `global_batch` counts windows of an update, cut into `microbatches` of similar token counts.
-    `updates` None: as many as `epochs` passes over the windows take. `warmup` is a share of them.
-    `dropout` None: the model's own. Every `noise_every` updates (0: never) the gradient is taken in
-    two halves, to measure its noise. `max_grad_norm` 0: no limit.
-
-    Raises ConfigError from `__post_init__`.
+    `vocab` None: the checkpoint's own, or without a checkpoint one made of the questions; then
+    `layers`, `hidden` and `heads` are those of a model with random weights. `global_batch` counts
+    windows of an update, cut into `microbatches` of similar token counts. `updates` None: as many
+    as `epochs` passes over the windows take. `warmup` is a share of them. `dropout` None: the
+    model's own. Every `noise_every` updates (0: never) the gradient is taken in two halves, to
+    measure its noise. `max_grad_norm` 0: no limit.
     """
 
     engine: EngineName
-    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 1
+    seed: Annotated[int, Bounds(0, 2**31 - 1)] = 1
     precision: SquadPrecision = "fp32"
+    train: Path = QUICK_TRAIN
+    dev: Path = QUICK_DEV
+    vocab: Path | None = None
+    init_checkpoint: Path | None = None
+    layers: Annotated[int, Bounds(1, 1000)] = 4
+    hidden: Annotated[int, Bounds(1, 2**16)] = 64
+    heads: Annotated[int, Bounds(1, 1024)] = 2
+    device: DeviceChoice = "auto"
     global_batch: Annotated[int, _COUNT] = 16
     microbatches: Annotated[int, _COUNT] = 4
-    learning_rate: Annotated[float, Bounds(0.0, 1e38)] = 5e-5
+    learning_rate: Annotated[float, _FROM_ZERO] = 5e-5
     warmup: Annotated[float, Bounds(0.0, 0.999)] = 0.1
-    weight_decay: Annotated[float, Bounds(0.0, 1e38)] = 0.01
-    epsilon: Annotated[float, Bounds(0.0, 1e38)] = 1e-6
-    max_grad_norm: Annotated[float, Bounds(0.0, 1e38)] = 1.0
+    weight_decay: Annotated[float, _FROM_ZERO] = 0.01
+    epsilon: Annotated[float, _FROM_ZERO] = 1e-6
+    max_grad_norm: Annotated[float, _FROM_ZERO] = 1.0
     max_length: Annotated[int, _TOKENS] = 384
     stride: Annotated[int, _TOKENS] = 128
     max_question_length: Annotated[int, _TOKENS] = 64
@@ -130,6 +157,9 @@ class SquadSettings:
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
         check_bounds(self)
+        if self.hidden % self.heads:
+            problem = f"is {self.hidden}, which {self.heads} heads cannot share"
+            raise ConfigError("--hidden", problem, "give a multiple of --heads")
         self._check_microbatches()
 
     def _check_microbatches(self) -> None:
@@ -167,12 +197,87 @@ class SquadSettings:
             updates = max(1, -(-int(self.epochs * num_windows) // self.global_batch))
         if updates * self.global_batch > MOST_SAMPLES:
             problem = f"are {updates:,} of {self.global_batch:,} windows"
-            raise ConfigError(
-                "--updates, --epochs", problem, f"plan {MOST_SAMPLES:,} windows at most"
-            )
+            remedy = f"plan {MOST_SAMPLES:,} windows at most"
+            raise ConfigError("--updates, --epochs", problem, remedy)
         return updates
 
     def to_record(self) -> dict[str, Any]:
-        """What `squad_result.json` says of them: all but the engine and what stands beside it."""
-        aside = ("engine", "seed", "precision")
-        return {name: value for name, value in asdict(self).items() if name not in aside}
+        """What `squad_result.json` says of them: all but engine, data and what stands beside it."""
+        return {name: getattr(self, name) for name in _NUMBERS}
+
+    def as_words(self) -> list[str]:
+        """The options that give a rank these settings; paths whole, as it may be elsewhere."""
+        schedule = self.engine.schedule
+        words = ["--engine", f"{self.engine}@{schedule}" if schedule else str(self.engine)]
+        left_out = ("engine", *(_SIZES if self.init_checkpoint is not None else ()))
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if value is not None and name not in left_out:
+                word = value.absolute() if isinstance(value, Path) else value
+                words += [option_name(name), str(word)]
+        return words
+
+    def random_model(self, vocab_size: int) -> ModelSection:
+        """The shape of a model that begins with random weights."""
+        return ModelSection(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            intermediate_size=_INTERMEDIATE * self.hidden,
+            max_position_embeddings=self.max_length,
+            # arXiv 1910.05895, section 2.2: BERT's 0.02 at a width of 1,024, more for small ones.
+            initializer_range=math.sqrt(2 / (5 * self.hidden)),
+        )
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadSettings)}
+
+
+def add_dev(parser: argparse.ArgumentParser, name: str = "dev") -> None:
+    """Add `--dev`, or `--train`."""
+    path: Path = DEFAULTS[name]
+    text = f"SQuAD's JSON, v2.0 or v1.1 (default: ours, {path.name} of the quick set)"
+    parser.add_argument(f"--{name}", type=Path, default=path, metavar="FILE", help=text)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`."""
+    parser.add_argument("--device", choices=get_args(DeviceChoice), default="auto")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the options of data, model and settings, all but engine and seed."""
+    add_dev(parser, "train")
+    add_dev(parser)
+    text = "default: the checkpoint's own; without a checkpoint, made of the questions"
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
+    text = "weights to begin from, as `train` and `convert` write them (default: random)"
+    parser.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
+    bounds = bounds_of(SquadSettings)
+    texts = {name: "of a model with random weights" for name in _SIZES} | _NUMBERS
+    for name, text in texts.items():
+        default = DEFAULTS[name]
+        shown = text if default is None else f"{text} (default {default:g})"
+        kind = type(bounds[name].low)
+        parser.add_argument(option_name(name), type=kind, metavar="N", help=shown)
+    add_device(parser)
+    parser.add_argument("--precision", choices=get_args(SquadPrecision), default="fp32")
+    text = "of pipelines that name none (default 1f1b)"
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help=text)
+
+
+def settings_of(
+    args: argparse.Namespace, engine: EngineName, seed: int, **changes: Any
+) -> SquadSettings:
+    """The settings of one run: options, and `changes` over them.
+
+    Raises ConfigError for those that cannot run, and for sizes of a model beside a checkpoint.
+    """
+    given = {name: getattr(args, name, None) for name in DEFAULTS} | changes
+    values = {name: value for name, value in given.items() if value is not None}
+    sizes = [option_name(name) for name in _SIZES if name in values]
+    if sizes and args.init_checkpoint is not None:
+        problem = "is given, and the checkpoint has its own"
+        raise ConfigError(sizes[0], problem, "leave one of them out")
+    return SquadSettings(**values | {"engine": engine, "seed": seed})

@@ -1,7 +1,13 @@
-"""The comparison in words: Markdown tables that read well as plain text. No torch."""
+"""The comparison in words, beside the published study: Markdown that reads well as plain text.
 
+No torch.
+"""
+
+import csv
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from bert_tools.common.tables import markdown
 from bert_tools.squad.comparison import (
@@ -12,17 +18,40 @@ from bert_tools.squad.comparison import (
     Row,
     Value,
 )
-from bert_tools.squad.study_text import study_in_words
 from mlperf_bert.common.errors import one_line
 
+TITLE = "BERT-base on SQuAD v2, 4 NVIDIA A100 40 GB, as published"
 MARK = "†"
 _NOTHING = "-"
 _PLACES = 4  # significant digits
 _MOST_PLACES = 5  # after the point
 _ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
 _LEAST_PERCENT = 0.001  # of a difference that is written out
-_UNKNOWN_NOISE = "unknown"
+_STUDY_BATCH = 16  # the baseline's, the natural initial batch
 _UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
+
+
+_KINDS: dict[str, type] = dict.fromkeys(("experiment", "precision"), str) | dict.fromkeys(
+    ("devices", "global_batch", "updates"), int
+)
+_PUBLISHED = (  # title, field, places after the point
+    ("runtime, s", "runtime_s", 2),
+    ("samples/s", "samples_per_s", 2),
+    ("validation loss", "validation_loss", 4),
+    ("utilisation, %", "utilisation_percent", 2),
+    ("stat. efficiency", "efficiency", 5),
+    ("goodput", "goodput", 4),
+    ("updates", "updates", 0),
+)
+_DERIVED = (  # title, field, how it is shown
+    ("experiment", "experiment", "{}"),
+    ("precision", "precision", "{}"),
+    ("global batch", "global_batch", "{}"),
+    ("samples (samples/s x runtime)", "samples", "{:,.0f}"),
+    ("samples an update", "samples_per_update", "{:.1f}"),
+    ("samples/s x efficiency", "samples_per_s_times_efficiency", "{:.5f}"),
+    ("least efficiency by definition", "least_efficiency_by_definition", "{:.4f}"),
+)
 
 
 def in_words(comparison: Comparison) -> str:
@@ -30,11 +59,11 @@ def in_words(comparison: Comparison) -> str:
     lines = [
         *_heading(comparison),
         "",
-        *measures_table(comparison, STUDY_MEASURES),
+        *_measures(comparison, STUDY_MEASURES),
         "",
         *_differences(comparison),
         "",
-        *measures_table(comparison, MORE_MEASURES),
+        *_measures(comparison, MORE_MEASURES),
         "",
         *_notes(comparison),
         "",
@@ -47,10 +76,12 @@ def _heading(comparison: Comparison) -> Iterator[str]:
     first = comparison.runs[0]
     same = first.same
     seeds = sorted({run.seed for run in comparison.runs})
+    init = str(same.get("init"))
+    init = "random weights" if init == "random" else f"the checkpoint {init[:12]}"
     where = f"{first.cores} {'cores' if first.device == 'cpu' else 'GPUs'}"
     yield one_line(
         f"{same.get('model.layers')} layers, hidden {same.get('model.hidden')}, "
-        f"{_count(same.get('model.parameters'))} parameters, from {_init(same.get('init'))}; "
+        f"{_count(same.get('model.parameters'))} parameters, from {init}; "
         f"{_count(same.get('data.train_windows'))} windows of "
         f"{_count(same.get('data.train_questions'))} questions to train on, "
         f"{_count(same.get('data.dev_questions'))} to evaluate; {first.samples:,} samples, "
@@ -59,16 +90,11 @@ def _heading(comparison: Comparison) -> Iterator[str]:
     )
 
 
-def _init(digest: object) -> str:
-    text = str(digest)
-    return "random weights" if text == "random" else f"the checkpoint {text[:12]}"
-
-
 def _count(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def measures_table(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
+def _measures(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
     """One line an engine: means with half of their intervals."""
     header = ["engine", *(measure.title for measure in measures)]
     rows = [
@@ -85,21 +111,21 @@ def _cell(row: Row, measure: Measure) -> str:
     value = row.values[measure.key]
     if value is None:
         return _NOTHING
-    mark = f" {MARK}" if measure.kind == "timed" and not row.is_comparable else ""
+    mark = f" {MARK}" if measure.timed and not row.is_comparable else ""
     return with_interval(value) + mark
 
 
 def with_interval(value: Value, sign: str = "") -> str:
     """As `12.34 ± 0.41`; the mean alone where there is no interval, or none beyond rounding."""
     if not value.half_width or value.half_width < _ROUNDING * abs(value.mean):
-        return number(value.mean, sign)
+        return _number(value.mean, sign)
     places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of the half
     if places > _MOST_PLACES:
-        return f"{number(value.mean, sign)} ± {number(value.half_width)}"
+        return f"{_number(value.mean, sign)} ± {_number(value.half_width)}"
     return f"{value.mean:{sign},.{places}f} ± {value.half_width:,.{places}f}"
 
 
-def number(value: float, sign: str = "") -> str:
+def _number(value: float, sign: str = "") -> str:
     """With four significant digits, or all those before the point; small ones as 1.2e-05."""
     if value == 0:
         return "0"
@@ -119,13 +145,12 @@ def _differences(comparison: Comparison) -> Iterator[str]:
     yield ""
     header = ["engine", *(each.title.partition(",")[0] for each in STUDY_MEASURES)]
     header.append("any update's loss, at most")
-    yield from markdown(
-        header,
-        [
-            [_label(row), *(_difference(row, each) for each in STUDY_MEASURES), _loss(row)]
-            for row in others
-        ],
-    )
+    rows = []
+    for row in others:
+        loss = _NOTHING if row.loss_difference is None else f"{row.loss_difference:.1e}"
+        shown = [_difference(row, each) for each in STUDY_MEASURES]
+        rows.append([_label(row), *shown, "0" if row.loss_difference == 0 else loss])
+    yield from markdown(header, rows)
 
 
 def _difference(row: Row, measure: Measure) -> str:
@@ -134,24 +159,16 @@ def _difference(row: Row, measure: Measure) -> str:
         return f"< {_LEAST_PERCENT:g} %"
     if value is not None:
         return f"{with_interval(value, '+')} %"
-    if measure.kind == "timed" and not row.is_comparable:
+    if measure.timed and not row.is_comparable:
         return "not comparable"
     return _NOTHING
-
-
-def _loss(row: Row) -> str:
-    if row.loss_difference is None:
-        return _NOTHING
-    return f"{row.loss_difference:.1e}" if row.loss_difference else "0"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     first, conditions = comparison.runs[0], comparison.conditions
     most = max(len(row.seeds) for row in comparison.rows)
-    if most > 1:
-        yield "±: half of a 95 % interval by Student's t over the seeds."
-    else:
-        yield "One seed: no intervals."
+    interval = "±: half of a 95 % interval by Student's t over the seeds."
+    yield interval if most > 1 else "One seed: no intervals."
     for row in comparison.rows:
         if len(row.seeds) < most:
             yield f"{row.label}: {len(row.seeds)} of {most} seeds, as the others have not ended."
@@ -161,12 +178,16 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             f"{MARK} not comparable: more ranks than the {first.cores} cores, so that ranks wait "
             "for each other's turn on a core. Its losses, scores and updates are as good as any."
         )
-    yield f"Utilisation: {_utilisation(first.utilisation_means)}"
+    if first.utilisation_means == "NVML utilisation":
+        text = "NVML's, the share of time in which any kernel ran: it says nothing of how much."
+    else:
+        text = "CPU seconds of a rank over wall seconds and its threads, mean of the ranks."
+    yield f"Utilisation: {text}"
     yield from _shared_machine(comparison)
     yield from _efficiency_notes(comparison)
     if conditions.peak_tflops is not None:
         yield (
-            f"MFU: model FLOPs by the published count over {number(conditions.peak_tflops)} "
+            f"MFU: model FLOPs by the published count over {_number(conditions.peak_tflops)} "
             f"TFLOP/s, {one_line(conditions.peak_means)}."
         )
     yield "Runtime and samples/s are of training; end to end has start, evaluation and saving too."
@@ -175,9 +196,9 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 def _shared_machine(comparison: Comparison) -> Iterator[str]:
     """Ranks that no more than fill the cores wait for one only where others have it."""
     shares = [
-        run.core_wait_s / (run.train_s * run.ranks)
+        run.core_wait
         for run in comparison.runs
-        if run.is_comparable and run.device == "cpu" and run.core_wait_s is not None
+        if run.is_comparable and run.device == "cpu" and run.core_wait is not None
     ]
     if shares and max(shares) > _UNDISTURBED:
         waited = 100 * min(1.0, max(shares))  # threads of a rank may wait side by side
@@ -186,12 +207,6 @@ def _shared_machine(comparison: Comparison) -> Iterator[str]:
             "core: for other programs, or for threads of their own that carry messages; times and "
             "rates hold that wait. CPU time a sample, of all ranks, says more of the work alone."
         )
-
-
-def _utilisation(means: str) -> str:
-    if means == "NVML utilisation":
-        return "NVML's, the share of time in which any kernel ran: it says nothing of how much."
-    return "CPU seconds of a rank over wall seconds and its threads, mean of the ranks."
 
 
 def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
@@ -207,4 +222,96 @@ def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
             "the noise: how the work is spread over ranks changes throughput alone."
         )
     if any(row.values["efficiency"] is None for row in comparison.rows):
-        yield f"{_NOTHING}: phi is {_UNKNOWN_NOISE}: measure it with --noise-every, or for longer."
+        yield f"{_NOTHING}: phi is unknown: measure it with --noise-every, or for longer."
+
+
+def published_study() -> list[dict[str, Any]]:
+    """The rows of study.csv, the first is the baseline, each with what follows from its figures.
+
+    Samples that it trained on are rate times runtime; those of an update are the global batch, if
+    the figures agree. Rate times efficiency is the definition of goodput. The least efficiency is
+    what (phi + M0) / (phi + M) can be for any initial batch M0 >= 1: at phi = 0, M0 = 1.
+    """
+    text = Path(__file__).with_name("study.csv").read_text("utf-8")
+    rows: list[dict[str, Any]] = []
+    for cells in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        row: dict[str, Any] = {name: _KINDS.get(name, float)(cell) for name, cell in cells.items()}
+        samples = row["samples_per_s"] * row["runtime_s"]
+        row |= {
+            "samples": samples,
+            "samples_per_update": samples / row["updates"],
+            "samples_per_s_times_efficiency": row["samples_per_s"] * row["efficiency"],
+            "least_efficiency_by_definition": 1 / row["global_batch"],
+        }
+        rows.append(row)
+    return rows
+
+
+def study_in_words() -> list[str]:
+    """Lines: figures with differences to the baseline, what they say of each other, and why."""
+    rows = published_study()
+    header = ["experiment", *(title for title, _, _ in _PUBLISHED)]
+    derived = [[shown.format(row[key]) for _, key, shown in _DERIVED] for row in rows]
+    return [
+        f"The study ({TITLE}):",
+        "",
+        *markdown(header, [_published(row, rows[0]) for row in rows]),
+        "",
+        "What its figures say of each other:",
+        "",
+        *markdown([title for title, _, _ in _DERIVED], derived),
+        "",
+        *_confounds(rows),
+    ]
+
+
+def _published(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
+    cells = [row["experiment"]]
+    for _, key, places in _PUBLISHED:
+        value, base = float(row[key]), float(first[key])
+        shown = f"{value:,.{places}f}" if value >= 1e-3 else f"{value:.4g}"
+        cells.append(shown if row is first else f"{shown} ({100 * (value / base - 1):+.2f} %)")
+    return cells
+
+
+def _confounds(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What differs between rows beside the engine, and what the figures cannot be."""
+    per_update = " / ".join(f"{row['samples_per_update']:.1f}" for row in rows)
+    samples = " / ".join(f"{row['samples'] / 1e3:,.0f}k" for row in rows)
+    least = " / ".join(f"{row['least_efficiency_by_definition']:.3g}" for row in rows)
+    # With the scale s = M * M0 in the place of M / M0 the efficiency is (phi + 1) / (phi + s), phi
+    # in initial batches: at least 1 / s.
+    wrong = " / ".join(f"{1 / (row['global_batch'] * _STUDY_BATCH):.2g}" for row in rows)
+    needed = max(1 / (row["global_batch"] * row["efficiency"]) for row in rows)
+    others, baseline = rows[1:], f"{rows[0]['samples_per_update']:.1f}"
+    batches = " and ".join(str(row["global_batch"]) for row in others)
+    yield (
+        f"- Precision: {rows[0]['precision']} in the baseline, {others[0]['precision']} in the "
+        "others: on these GPUs that alone makes training faster."
+    )
+    yield (
+        f"- Global batch: {rows[0]['global_batch']} against {batches} samples, at whatever "
+        "learning rate: validation loss and efficiency change with it, whatever the engine."
+    )
+    yield f"- Samples: {samples}: runtimes are of different amounts of work."
+    yield (
+        f"- Samples an update: {per_update}. In the last two rows that is 16 a device: data "
+        "parallelism's batch. Hugging Face's Trainer has no pipeline stages of DeepSpeed "
+        "(huggingface/transformers#37129), so these rows were most likely data parallelism too; "
+        f"{baseline} in the baseline fit no batch of {rows[0]['global_batch']}."
+    )
+    yield (
+        f"- Efficiency: (phi + M0) / (phi + M) is at least M0 / M, so at least {least} for any "
+        "initial batch of a sample or more. All published ones are below: none follows from the "
+        "definition."
+    )
+    yield (
+        "- A conjecture why: M taken times M0 in the place of divided by it, as one revision of "
+        f"AdaptDL's goodput.py has it. With M0 = {_STUDY_BATCH} that gives at least {wrong}: the "
+        f"baseline fits, the others do not (they would need M0 of {needed:,.0f} or more). So it "
+        "explains small efficiencies, not these figures."
+    )
+    yield (
+        "- Utilisation is NVML's: low where kernels wait for something. It is no property of "
+        "pipelines: their bubbles are (s - 1) / (m + s - 1) of s stages and m microbatches."
+    )

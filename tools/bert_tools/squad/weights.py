@@ -1,11 +1,11 @@
-"""The weights that fine-tuning begins with, and a directory of those that it ends with."""
+"""The weights that fine-tuning begins with, and those that it ends with: written and read again."""
 
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -19,7 +19,14 @@ from mlperf_bert.checkpoint.huggingface.tokenizer import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     WORD_PIECES,
+    find_vocabulary,
     tokenizer_files,
+)
+from mlperf_bert.checkpoint.huggingface.weights import (
+    MOST_SPARE_ROWS,
+    WORDS,
+    read_settings,
+    with_rows,
 )
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
@@ -30,9 +37,11 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
     verify_files,
 )
-from mlperf_bert.checkpoint.tensors import write_tensors
+from mlperf_bert.checkpoint.tensors import StoredTensor, read_safetensors, write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.common.records import read_record
+from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
@@ -41,6 +50,7 @@ _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 _HEAD = "qa_outputs."
 _FILES = frozenset({SINGLE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES})
 _MAKER = "mlperf_bert squad train"
+_REMEDY = "give the `model` directory of a run, or a BertForQuestionAnswering in safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +65,16 @@ class Start:
     origin: str
 
 
-def random_start(model: ModelSection, seed: int) -> Start:
-    """A model that has learnt nothing."""
-    return Start(_plain(model), draw_weights(model, seed), "random")
-
-
 def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
     """The body of a checkpoint of this program, of any size, with a new head.
 
-    Args:
-        checkpoint: what `train` or `convert` wrote.
-        vocabulary_sha256: of the vocabulary that the windows are made with.
-        seed: of the head.
-
-    Raises:
-        CheckpointError: it is damaged, incomplete or of another vocabulary.
+    Raises CheckpointError where it is damaged, incomplete, or of another vocabulary than that of
+    the windows. `seed` is of the head.
     """
     found = resolve(checkpoint)
     manifest = read_manifest(found)
     if manifest.vocabulary_sha256 != vocabulary_sha256:
-        problem, remedy = "was trained with another vocabulary", "give its own with --vocabulary"
+        problem, remedy = "was trained with another vocabulary", "give its own with --vocab"
         raise CheckpointError(str(found), problem, remedy)
     verify_files(found, manifest, (MODEL, STATE))
     model = read_config(found).model
@@ -90,22 +90,19 @@ def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
             problem = f"does not hold {name} of {list(drawn[name].shape)}"
             raise CheckpointError(str(found / MODEL), problem, ELSE)
         checked[name] = tensor.float()
-    return Start(_plain(model), checked, manifest.files[MODEL].sha256)
+    # Attention and kernels are chosen for this machine, not that of the checkpoint.
+    plain = replace(model, attention="auto", kernels="auto", precision="fp32")
+    return Start(plain, checked, manifest.files[MODEL].sha256)
 
 
 def check_fits(model: ModelSection, num_tokens: int, max_length: int) -> None:
     """Refuse a vocabulary or windows that are too large for a model, by a ConfigError."""
     if num_tokens > model.padded_vocab_size:
         problem = f"has {num_tokens:,} tokens, the model {model.padded_vocab_size:,}"
-        raise ConfigError("--vocabulary", problem, "give the model's own")
+        raise ConfigError("--vocab", problem, "give the model's own")
     if max_length > model.max_position_embeddings:
         problem = f"is {max_length}, the model reads {model.max_position_embeddings} tokens at most"
         raise ConfigError("--max-length", problem, "lower it")
-
-
-def _plain(model: ModelSection) -> ModelSection:
-    """The same; attention and kernels are chosen for this machine, not that of the checkpoint."""
-    return replace(model, attention="auto", kernels="auto", precision="fp32")
 
 
 def save_for_transformers(
@@ -113,14 +110,8 @@ def save_for_transformers(
 ) -> None:
     """A directory that `transformers`' BertForQuestionAnswering loads, whole or not there.
 
-    Args:
-        out: must not be there.
-        model: of the weights.
-        weights: of the whole model, on the host; written as float32.
-        vocabulary: its tokenizer's files are written beside.
-
-    Raises:
-        CheckpointError: `out` is there, or cannot be written.
+    `weights` are of the whole model, on the host, and written as float32; the vocabulary's files
+    beside. Raises CheckpointError where `out` is there, or cannot be written.
     """
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     assert {name: tuple(each.shape) for name, each in tensors.items()} == parameter_shapes(model)
@@ -146,7 +137,36 @@ def is_saved(folder: Path) -> bool:
         return False
 
 
-def remove_saved(folder: Path) -> None:
-    """Remove a directory of `save_for_transformers`, if there is one; no other."""
-    if is_saved(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+def read_model(folder: Path, vocabulary: Path | None = None) -> tuple[Start, AnyVocabulary]:
+    """The model and its vocabulary; `vocabulary` is read in the place of the one beside it.
+
+    Raises CheckpointError, DataError or ConfigError where one of them is missing or damaged, or the
+    weights are of another model.
+    """
+    config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
+    model = ModelSection(**read_settings(config), objective="mlm")
+    stored = read_safetensors(folder / SINGLE)
+    words = find_vocabulary(folder, vocabulary)
+    if len(words) > model.padded_vocab_size:
+        problem = f"has {len(words):,} tokens, the model {model.vocab_size:,}"
+        raise CheckpointError(str(folder), problem, "give its own vocabulary with --vocab")
+    weights = {}
+    for name, shape in parameter_shapes(model).items():
+        weights[name] = torch.from_numpy(_numbers(folder, stored.get(name), name, shape))
+    return Start(model, weights, file_sha256(folder / SINGLE)), words
+
+
+def _numbers(
+    folder: Path, tensor: StoredTensor | None, name: str, shape: tuple[int, ...]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    if tensor is None:
+        raise CheckpointError(str(folder / SINGLE), f"has no {name}", _REMEDY)
+    spare = shape[0] - tensor.shape[0] if name == WORDS and tensor.shape else 0
+    fits = tensor.shape[1:] == shape[1:] and 0 <= spare <= MOST_SPARE_ROWS
+    if tensor.shape != shape and not (spare and fits):
+        problem = f"has {name} of {list(tensor.shape)}, its config says {list(shape)}"
+        raise CheckpointError(str(folder / SINGLE), problem, "give config and weights of one model")
+    if tensor.dtype.startswith("int"):
+        raise CheckpointError(str(folder / SINGLE), f"has {name} in {tensor.dtype}", _REMEDY)
+    found = np.ascontiguousarray(tensor.read(), dtype=np.float32)
+    return with_rows(found, shape[0], 0.0) if spare else found

@@ -21,9 +21,7 @@ from mlperf_bert.common.errors import ConfigError, DataError, one_line
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
-MAX_LENGTH = 384
-STRIDE = 128
-MAX_QUESTION_LENGTH = 64
+_COLUMNS = ("lengths", "segment_b_start", "starts", "ends", "question_of", "first_piece")
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
 _NO_ANSWER = 0  # the position of [CLS]
 # A small file with many questions on one long text makes any number of windows. Either limit is a
@@ -38,7 +36,6 @@ class Windows:
     """All windows of a question set, those of a question one after the other.
 
     Args:
-        name: of the question set.
         input_ids: token ids of all windows laid end to end, int64 [T].
         lengths: tokens of each window, int64 [W].
         segment_b_start: where the second segment, the text, begins in each window, int64 [W].
@@ -48,14 +45,9 @@ class Windows:
         first_piece: in `piece_starts` and `piece_ends`, where each window's text begins, int64 [W].
         piece_starts, piece_ends: the characters of the context, from the first to before the
             second, that each token of each context stands for, int64 [P].
-        num_questions: of the set.
-        num_questions_cut: questions of which only the beginning stands in the windows.
-        num_answers: answerable questions.
-        num_answers_lost: those of them whose answer no window holds.
-        max_length, stride, max_question_length: in tokens, as given.
+        remarks: what was left out, in lines for the user.
     """
 
-    name: str
     input_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
     segment_b_start: NDArray[np.int64]
@@ -65,13 +57,7 @@ class Windows:
     first_piece: NDArray[np.int64]
     piece_starts: NDArray[np.int64]
     piece_ends: NDArray[np.int64]
-    num_questions: int
-    num_questions_cut: int
-    num_answers: int
-    num_answers_lost: int
-    max_length: int
-    stride: int
-    max_question_length: int
+    remarks: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -81,38 +67,22 @@ class Windows:
         """Where each window begins in `input_ids`, and the last ends; int64 [W + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
-    def remarks(self) -> Iterator[str]:
-        """What was left out, in lines for the user."""
-        name = one_line(self.name)
-        if self.num_questions_cut:
-            yield (
-                f"{name}: {self.num_questions_cut:,} of {self.num_questions:,} questions are cut:"
-                f" longer than {self.max_question_length} tokens"
-            )
-        if self.num_answers_lost:
-            yield (
-                f"{name}: {self.num_answers_lost:,} of {self.num_answers:,} answers stand in no"
-                f" window of {self.max_length} tokens and a stride of {self.stride}: their windows"
-                " count as without an answer"
-            )
-
 
 def make_windows(
     questions: Questions,
     vocabulary: AnyVocabulary,
     *,
-    max_length: int = MAX_LENGTH,
-    stride: int = STRIDE,
-    max_question_length: int = MAX_QUESTION_LENGTH,
+    max_length: int = 384,
+    stride: int = 128,
+    max_question_length: int = 64,
 ) -> Windows:
     """Windows of at most `max_length` tokens, of all questions in their order.
 
     A question longer than `max_question_length` tokens is cut at its end. A text without a token
     gives one window without text.
 
-    Raises:
-        ConfigError: a length or the stride is not positive, or a question leaves no room.
-        DataError: there are too many windows or tokens in them, or as `FileEncoder.encode`.
+    Raises ConfigError where a length or the stride is not positive, or a question leaves no room;
+    DataError for too many windows or tokens in them, or as `FileEncoder.encode`.
     """
     lengths = {"stride": stride, "max_question_length": max_question_length}
     for option, length in lengths.items():
@@ -121,29 +91,30 @@ def make_windows(
     maker = _Maker(questions.name, vocabulary, max_length, stride)
     for number, question in enumerate(questions):
         maker.add(number, question, max_question_length)
-    windows = np.array(maker.windows, dtype=np.int64).reshape(-1, 6)
+    name, num_answers = one_line(questions.name), sum(not each.is_impossible for each in questions)
+    remarks = []
+    if maker.num_questions_cut:
+        remarks.append(
+            f"{name}: {maker.num_questions_cut:,} of {len(questions):,} questions are cut:"
+            f" longer than {max_question_length} tokens"
+        )
+    if maker.num_answers_lost:
+        remarks.append(
+            f"{name}: {maker.num_answers_lost:,} of {num_answers:,} answers stand in no window of"
+            f" {max_length} tokens and a stride of {stride}: their windows count as without an"
+            " answer"
+        )
+    columns = np.array(maker.windows, dtype=np.int64).reshape(-1, len(_COLUMNS)).T
     return Windows(
-        name=questions.name,
         input_ids=_joined(maker.input_ids),
-        lengths=windows[:, 0],
-        segment_b_start=windows[:, 1],
-        starts=windows[:, 2],
-        ends=windows[:, 3],
-        question_of=windows[:, 4],
-        first_piece=windows[:, 5],
+        **dict(zip(_COLUMNS, columns, strict=True)),
         piece_starts=_joined([each.starts for each in maker.contexts]),
         piece_ends=_joined([each.ends for each in maker.contexts]),
-        num_questions=len(questions),
-        num_questions_cut=maker.num_questions_cut,
-        num_answers=sum(not question.is_impossible for question in questions),
-        num_answers_lost=maker.num_answers_lost,
-        max_length=max_length,
-        stride=stride,
-        max_question_length=max_question_length,
+        remarks=tuple(remarks),
     )
 
 
-def cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
+def _cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
     """First token, and the one after the last, of each piece of a text; at least one piece."""
     first = 0
     while first + room < num_tokens:
@@ -152,7 +123,7 @@ def cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
     yield first, num_tokens
 
 
-def answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None:
+def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None:
     """First and last token of a context that stand for a character of the question's first answer.
 
     None where there is no answer or it has no token.
@@ -180,9 +151,7 @@ class _Maker:
         self._num_tokens = 0
         self.contexts: list[Tokens] = []
         self.input_ids: list[NDArray[np.int64]] = []
-        # Of each: length, start of the text, first and last token of the answer, number of the
-        # question, first piece.
-        self.windows: list[tuple[int, int, int, int, int, int]] = []
+        self.windows: list[tuple[int, int, int, int, int, int]] = []  # _COLUMNS of each
         self.num_questions_cut = 0
         self.num_answers_lost = 0
 
@@ -200,9 +169,9 @@ class _Maker:
                 f"is {self._max_length}, question {in_brief(question.id)} needs {needed} at least"
             )
             raise ConfigError("max_length", problem, "raise it, or lower max_question_length")
-        answer = answer_tokens(context, question)
+        answer = _answer_tokens(context, question)
         is_held = False
-        for first, end in cuts(len(context.ids), room, self._stride):
+        for first, end in _cuts(len(context.ids), room, self._stride):
             start = last = _NO_ANSWER
             if answer and first <= answer[0] and answer[1] < end:
                 start, last = (text_start + token - first for token in answer)

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from bert_tools.squad.microbatches import UpdatePlan, evaluation_batches
-from bert_tools.squad.spans import WindowReader, span_loss_sum
-from squad_cases import LONGEST, made_up_windows
+from bert_tools.squad.batches import (
+    UpdatePlan,
+    WindowReader,
+    evaluation_batches,
+    span_loss_sum,
+)
+from squad_cases import LONGEST, made_up_windows, small_settings
 
 LENGTHS = np.random.default_rng(1).integers(5, 200, 50)
 
 
 def plan(seed: int = 1, **changes: int) -> UpdatePlan:
-    sizes = {"updates": 25, "global_batch": 8, "microbatches": 4, **changes}
-    return UpdatePlan.make(LENGTHS, seed=seed, **sizes)
+    return UpdatePlan.make(LENGTHS, small_settings("single", seed=seed, updates=25, **changes))
 
 
 def test_every_window_once_an_epoch() -> None:

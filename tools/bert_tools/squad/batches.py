@@ -1,0 +1,162 @@
+"""Which windows each update learns from, cut into microbatches, and the batches made of them.
+
+One plan for every engine, a function of lengths and settings: every rank makes the whole of it
+before the first update and can build any microbatch, so only hidden states travel. The cut is that
+of the presort data plane (`data/balance.py`): equal counts, similar tokens.
+
+Shape letters: U updates, M microbatches of an update, B windows of a microbatch, T tokens of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert_tools.squad.settings import SquadSettings
+from bert_tools.squad.windows import Windows
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.data.balance import TOKENS, Balance
+from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
+from mlperf_bert.data.capacity import CapacityPlan, StaticShape
+from mlperf_bert.data.sampler import Int64Array, permute
+from mlperf_bert.model.cross_entropy import precise
+
+_BY_TOKENS = Balance(policy="presort_global")
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """U updates of M microbatches of B windows."""
+
+    windows: Int64Array  # [U, M, B]: numbers of windows
+    tokens: Int64Array  # [U, M]
+
+    @classmethod
+    def make(cls, lengths: Int64Array, settings: SquadSettings) -> Self:
+        """Each epoch is a permutation of all windows; epochs follow each other without a gap.
+
+        Raises ConfigError where it would fill the memory. `lengths` are the tokens of each window.
+        """
+        updates, batch = settings.num_updates(len(lengths)), settings.global_batch
+        key = derive_seed(settings.seed, "squad order")
+        in_epoch = np.arange(len(lengths), dtype=np.int64)
+        epochs = range(-(-updates * batch // len(lengths)))
+        order = np.concatenate([permute(in_epoch, len(lengths), (key, each)) for each in epochs])
+        drawn = order[: updates * batch].reshape(updates, batch)
+        windows = np.stack([_cut(each, lengths, settings.microbatches) for each in drawn])
+        return cls(windows, lengths[windows].sum(axis=2))
+
+    def capacity(self, max_length: int) -> int:
+        """Tokens of a row that holds any microbatch: exact, as all updates are planned."""
+        plan = CapacityPlan(
+            tokens=int(self.tokens.max()),
+            sequences=self.windows.shape[2],
+            masked=0,
+            basis="exact",
+        )
+        return StaticShape.of(plan, max_seqlen=max_length, max_masked=0).tokens
+
+
+def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Array:
+    """The windows of an update as [M, B], similar tokens in each row."""
+    cost = TOKENS(lengths[drawn].astype(np.float64))
+    assignment = _BY_TOKENS(cost.reshape(microbatches, 1, -1))
+    return drawn[assignment.places].reshape(microbatches, -1)
+
+
+def evaluation_batches(lengths: Int64Array, tokens: int) -> list[Int64Array]:
+    """All windows, the longest first, in batches of at most so many tokens (or one window)."""
+    batches: list[list[int]] = []
+    room = 0
+    for number in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[number])
+        if length > room:
+            batches.append([])
+            room = max(tokens, length)
+        batches[-1].append(number)
+        room -= length
+    return [np.array(batch, dtype=np.int64) for batch in batches]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanBatch:
+    """B windows laid end to end, without masked positions, and their answers."""
+
+    tokens: UnpaddedBatch
+    starts: Tensor  # int64 [B]: within each window
+    ends: Tensor  # int64 [B]: within each window, the answer's last token
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return sum(self.tokens.lengths)
+
+    def per_token(self, of_windows: Tensor) -> Tensor:
+        """[B] -> [T]: what each token's window has."""
+        lengths = self.tokens.cu_seqlens.diff()
+        return of_windows.repeat_interleave(lengths, output_size=self.num_tokens)
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device."""
+        if device == self.starts.device:
+            return self
+        starts, ends = (each.to(device, non_blocking=True) for each in (self.starts, self.ends))
+        return replace(self, tokens=self.tokens.to(device), starts=starts, ends=ends)
+
+
+class WindowReader:
+    """Makes microbatches of the windows of a set."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._first_tokens = np.cumsum(windows.lengths) - windows.lengths
+
+    def batch(self, numbers: Sequence[int] | Int64Array) -> SpanBatch:
+        """The windows of these numbers, in their order, on the host."""
+        chosen = np.asarray(numbers, dtype=np.int64)
+        windows = self._windows
+        lengths = windows.lengths[chosen]
+        batch = empty_batch(tuple(lengths.tolist()), (0,) * len(chosen), num_pairs=0)
+        places = self.places(chosen)
+        positions = places - np.repeat(self._first_tokens[chosen], lengths)
+        batch.input_ids.numpy()[:] = windows.input_ids[places]
+        batch.position_ids.numpy()[:] = positions
+        is_context = positions >= np.repeat(windows.segment_b_start[chosen], lengths)
+        batch.token_type_ids.numpy()[:] = is_context
+        batch.cu_seqlens[0] = 0
+        batch.cu_seqlens.numpy()[1:] = np.cumsum(lengths)
+        batch.sample_ids.numpy()[:] = chosen
+        batch.mlm_denominator.fill_(1.0)
+        batch.nsp_denominator.fill_(1.0)
+        answers = (torch.from_numpy(each[chosen]) for each in (windows.starts, windows.ends))
+        return SpanBatch(batch, *answers)
+
+    def places(self, numbers: Int64Array) -> Int64Array:
+        """Where the tokens of these windows stand among those of all: int64 [T]."""
+        lengths = self._windows.lengths[numbers]
+        ends = np.cumsum(lengths)
+        within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        return within + np.repeat(self._first_tokens[numbers], lengths)
+
+
+def span_loss_sum(scores: Tensor, batch: SpanBatch) -> Tensor:
+    """Sum over windows of (cross-entropy of the start + of the end) / 2, in nats; a scalar.
+
+    Each is over the real tokens of the window (BERT, arXiv 1810.04805, section 4.2). The published
+    code and `transformers` also give the padding behind a window a share; here there is none.
+
+    Args:
+        scores: [T, 2], of being the first and of being the last token of the answer.
+        batch: of the same tokens.
+    """
+    tokens = batch.tokens
+    shape = (2, len(tokens.lengths), tokens.max_seqlen)
+    window = batch.per_token(torch.arange(shape[1], device=scores.device))
+    padded = precise(scores.new_empty(0)).new_full(shape, float("-inf"))
+    padded[:, window, tokens.position_ids] = precise(scores).T
+    answers = torch.stack([batch.starts, batch.ends])
+    return F.cross_entropy(padded.flatten(0, 1), answers.flatten(), reduction="sum") / 2

@@ -1,0 +1,448 @@
+"""Ways to compute an update on some ranks; all give the same gradients.
+
+`Replicated`: one rank alone, DistributedDataParallel and fully sharded data parallel, all layers
+everywhere; each rank computes its share of the microbatches, one after the other.
+
+`Pipelined`: each rank holds some layers, microbatches stream through; or several pipelines side by
+side. torch.distributed.pipelining runs the schedule. Of several pipelines each computes its share
+of the microbatches, and their gradients are averaged when all have been through. A stage takes and
+gives rows of one shape, as torch wants it: only hidden states travel between ranks, in rows of the
+run's token capacity. Which tokens a row holds every rank knows, so a stage cuts the padding off on
+arrival and computes real tokens only.
+
+Shape letters: M microbatches of a pipeline, T tokens of a microbatch, C capacity of a row in
+tokens, D hidden.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bert_tools.squad.batches import SpanBatch, UpdatePlan
+from bert_tools.squad.bubble import StageClock
+from bert_tools.squad.model import (
+    EMBEDDINGS,
+    LAYERS,
+    Part,
+    SpanModel,
+    balanced_split,
+    layer_costs,
+    make_part,
+    parameter_shapes,
+    whole,
+)
+from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSettings
+from bert_tools.squad.weights import Start
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.sampler import Int64Array
+
+MakeBatch = Callable[[Int64Array], SpanBatch]  # of windows' numbers, on the engine's device
+REPLICA, STAGE = "replica", "stage"
+MOST_AHEAD = 8  # batches of an evaluation that a stage may have sent and the next not yet taken
+
+
+class Team:
+    """This rank among those of its engine, a mesh of REPLICA times STAGE; None: one rank alone."""
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        self.mesh = mesh
+        self.replica, self.stage = (0, 0) if mesh is None else mesh.get_coordinate() or (0, 0)
+        self.replicas, self.stages = (1, 1) if mesh is None else tuple(mesh.shape)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the first of all."""
+        return self.replica == self.stage == 0
+
+    def group(self, dimension: str) -> dist.ProcessGroup | None:
+        """Those that differ from this rank in one dimension only; None where that is it alone."""
+        size = self.replicas if dimension == REPLICA else self.stages
+        return None if self.mesh is None or size == 1 else self.mesh.get_group(dimension)
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Summed over all ranks, in place; equal on all of them to the bit."""
+        for dimension in (STAGE, REPLICA):
+            group = self.group(dimension)
+            if group is not None:
+                dist.all_reduce(numbers, group=group)
+        return numbers
+
+
+def make_team(engine: EngineName, device: torch.device) -> Team:
+    """Of all ranks of the process group; neighbours in rank are neighbours in a pipeline."""
+    if engine.ranks == 1:
+        return Team()
+    ranks = torch.arange(engine.ranks).view(engine.replicas, engine.stages)
+    return Team(DeviceMesh(device.type, ranks, mesh_dim_names=(REPLICA, STAGE)))
+
+
+def share_of(
+    microbatches: Sequence[Int64Array], replica: int, replicas: int
+) -> list[tuple[int, float]]:
+    """Which microbatches a replica computes, and the weight of each.
+
+    All replicas get equally many, as they wait for each other in each: where there are not enough,
+    one that another has too, with the weight 0.
+    """
+    count = -(-len(microbatches) // replicas)
+    numbers = [replica + replicas * each for each in range(count)]
+    last = len(microbatches) - 1
+    return [(min(number, last), float(number <= last)) for number in numbers]
+
+
+class Replicated:
+    """`single`, `ddp` and `fsdp`.
+
+    ddp averages gradients once, in the backward of the last microbatch. fsdp holds a shard of each
+    layer (ZeRO stage 3, arXiv 1910.02054), gathers it when it is needed and averages gradients in
+    every backward, so that whole ones never pile up.
+
+    Of every engine, `team` are its ranks, `parts` the pieces of the model that this rank holds,
+    `copies` how many ranks hold each of its elements; every rank calls its methods with the same
+    arguments. The `model` is whole here, the team of replicas alone.
+    """
+
+    def __init__(self, kind: EngineKind, model: SpanModel, team: Team) -> None:
+        self.parts: Sequence[SpanModel] = [model]
+        self.copies = team.replicas if kind == "ddp" else 1
+        self.team = team
+        self._called: nn.Module = model
+        self._ddp: DistributedDataParallel | None = None
+        if kind == "ddp" and team.replicas > 1:
+            self._ddp = DistributedDataParallel(model, process_group=team.group(REPLICA))
+            self._called = self._ddp
+        if kind == "fsdp" and team.mesh is not None:
+            # Each layer by itself, and what is around them together, over the replicas.
+            for module in (*model.bert.get_submodule("encoder.layer").children(), model):
+                fully_shard(module, mesh=team.mesh[REPLICA])
+
+    def accumulate(
+        self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
+    ) -> Tensor:
+        """Add the gradient of (sum of the windows' losses / divisor) to all `.grad`.
+
+        Afterwards `.grad` is that of all ranks.
+
+        Returns:
+            This rank's share of that loss, a float64 scalar on its device.
+        """
+        team = self.team
+        shares = share_of(microbatches, team.replica, team.replicas)
+        total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
+        for number, (which, weight) in enumerate(shares):
+            is_last = number == len(shares) - 1
+            with nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
+                loss = self._called(None, make(microbatches[which]), "loss_sum")
+                # torch averages over replicas: times their number that is the sum.
+                (loss * (weight * team.replicas / divisor)).backward()
+            total += loss.detach().double() * (weight / divisor)
+        return total
+
+    @torch.no_grad()
+    def scores(
+        self, batches: Sequence[Int64Array], make: MakeBatch
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Which of the batches, and its scores [T, 2], for those that end on this rank.
+
+        Called in evaluation, and read to its end.
+        """
+        team = self.team
+        for which, weight in share_of(batches, team.replica, team.replicas):
+            scores = self.parts[0](None, make(batches[which]), "scores")
+            if weight:
+                yield which, scores
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """All tensors of the model on rank 0's host, by name."""
+        found = {}
+        for name, parameter in self.parts[0].named_parameters():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if self.team.is_first:  # the others' hosts need not hold them
+                found[name] = whole.detach().cpu()
+        return found
+
+
+def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -> list[int]:
+    """Numbers of the stages that a rank of the pipeline holds, the first in the model first.
+
+    A zero-bubble pipeline goes down the ranks and up again, so that its last stage is the first
+    rank's (arXiv 2401.10241, section 6); the others begin anew with the first rank.
+    """
+    if schedule == "zero_bubble":
+        return [rank, num_stages - 1 - rank]
+    return list(range(rank, num_stages, ranks))
+
+
+def make_schedule(
+    schedule: Schedule, stages: Sequence[PipelineStage], microbatches: int, *, is_half: bool = False
+) -> Any:
+    """torch's schedule of so many microbatches, with sums of gradients left as they are.
+
+    What the last stage gives is the loss itself. Half of an update's microbatches may be too few
+    for a schedule: they take the plainest one, all forwards and then all backwards.
+    """
+    kinds: dict[Schedule, Any] = {
+        "gpipe": ScheduleGPipe,
+        "1f1b": ScheduleGPipe if is_half else Schedule1F1B,
+        "interleaved": ScheduleLoopedBFS if is_half else ScheduleInterleaved1F1B,
+        "zero_bubble": ScheduleZBVZeroBubble,
+    }
+    held = stages[0] if schedule in ("gpipe", "1f1b") else list(stages)
+    return kinds[schedule](
+        held, microbatches, loss_fn=lambda output, _target: output.sum(), scale_grads=False
+    )
+
+
+class StageModule(nn.Module):
+    """One part, for the microbatch that its stage says is next."""
+
+    def __init__(self, part: SpanModel, capacity: int) -> None:
+        super().__init__()
+        self.part = part
+        self._capacity = capacity
+        self.batches: Sequence[SpanBatch] = ()
+        self.loss_factor = 1.0
+        self.number = 0  # of the microbatch
+
+    def forward(self, row: Tensor) -> Tensor:
+        """[1, C] token ids or [1, C, D] hidden states -> [1, C, D], or of the last the loss [1]."""
+        batch = self.batches[self.number]
+        mine = row[0, : batch.num_tokens]
+        hidden: Tensor | None = mine
+        if self.part.part.has_embeddings:
+            batch = replace(batch, tokens=replace(batch.tokens, input_ids=mine))
+            hidden = None
+        found: Tensor = self.part(hidden, batch, "loss_sum")
+        # No views: schedules with a backward for the weights alone detach outputs in place.
+        if self.part.part.has_head:
+            return found[None] * self.loss_factor
+        return F.pad(found[None], (0, 0, 0, self._capacity - batch.num_tokens))
+
+    def example(self, *, of: str) -> Tensor:
+        """An empty tensor of the shape and dtype of its "input" or "output", on its device."""
+        config, part = self.part.config, self.part.part
+        device, hidden = self.part.device, (1, self._capacity, config.hidden_size)
+        if of == "input" and part.has_embeddings:
+            return torch.empty((1, self._capacity), dtype=torch.int64, device=device)
+        shape = (1,) if of == "output" and part.has_head else hidden
+        return torch.empty(shape, dtype=self.part.dtype, device=device, requires_grad=True)
+
+
+class TimedStage(PipelineStage):
+    """A stage that tells its module which microbatch it is, and a clock when it computes."""
+
+    def __init__(self, clock: StageClock, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._clock = clock
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        self.submod.number = fwd_chunk_id  # type: ignore[assignment]
+        with self._clock.span(self.stage_index, "F", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        with self._clock.span(self.stage_index, "B", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        with self._clock.span(self.stage_index, "W", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class Pipelined:
+    """`pipeline`, with one replica or several.
+
+    `make` gives a part of the `model` with its weights; the plan's mean length balances the stages.
+    """
+
+    def __init__(
+        self,
+        settings: SquadSettings,
+        model: ModelSection,
+        make: Callable[[Part], SpanModel],
+        plan: UpdatePlan,
+        team: Team,
+        clock: StageClock,
+    ) -> None:
+        name, schedule = settings.engine, settings.engine.schedule
+        assert schedule is not None
+        self._schedule, self.team, self._clock = schedule, team, clock
+        mean_length = float(plan.tokens.sum() / plan.windows.size)
+        self._bounds = balanced_split(layer_costs(model, mean_length), name.num_parts)
+        of_ranks = [
+            stages_of_rank(schedule, rank, name.stages, name.num_parts)
+            for rank in range(name.stages)
+        ]
+        owners = {stage: rank for rank, stages in enumerate(of_ranks) for stage in stages}
+        self._owners = [owners[stage] for stage in range(name.num_parts)]
+        self._numbers = of_ranks[team.stage]
+        self._shapes = parameter_shapes(model)
+        self._capacity = plan.capacity(settings.max_length)
+        self._microbatches = settings.microbatches // name.replicas  # of one pipeline: M
+        self.copies = team.replicas
+        self.parts: Sequence[SpanModel] = [
+            make(Part(self._bounds[number], self._bounds[number + 1], model.num_layers))
+            for number in self._numbers
+        ]
+        self._modules = [StageModule(part, self._capacity) for part in self.parts]
+        self._schedules: dict[int, Any] = {}
+
+    def accumulate(
+        self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
+    ) -> Tensor:
+        """As `Replicated.accumulate`."""
+        team = self.team
+        mine = microbatches[team.replica :: team.replicas]
+        batches = [make(numbers) for numbers in mine]
+        for module in self._modules:
+            module.batches = batches
+            # Averaged over replicas below: times their number that is the sum.
+            module.loss_factor = team.replicas / divisor
+        losses: list[Tensor] = []
+        rows = (self._rows(batches),) if 0 in self._numbers else ()
+        # The loss is made by the last stage; torch wants a target to compare it with.
+        target = torch.zeros(len(batches), device=self.parts[0].device)
+        self._run_of(len(batches)).step(*rows, target=target, losses=losses, return_outputs=False)
+        self._average_gradients()
+        total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
+        for loss in losses:
+            total += loss.detach().double() / team.replicas
+        return total
+
+    def _run_of(self, microbatches: int) -> Any:
+        """Each number of microbatches has stages of its own: torch keeps its buffers in them."""
+        if microbatches not in self._schedules:
+            stages = [
+                TimedStage(
+                    *(self._clock, module, number, len(self._owners), module.part.device),
+                    input_args=(module.example(of="input"),),  # torch need not try the module out
+                    output_args=(module.example(of="output"),),
+                    group=self.team.group(STAGE),
+                )
+                for module, number in zip(self._modules, self._numbers, strict=True)
+            ]
+            is_half = microbatches != self._microbatches
+            made = make_schedule(self._schedule, stages, microbatches, is_half=is_half)
+            self._schedules[microbatches] = made
+        return self._schedules[microbatches]
+
+    def _rows(self, batches: Sequence[SpanBatch]) -> Tensor:
+        """Token ids [M, C] for the first stage, zeros behind the tokens."""
+        device = self.parts[0].device
+        rows = torch.zeros((len(batches), self._capacity), dtype=torch.int64, device=device)
+        for row, batch in zip(rows, batches, strict=True):
+            row[: batch.num_tokens] = batch.tokens.input_ids
+        return rows
+
+    def _average_gradients(self) -> None:
+        """Over the replicas, one all-reduce for each part."""
+        group = self.team.group(REPLICA)
+        if group is None:
+            return
+        for part in self.parts:
+            gradients = [each.grad for each in part.parameters() if each.grad is not None]
+            together = torch.cat([each.flatten() for each in gradients]) / self.team.replicas
+            dist.all_reduce(together, group=group)
+            pieces = together.split_with_sizes([each.numel() for each in gradients])
+            for gradient, piece in zip(gradients, pieces, strict=True):
+                gradient.copy_(piece.view_as(gradient))
+
+    @torch.no_grad()
+    def scores(
+        self, batches: Sequence[Int64Array], make: MakeBatch
+    ) -> Iterator[tuple[int, Tensor]]:
+        """As `Replicated.scores`, batch after batch, each rank as far ahead as it can."""
+        team, group = self.team, self.team.group(STAGE)
+        sent: deque[tuple[Any, Tensor]] = deque()
+        for which, weight in share_of(batches, team.replica, team.replicas):
+            batch = make(batches[which])
+            hidden: Tensor | None = None
+            for part, number in zip(self.parts, self._numbers, strict=True):
+                if number > 0 and self._owners[number - 1] != team.stage:
+                    shape = (batch.num_tokens, part.config.hidden_size)
+                    hidden = torch.empty(shape, dtype=part.dtype, device=part.device)
+                    dist.recv(hidden, group=group, group_src=self._owners[number - 1])
+                hidden = part(hidden, batch, "scores")
+                if number == len(self._owners) - 1:
+                    if weight:
+                        yield which, hidden
+                elif self._owners[number + 1] != team.stage:
+                    kept = hidden.to(part.dtype).contiguous()  # must stay until it is sent
+                    owner = self._owners[number + 1]
+                    sent.append((dist.isend(kept, group=group, group_dst=owner), kept))
+                    if len(sent) > MOST_AHEAD:
+                        sent.popleft()[0].wait()
+        for work, _ in sent:
+            work.wait()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """As `Replicated.weights`; one tensor after the other goes to all of the pipeline."""
+        mine = {name: each for part in self.parts for name, each in part.named_parameters()}
+        found = {}
+        part, group = self.parts[0], self.team.group(STAGE)
+        for name, shape in self._shapes.items():
+            if name in mine:
+                tensor = mine[name].detach().clone()
+            else:
+                tensor = torch.empty(shape, dtype=part.dtype, device=part.device)
+            if group is not None:
+                dist.broadcast(tensor, group=group, group_src=self._owners[self._stage_of(name)])
+            if self.team.is_first:
+                found[name] = tensor.cpu()
+        return found
+
+    def _stage_of(self, name: str) -> int:
+        """Which stage holds the tensor of that name."""
+        if name.startswith(LAYERS):
+            layer = int(name.removeprefix(LAYERS).partition(".")[0])
+            return bisect_right(self._bounds, layer) - 1
+        return 0 if name.startswith(EMBEDDINGS) else len(self._owners) - 1
+
+
+Engine = Replicated | Pipelined
+
+
+def make_engine(
+    settings: SquadSettings,
+    start: Start,
+    plan: UpdatePlan,
+    team: Team,
+    device: torch.device,
+    clock: StageClock,
+) -> Engine:
+    """The engine that `settings` name with this rank's part of the model, ready to train.
+
+    Raises ConfigError for more stages than layers. `clock` is of a pipeline's stages, else unused.
+    """
+    seed = derive_seed(settings.seed, "squad dropout")
+
+    def part_of(part: Part) -> SpanModel:
+        return make_part(start.model, part, start.weights, device, settings.precision, seed)
+
+    if settings.engine.kind != "pipeline":
+        return Replicated(settings.engine.kind, part_of(whole(start.model)), team)
+    return Pipelined(settings, start.model, part_of, plan, team, clock)

@@ -1,1 +1,0 @@
-"""Engines that fine-tune one model in several ways: alone, data parallel, sharded, pipelined."""
