@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from buckets_job import CASES, DTYPES
 
-from bert_tools.plan.buckets_model import backward_order
+from bert_tools.plan.buckets import backward_order
 from forked_ranks import free_port
 from mlperf_bert.config.files import config_to_toml, load_config
 from mlperf_bert.distributed.bucket_plan import plan_buckets

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.peer import padded_inputs
-from bert_tools.plan.buckets_model import parameter_shapes
+from bert_tools.plan.buckets import parameter_shapes
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import resolve
 from mlperf_bert.checkpoint.state import read_state
