@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bert_tools.plan.cluster.constants import Constants, default_constants
-from bert_tools.plan.cluster.machine import make_machine
+from bert_tools.plan.cluster.machine import Constants, default_constants, make_machine
 from bert_tools.plan.cluster.software import Software, software, with_capture
 from bert_tools.plan.cluster.step import Job, StepTiming, simulate_step
 from bert_tools.plan.cluster.workload import Workload, even_workload

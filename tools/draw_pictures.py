@@ -179,7 +179,7 @@ def draw(axes: Any, label: str, **values: Callable[[LambRecipe], float]) -> None
         color = f"C{number}"
         axes.plot(BATCHES, [value(recipe) for recipe in curve], color=color, label=name)
         for each in published_sets():
-            dot(axes, each.recipe, value(each.recipe), color if each.is_knot else "none", color)
+            dot(axes, each, value(each), color if each.role == "knot" else "none", color)
     axes.set_ylabel(label)
 
 

@@ -17,12 +17,18 @@ from typing import Any, Literal, cast
 import numpy as np
 from scipy.optimize import least_squares
 
-from bert_tools.plan.cluster.constants import Constants, constant_rows, default_constants
-from bert_tools.plan.cluster.machine import AcceleratorName, MatrixPrecision, make_machine
-from bert_tools.plan.cluster.run import RunInputs, mean_step_ms, run_time, simulate_steps
+from bert_tools.common.tables import aligned
+from bert_tools.plan.cluster.machine import (
+    AcceleratorName,
+    Constants,
+    MatrixPrecision,
+    constant_rows,
+    default_constants,
+    make_machine,
+)
+from bert_tools.plan.cluster.simulation import RunTime, run_time, simulate_steps
 from bert_tools.plan.cluster.software import Software, SoftwareName, software
 from bert_tools.plan.cluster.step import Job
-from bert_tools.plan.cluster.text import table
 from bert_tools.plan.cluster.workload import Dealing, Float64Array, Workload, draw_steps
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
@@ -72,10 +78,17 @@ class PublishedStep:
         return self.nodes * self.gpus_per_node
 
     @property
-    def run_inputs(self) -> RunInputs:
-        """What the run's time needs beside its steps."""
-        return RunInputs(
-            global_batch_size=self.world_size * self.dealing.sequences(self.program.layout),
+    def global_batch_size(self) -> int:
+        """Sequences a step."""
+        return self.world_size * self.dealing.sequences(self.program.layout)
+
+    def run_time(self, constants: Constants) -> RunTime:
+        """The run that it is, simulated with these constants."""
+        job = self.job(constants)
+        return run_time(
+            job,
+            simulate_steps(job, published_works(self.id)),
+            global_batch_size=self.global_batch_size,
             samples=self.samples,
             start_up_s=self.start_up_s,
             skipped_steps=self.skipped_steps,
@@ -126,12 +139,10 @@ def published_works(rank_id: str) -> tuple[Workload, ...]:
 
 def compare(step: PublishedStep, constants: Constants) -> Compared:
     """Simulate a class as it is measured: a steady step, or the whole run over its steps."""
-    job = step.job(constants)
-    mean_ms = mean_step_ms(simulate_steps(job, published_works(step.id)))
-    run = run_time(job, mean_ms, step.run_inputs)
+    run = step.run_time(constants)
     if step.measure == "steady":
         return Compared(step, run.steady_step_ms)
-    return Compared(step, 1e3 * run.seconds / (step.samples / step.run_inputs.global_batch_size))
+    return Compared(step, 1e3 * run.seconds / (step.samples / step.global_batch_size))
 
 
 def fit(constants: Constants, steps: Sequence[PublishedStep]) -> tuple[Constants, float]:
@@ -146,7 +157,7 @@ def fit(constants: Constants, steps: Sequence[PublishedStep]) -> tuple[Constants
     def at(share: Float64Array) -> Constants:
         found = constants
         for row, value in zip(rows, (low + width * share).tolist(), strict=True):
-            found = found.with_value(row.name, value)
+            found = replace(found, **{row.name: value})
         return found
 
     found = least_squares(
@@ -221,7 +232,7 @@ def _sensitivity(constants: Constants, steps: tuple[PublishedStep, ...]) -> list
     before = [compare(step, constants).predicted_ms for step in steps]
     found = []
     for row in constant_rows():
-        larger = constants.with_value(row.name, (1 + _NUDGE) * getattr(constants, row.name))
+        larger = replace(constants, **{row.name: (1 + _NUDGE) * getattr(constants, row.name)})
         after = [compare(step, larger).predicted_ms for step in steps]
         changes = {
             step.id: new / old - 1 for step, new, old in zip(steps, after, before, strict=True)
@@ -268,7 +279,7 @@ def _as_object(
 def _samples(published: PublishedStep) -> Estimate:
     """What the recipe's published points say of this batch."""
     recipe = "open_adam" if published.program.optimizer == "adam" else "closed_lamb"
-    return samples_to_target(published.run_inputs.global_batch_size, recipe)
+    return samples_to_target(published.global_batch_size, recipe)
 
 
 def _samples_error(published: PublishedStep, expected: Estimate) -> str:
@@ -296,7 +307,11 @@ def _in_words(
         )
         for row in constant_rows()
     ]
-    lines = [*report, *table(("constant", "value", "bounds", "unit", "kind"), values), ""]
+    lines = [
+        *report,
+        *aligned(("constant", "value", "bounds", "unit", "kind"), values, left="constant"),
+        "",
+    ]
     names = ("class", "role", "published", "simulated", "error", "samples", "expected", "error")
     cells = []
     for each in compared:
@@ -313,7 +328,7 @@ def _in_words(
                 _samples_error(published, samples),
             )
         )
-    lines += table(names, cells)
+    lines += aligned(names, cells, left="class")
     for role in ("fitted", "held_out", "other"):
         errors = [abs(each.error) for each in compared if each.published.role == role]
         good = sum(error <= _GOAL for error in errors)

@@ -8,16 +8,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from bert_tools.plan.cluster.ablation import ablation
-from bert_tools.plan.cluster.constants import default_constants
-from bert_tools.plan.cluster.plot import (
-    ablation_picture,
-    as_png,
-    sweep_picture,
-    timeline_picture,
-)
-from bert_tools.plan.cluster.question import Question, answer
-from bert_tools.plan.cluster.sweep import sweep
+from bert_tools.common.figures import new_figure, png
+from bert_tools.plan.cluster.machine import default_constants
+from bert_tools.plan.cluster.question import ablation_picture, sweep_picture, timeline_picture
+from bert_tools.plan.cluster.simulation import Question, ablation, simulate, sweep
 from bert_tools.plan.sample_index import SampleIndex
 from calibrate import Compared, compare, published_steps
 from mlperf_bert.data.length_histogram import wikipedia_lengths
@@ -40,27 +34,26 @@ SMALL = Question(nodes=128, gpus_per_node=8, local_batch_size=4)
 def main() -> None:
     """Write five PNG files into the directory."""
     out = Path(sys.argv[1])
-    constants = default_constants()
     index = SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", 76)
     for name, question in {"published": AS_PUBLISHED, "captured": PAPER}.items():
-        found = answer(question, index, constants)
-        (out / f"cluster_timeline_{name}.png").write_bytes(timeline_picture(found))
+        found = simulate(question, index)
+        (out / f"cluster_timeline_{name}.png").write_bytes(png(timeline_picture(found)))
         if name == "captured":
-            rows = ablation(found, index, constants)
-            (out / "cluster_techniques.png").write_bytes(ablation_picture(found, rows))
+            rows = ablation(found, index)
+            (out / "cluster_techniques.png").write_bytes(png(ablation_picture(found, rows)))
     series = {
-        "closed LAMB, 4 a GPU": list(sweep(SMALL, "local", index, constants)),
-        "closed LAMB, global batch 4,096": list(sweep(SMALL, "global", index, constants)),
-        "open Adam, global batch 16,384": list(sweep(PAPER, "global", index, constants)),
+        "closed LAMB, 4 a GPU": list(sweep(SMALL, "local", index)),
+        "closed LAMB, global batch 4,096": list(sweep(SMALL, "global", index)),
+        "open Adam, global batch 16,384": list(sweep(PAPER, "global", index)),
     }
-    (out / "cluster_sizes.png").write_bytes(sweep_picture(series))
-    compared = [compare(step, constants) for step in published_steps()]
-    (out / "cluster_calibration.png").write_bytes(calibration_picture(compared))
+    (out / "cluster_sizes.png").write_bytes(png(sweep_picture(series)))
+    compared = [compare(step, default_constants()) for step in published_steps()]
+    (out / "cluster_calibration.png").write_bytes(png(calibration_picture(compared)))
 
 
-def calibration_picture(compared: Sequence[Compared]) -> bytes:
-    """A PNG: simulated against published steps, fitted, held-out and other classes apart."""
-    figure = Figure(figsize=(6.6, 6), layout="constrained")
+def calibration_picture(compared: Sequence[Compared]) -> Figure:
+    """Simulated against published steps, fitted, held-out and other classes apart."""
+    figure = new_figure(6.6, 6)
     axes = figure.subplots()
     ends = np.array([15.0, 280.0])
     axes.plot(ends, ends, color="black", linewidth=0.8)
@@ -91,7 +84,7 @@ def calibration_picture(compared: Sequence[Compared]) -> bytes:
     axes.set(xlim=ends, ylim=ends)
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, loc="upper left")
-    return as_png(figure)
+    return figure
 
 
 if __name__ == "__main__":

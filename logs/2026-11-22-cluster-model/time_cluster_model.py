@@ -2,9 +2,8 @@
 
 import time
 
-from bert_tools.plan.cluster.constants import default_constants
-from bert_tools.plan.cluster.question import Question
-from bert_tools.plan.cluster.run import simulate_steps
+from bert_tools.plan.cluster.machine import default_constants
+from bert_tools.plan.cluster.simulation import Question, simulate_steps
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 

@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bert_tools.plan.entries import Entry, chosen
-from bert_tools.plan.published_results import published_entries
+from bert_tools.plan.entries import Entry, chosen, published_entries
 from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
 
 PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "scaling_law.png"

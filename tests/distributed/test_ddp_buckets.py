@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bert_tools.plan.buckets_model import backward_order
+from bert_tools.plan.buckets import backward_order
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import config_to_toml, load_config
 from mlperf_bert.config.run_config import RunConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bert_tools.plan.cluster.constants import Constants, constant_rows, default_constants
+from bert_tools.plan.cluster.machine import Constants, constant_rows, default_constants
 from support import load_study
 
 calibrate = load_study("2026-11-22-cluster-model", "calibrate")
@@ -44,7 +44,7 @@ def test_step_times_are_batch_over_throughput() -> None:
         "Dell x128 (40 GB)": 19_538,
     }.items():
         step = STEPS[name]
-        batch = step.run_inputs.global_batch_size
+        batch = step.global_batch_size
         assert step.step_ms == pytest.approx(1e3 * batch / rate, rel=2e-3)
 
 

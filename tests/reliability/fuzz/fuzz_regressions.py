@@ -7,7 +7,7 @@ from fuzz_results import LOG as RESULT
 from fuzz_run_files import LOG
 from fuzz_tokenizer import tokenizer_json
 
-from bert_tools.plan.published_results import COLUMNS
+from bert_tools.plan.entries import COLUMNS
 from support import TINY_CONFIG
 
 

@@ -1,7 +1,7 @@
 """MLPerf results as worlds to fuzz: a tree of logs with its description, and a published table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,10 +9,9 @@ from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
 from fuzz_parser import Parser
 
 from bert_tools.common.log_reader import TOKEN
-from bert_tools.plan.entries import Entry, Skipped
-from bert_tools.plan.law_text import in_words
+from bert_tools.plan.entries import COLUMNS, Entry, Skipped, read_table
+from bert_tools.plan.law import in_words
 from bert_tools.plan.log_tree import read_tree
-from bert_tools.plan.published_results import COLUMNS, read_table
 from bert_tools.plan.scaling_law import fit_law, marginal_cost
 from log_trees import write_system
 from mlperf_bert.common.errors import DataError
@@ -47,9 +46,9 @@ def make_table(directory: Path) -> None:
 
 def parse_tree(directory: Path) -> object:
     """What is skipped is named, not raised: the first such is, as one of our own errors."""
-    tree = read_tree(directory)
-    law = _law([*tree.entries, OTHER], tree.skipped)
-    for each in tree.skipped:
+    entries, skipped = read_tree(directory)
+    law = _law([*entries, OTHER], skipped)
+    for each in skipped:
         raise DataError(each.name, each.problem, "mend it")
     return law
 
@@ -59,12 +58,12 @@ def parse_table(directory: Path) -> object:
     return _law(read_table(directory / "table.csv"), ())
 
 
-def _law(entries: list[Entry], skipped: tuple[Skipped, ...]) -> str:
+def _law(entries: list[Entry], skipped: Sequence[Skipped]) -> str:
     usable = [entry for entry in entries if entry.time_min and entry.accelerators]
     sizes = {entry.accelerators for entry in usable if entry.accelerators} | {64}
     law = fit_law(usable)
     costs = [marginal_cost(law.time, size) for size in sorted(sizes)]
-    text = in_words("fuzzed", law, costs, skipped, ())
+    text = "\n".join(in_words("fuzzed", law, costs, skipped, ()))
     json.dumps([asdict(law), *map(asdict, costs)], allow_nan=False)
     assert all(line.isprintable() for line in text.split("\n")), ascii(text)
     return text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bert_tools.plan.cluster.sweep import sweep_nodes
+from bert_tools.plan.cluster.simulation import sweep_nodes
 from mlperf_bert.__main__ import main
 
 SIZES = ("--nodes", "2", "--gpus-per-node", "4", "--local-batch-size", "4", "--draws", "2")

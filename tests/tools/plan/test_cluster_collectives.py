@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from bert_tools.plan.cluster.collectives import (
+from bert_tools.plan.cluster.machine import (
     Network,
+    make_machine,
     ring_all_gather_ms,
     ring_all_reduce_ms,
     tree_all_reduce_ms,
 )
-from bert_tools.plan.cluster.machine import make_machine
 from cluster_cases import FREE
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bert_tools.plan.cluster.constants import constant_rows, default_constants
+from bert_tools.plan.cluster.machine import constant_rows, default_constants
 from support import REPOSITORY, load_study
 
 calibrate = load_study("2026-11-22-cluster-model", "calibrate")

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bert_tools.plan.buckets_model import backward_order
-from bert_tools.plan.cluster.constants import default_constants
-from bert_tools.plan.cluster.phases import sent_buckets
+from bert_tools.plan.buckets import backward_order
+from bert_tools.plan.cluster.device import sent_buckets
+from bert_tools.plan.cluster.machine import default_constants
 from bert_tools.plan.cluster.software import software
 from bert_tools.plan.cluster.step import jitter, simulate_step
 from bert_tools.plan.cluster.workload import even_workload

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.plan.published_results import COLUMNS
+from bert_tools.plan.entries import COLUMNS
 from mlperf_bert.__main__ import main
 from support import TOOLS, run_process
 

@@ -20,9 +20,8 @@ MEAN_OF_EIGHT = (10 + 12 + 13 + 14 + 15 + 16 + 17 + 18) / 8
 
 
 def only(root: Path) -> Entry:
-    tree = read_tree(root)
-    assert not tree.skipped
-    (entry,) = tree.entries
+    (entry,), skipped = read_tree(root)
+    assert not skipped
     return entry
 
 
@@ -42,17 +41,16 @@ def test_an_entry_of_ten_runs(tmp_path: Path) -> None:
 def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path: Path, how: str) -> None:
     directory = write_system(tmp_path, "acme", minutes=TIMES, samples=2_500_000)
     fail(directory / "result_4.txt", how)  # that of 14 minutes
-    tree = read_tree(tmp_path)
-    (entry,) = tree.entries
+    (entry,), skipped = read_tree(tmp_path)
     assert entry.failed_runs == 1
     assert entry.time_min == pytest.approx((19 + 10 + 12 + 13 + 15 + 16 + 17 + 18) / 8)
-    names = [each.name for each in tree.skipped]
+    names = [each.name for each in skipped]
     assert names == ([] if how == "aborted" else [str(directory / "result_4.txt")])
     fail(directory / "result_7.txt", how)
-    tree = read_tree(tmp_path)
-    assert tree.entries == ()
-    assert "2 of 10 runs failed or cannot be read" in tree.skipped[-1].problem
-    assert tree.skipped[-1].name == str(directory)
+    entries, skipped = read_tree(tmp_path)
+    assert entries == []
+    assert "2 of 10 runs failed or cannot be read" in skipped[-1].problem
+    assert skipped[-1].name == str(directory)
 
 
 def fail(path: Path, how: str) -> None:
@@ -69,18 +67,17 @@ def test_few_runs_have_a_plain_mean(tmp_path: Path) -> None:
     write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000)
     assert only(tmp_path).time_min == pytest.approx(4.0)
     fail(tmp_path / "results/acme/bert/result_1.txt", "aborted")
-    assert read_tree(tmp_path).entries == ()
+    assert read_tree(tmp_path)[0] == []
 
 
 def test_the_logs_own_ranks_come_before_the_description(tmp_path: Path) -> None:
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, nodes=4, says_ranks=True)
     (tmp_path / "systems" / "acme.json").write_text("{")
-    tree = read_tree(tmp_path)
-    (entry,) = tree.entries
+    (entry,), skipped = read_tree(tmp_path)
     assert (entry.accelerators, entry.accelerator) == (32, "")
-    assert [each.name for each in tree.skipped] == [str(tmp_path / "systems" / "acme.json")]
+    assert [each.name for each in skipped] == [str(tmp_path / "systems" / "acme.json")]
     write_run(tmp_path / "results/acme/bert/result_3.txt", 2.0, 1000, ranks=8)
-    assert "runs on 8 and 32 ranks" in read_tree(tmp_path).skipped[-1].problem
+    assert "runs on 8 and 32 ranks" in read_tree(tmp_path)[1][-1].problem
 
 
 @pytest.mark.parametrize(
@@ -98,9 +95,9 @@ def test_samples_beyond_all_runs_are_refused(tmp_path: Path, change: tuple[str, 
         text = path.read_text().replace('"samples_count": 1000', '"samples_count": 1e308')
         assert change[0] in text
         path.write_text(text.replace(*change))
-    tree = read_tree(tmp_path)
-    assert tree.entries == ()
-    assert {each.problem for each in tree.skipped} == {"says more than 1,000,000,000,000 samples"}
+    entries, skipped = read_tree(tmp_path)
+    assert entries == []
+    assert {each.problem for each in skipped} == {"says more than 1,000,000,000,000 samples"}
 
 
 @pytest.mark.parametrize("count", ["0", "-8", "8.5", "1e3", 2**70, None, ["8"], "8" * 5000])
@@ -108,9 +105,9 @@ def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path, coun
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     path = tmp_path / "systems" / "acme.json"
     path.write_text(json.dumps({"number_of_nodes": "1", "accelerators_per_node": count}))
-    tree = read_tree(tmp_path)
-    assert tree.entries == ()
-    assert "does not say how many accelerators" in tree.skipped[-1].problem
+    entries, skipped = read_tree(tmp_path)
+    assert entries == []
+    assert "does not say how many accelerators" in skipped[-1].problem
 
 
 def test_other_benchmarks_and_links_are_not_read(tmp_path: Path) -> None:
@@ -127,18 +124,18 @@ def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) 
     assert only(tmp_path).system == "own"
     for path in own.iterdir():
         path.write_text(path.read_text().replace('"value": "bert"', '"value": "resnet"'))
-    tree = read_tree(tmp_path)
-    assert tree.entries == ()
-    assert [each.problem for each in tree.skipped] == ["is of the benchmark 'resnet'"] * 3
+    entries, skipped = read_tree(tmp_path)
+    assert entries == []
+    assert [each.problem for each in skipped] == ["is of the benchmark 'resnet'"] * 3
 
 
 def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path: Path) -> None:
     directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     (directory / "result_3.txt").symlink_to("result_3.txt")
-    assert len(read_tree(tmp_path).skipped) == 1
+    assert len(read_tree(tmp_path)[1]) == 1
     os.mkfifo(directory / "result_4.txt")
     (directory / "result_5.txt").mkdir()
-    skipped = [Path(each.name).name for each in read_tree(tmp_path).skipped]
+    skipped = [Path(each.name).name for each in read_tree(tmp_path)[1]]
     assert skipped == ["result_3.txt", "result_4.txt", "result_5.txt", "bert"]
 
 
@@ -156,21 +153,19 @@ def test_a_directory_that_cannot_be_read_is_named(
         return scandir(path)
 
     monkeypatch.setattr(log_tree.os, "scandir", refuse)
-    tree = read_tree(tmp_path)
-    assert len(tree.entries) == 1
-    assert [(each.name, each.problem) for each in tree.skipped] == [
-        (str(closed), "Permission denied")
-    ]
+    entries, skipped = read_tree(tmp_path)
+    assert len(entries) == 1
+    assert [(each.name, each.problem) for each in skipped] == [(str(closed), "Permission denied")]
 
 
 def test_what_lies_too_deep_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)  # three below
     write_system(tmp_path / "deep", "other", minutes=[1, 2, 3], samples=1000)
-    assert len(read_tree(tmp_path).entries) == 2
+    assert len(read_tree(tmp_path)[0]) == 2
     monkeypatch.setattr(log_tree, "MOST_DEPTH", 3)
-    tree = read_tree(tmp_path)
-    assert [each.system for each in tree.entries] == ["acme"]
-    assert [each.name for each in tree.skipped] == [str(tmp_path / "deep" / "results" / "other")]
+    entries, skipped = read_tree(tmp_path)
+    assert [each.system for each in entries] == ["acme"]
+    assert [each.name for each in skipped] == [str(tmp_path / "deep" / "results" / "other")]
 
 
 def test_where_no_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +222,7 @@ def test_logs_that_are_given_one_by_one_are_one_system_for_each_directory(
 def test_the_projects_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Ten runs of two ranks: an entry, but no law alone."""
     results = REPOSITORY / "results"
-    (entry,) = read_tree(results).entries
+    (entry,), _ = read_tree(results)
     assert (entry.system, entry.accelerators, entry.runs) == ("cpu_2core_pytorch", 2, 10)
     assert entry.samples and entry.seq_per_s and entry.time_min
     log = results / "cpu_2core_pytorch/bert/result_0.txt"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_tools.plan.buckets_model import backward_order, parameter_shapes
+from bert_tools.plan.buckets import backward_order, parameter_shapes
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

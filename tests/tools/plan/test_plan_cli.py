@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from bert_tools.common.figures import new_figure
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.sections import ModelSection
@@ -242,11 +244,11 @@ def test_rows_are_kept_where_the_picture_fails(
     words = ["plan", "balance", *SIZES, "--histogram", str(histogram), "--draws", "2"]
     words += ["--out", str(gone / "own.png")]
 
-    def lose_the_directory(*_: object) -> bytes:
+    def lose_the_directory(*_: object) -> Figure:
         gone.rmdir()
-        return PNG
+        return new_figure(1, 1)
 
-    monkeypatch.setattr("bert_tools.plan.balance_plot.balance_picture", lose_the_directory)
+    monkeypatch.setattr("bert_tools.plan.balance._draw", lose_the_directory)
     gone.mkdir()
     assert main(words) == 2
     output = capsys.readouterr()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bert_tools.plan.balance_rows import BalanceRow, Question, make_samplers, measure_row
+from bert_tools.plan.balance import BalanceRow, Question, make_samplers, measure_row
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.config.sections import Deal, ModelSection, SamplerName
 from mlperf_bert.data.balance import Balance, CostModel

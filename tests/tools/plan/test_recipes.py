@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bert_tools.plan.recipes import LambRecipe, lamb_recipe, published_sets
+from bert_tools.plan.recipes import LambRecipe, knots, lamb_recipe
 from mlperf_bert.common.errors import ConfigError
 
-KNOTS = [each.recipe for each in published_sets() if each.is_knot]
+KNOTS = list(knots())
 LARGEST = 16_384
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from bert_tools.plan.batch_choice import Accelerator
-from bert_tools.plan.published_results import published_entries
+from bert_tools.plan.entries import published_entries
 from bert_tools.plan.samples_to_target import Recipe
-from bert_tools.plan.suggest import suggest
-from bert_tools.plan.suggest_text import to_toml
+from bert_tools.plan.suggest import suggest, to_toml
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables, load_config

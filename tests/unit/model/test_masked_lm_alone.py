@@ -18,7 +18,7 @@ from model_cases import (
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.peer import padded_inputs
-from bert_tools.plan.buckets_model import parameter_shapes
+from bert_tools.plan.buckets import parameter_shapes
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import read_state, resolve
 from mlperf_bert.common.errors import CheckpointError

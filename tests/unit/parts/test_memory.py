@@ -12,7 +12,7 @@ import torch
 
 from bert_tools.bench import training_run as bench_run
 from bert_tools.bench.training_run import run_updates
-from bert_tools.plan.buckets_model import parameter_shapes
+from bert_tools.plan.buckets import parameter_shapes
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import MISTAKE, ConfigError
 from mlperf_bert.config.files import load_config

@@ -1,16 +1,15 @@
 """Which global batch a job of any size takes, and how it is cut into forwards (docs/scaling.md)."""
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Literal, get_args
 
-from bert_tools.plan.recipes import published_sets
+from bert_tools.plan.recipes import knots
 from bert_tools.plan.samples_to_target import Recipe, samples_points
+from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
 
@@ -64,19 +63,16 @@ def target_batch(ranks: int, recipe: Recipe, accelerator: Accelerator) -> float:
     if recipe in ("open_adam", "open_adamw"):
         return samples_points(recipe)[0].global_batch_size
     sizes = _batch_sizes(accelerator)
-    if ranks <= sizes[0][0]:
-        return sizes[0][1]
-    for (fewer, below), (more, above) in pairwise(sizes):
-        if ranks <= more:
-            share = math.log(ranks / fewer) / math.log(more / fewer)
-            return float(below * (above / below) ** share)
-    return sizes[-1][1]
+    ranks = min(max(ranks, sizes[0].accelerators), sizes[-1].accelerators)
+    low, high = next(pair for pair in pairwise(sizes) if ranks <= pair[1].accelerators)
+    share = share_between(ranks, low.accelerators, high.accelerators)
+    return geometric(low.global_batch_size, high.global_batch_size, share)
 
 
 def _published_batches(recipe: Recipe) -> list[int]:
     """Those that somebody has published hyper-parameters of, which ours go through."""
     if recipe.startswith("closed"):
-        return [each.recipe.global_batch_size for each in published_sets() if each.is_knot]
+        return [each.global_batch_size for each in knots()]
     return [point.global_batch_size for point in samples_points(recipe)]
 
 
@@ -97,13 +93,13 @@ def _divided(batch: int, ranks: int, most: int) -> BatchChoice | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _BatchSize:
+    accelerators: int
+    global_batch_size: int
+
+
 @cache
-def _batch_sizes(accelerator: Accelerator) -> tuple[tuple[int, int], ...]:
-    """(accelerators, global batch), ascending."""
-    text = resources.files(__package__).joinpath("batch_sizes.csv").read_text("utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return tuple(
-        (int(row["accelerators"]), int(row["global_batch_size"]))
-        for row in rows
-        if row["accelerator"] == accelerator
-    )
+def _batch_sizes(accelerator: Accelerator) -> tuple[_BatchSize, ...]:
+    """By accelerators."""
+    return shipped_rows("batch_sizes.csv", _BatchSize, accelerator=accelerator)

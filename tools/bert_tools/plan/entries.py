@@ -1,10 +1,28 @@
-"""One MLPerf result as the scale-out law sees it, and the words that `--filter` chooses by."""
+"""MLPerf results as the scale-out law sees them: tables of published ones, and `--filter`."""
 
+import csv
+import math
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.untrusted import in_brief, read_regular_file
+
+PUBLISHED = "published"  # the word for the shipped table
+COLUMNS = (
+    *("round", "submitter", "system", "division", "accelerator", "accelerators", "time_min"),
+    *("failed_runs", "global_batch", "samples_million", "logged_seq_per_s", "seq_per_s"),
+    *("seq_per_s_per_accelerator", "init_s"),
+)
+_SHIPPED = "published_results.csv"
+_MAX_BYTES = 2**20  # 348 entries have 36 kB
+_LONGEST_CELL = 200
+_REMEDY = f"give a CSV file with the columns of {_SHIPPED} (docs/scaling.md)"
+_PLAIN_NUMBER = re.compile(r"\d{1,12}(\.\d{1,12})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +64,12 @@ TEXT_KEYS = ("round", "submitter", "division", "accelerator", "system")
 NUMBER_KEYS = ("accelerators", "global_batch_size", "time_min", "samples", "failed_runs")
 _CONDITION = re.compile(r"\s*([a-z_]+)\s*(>=|<=|!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "=": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    ">=": lambda a, b: a >= b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    "<": lambda a, b: a < b,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
 }
 FILTER_HELP = (
     "keep entries that meet it, as round=2.1, submitter=NVIDIA, accelerator~A100 or "
@@ -100,10 +118,8 @@ def _text_test(condition: str, key: str, sign: str, wanted: str) -> Callable[[En
     text = wanted.casefold()
     if sign == "~":
         return lambda entry: text in getattr(entry, key).casefold()
-    if sign == "=":
-        return lambda entry: getattr(entry, key).casefold() == text
-    if sign == "!=":
-        return lambda entry: getattr(entry, key).casefold() != text
+    if sign in ("=", "!="):
+        return lambda entry: (getattr(entry, key).casefold() == text) == (sign == "=")
     problem = f"{condition!r} compares {key}, which is no number"
     raise ConfigError("--filter", problem, "use =, != or ~ with it")
 
@@ -111,3 +127,94 @@ def _text_test(condition: str, key: str, sign: str, wanted: str) -> Callable[[En
 def _number(text: str) -> float | None:
     """A plain number of at most 15 digits, else None."""
     return float(text) if re.fullmatch(r"\d{1,15}(\.\d{1,15})?", text, re.ASCII) else None
+
+
+def published_entries() -> list[Entry]:
+    """The shipped table: MLPerf Training BERT, v0.7 to v5.0, 348 entries."""
+    text = resources.files(__package__).joinpath(_SHIPPED).read_text("utf-8")
+    return _parse_table(text, _SHIPPED)
+
+
+def read_table(path: Path) -> list[Entry]:
+    """The entries of a CSV file of the same columns; lines that begin with `#` are comments.
+
+    Raises DataError, naming the line, for anything else.
+    """
+    try:
+        text = read_regular_file(path, _MAX_BYTES).decode("utf-8-sig")  # spreadsheets mark UTF-8
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise DataError(str(path), reason or "cannot be read", _REMEDY) from None
+    return _parse_table(text, str(path))
+
+
+def _parse_table(text: str, source: str) -> list[Entry]:
+    entries = []
+    header_seen = False
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        where = f"{source}, line {number}"
+        cells = _cells(line, where)
+        if not header_seen:
+            if tuple(cells) != COLUMNS:
+                raise DataError(where, f"is {in_brief(line)}, not the column names", _REMEDY)
+            header_seen = True
+        elif len(cells) != len(COLUMNS):
+            raise DataError(where, f"has {len(cells)} cells, not {len(COLUMNS)}", _REMEDY)
+        else:
+            entries.append(_entry(dict(zip(COLUMNS, cells, strict=True)), where))
+    if not entries:
+        raise DataError(source, "holds no entry", _REMEDY)
+    return entries
+
+
+def _cells(line: str, where: str) -> list[str]:
+    try:
+        rows = list(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise DataError(where, f"is no line of a CSV file ({error})", _REMEDY) from None
+    cells = [cell.strip() for row in rows for cell in row]
+    long = [cell for cell in cells if len(cell) > _LONGEST_CELL]
+    if long:
+        raise DataError(where, f"has a cell of {len(long[0]):,} characters", _REMEDY)
+    return cells
+
+
+def _entry(row: Mapping[str, str], where: str) -> Entry:
+    if not row["system"]:
+        raise DataError(where, "names no system", _REMEDY)
+    millions = _positive(row, "samples_million", where)
+    return Entry(
+        system=row["system"],
+        accelerators=_count(row, "accelerators", where) or None,
+        time_min=_positive(row, "time_min", where),
+        samples=None if millions is None else millions * 1e6,
+        seq_per_s=_positive(row, "seq_per_s", where),
+        round=row["round"],
+        submitter=row["submitter"],
+        division=row["division"],
+        accelerator=row["accelerator"],
+        global_batch_size=_count(row, "global_batch", where),
+        failed_runs=_count(row, "failed_runs", where) or 0,
+    )
+
+
+def _positive(row: Mapping[str, str], column: str, where: str) -> float | None:
+    text = row[column]
+    number = float(text) if _PLAIN_NUMBER.fullmatch(text) else math.nan
+    if text and not number > 0:
+        raise _wrong(row, column, where, "a number above zero")
+    return number if text else None
+
+
+def _count(row: Mapping[str, str], column: str, where: str) -> int | None:
+    text = row[column]
+    if text and not (_PLAIN_NUMBER.fullmatch(text) and text.isdecimal()):
+        raise _wrong(row, column, where, "a whole number")
+    return int(text) if text else None
+
+
+def _wrong(row: Mapping[str, str], column: str, where: str, wanted: str) -> DataError:
+    problem = f"{column} is {in_brief(row[column])}, not {wanted}"
+    return DataError(where, problem, "mend it, or leave the cell empty")

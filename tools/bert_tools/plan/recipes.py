@@ -1,22 +1,48 @@
-"""LAMB's hyper-parameters for any global batch, interpolated between published sets.
+"""Hyper-parameters of published recipes for any global batch. No torch.
 
-The sets are those of MLPerf Training BERT, closed division (`published_sets.csv`). How the
-interpolation goes, and what of it has been tried: docs/hyperparameters.md. No torch.
+LAMB's sets are those of MLPerf Training BERT, closed division (`published_sets.csv`); how the lines
+between them go, and what of them has been tried: docs/hyperparameters.md. Of the open recipes
+`open_adam` is Samsung's (MLPerf v2.0), `open_adamw` MosaicML's (v2.1), each published at one batch:
+below it the schedule keeps its samples and the rate goes with the batch's square root, above it
+both stay. `open_hypothesis` lies on straight lines of logarithms through the two, and beyond them
+has the values of the nearer one.
 """
 
-import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
+from bert_tools.plan.samples_to_target import Recipe, samples_points, samples_to_target
+from bert_tools.plan.shipped import geometric, rounded, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
 
+Sections = dict[str, dict[str, Any]]
+
 _DIGITS = 4  # of an interpolated value: more would claim a precision that nobody measured
 _BETA_PLACES = 5  # after the point, as published betas have
+
+_ADAM = {
+    "learning_rate": 3.9299421615882676e-4,
+    "beta_1": 0.8003575444254268,
+    "beta_2": 0.8174653681457493,
+    "epsilon": 1e-9,
+    "weight_decay": 2.8861703130042965e-3,
+}
+_ADAM_END_RATE = 4.94549100544884e-5
+_ADAM_STEPS, _ADAM_WARM_UP, _ADAM_START, _ADAM_MOST_STEPS = 179, 82, -16, 299
+# MosaicML's decay is not times the rate, as ours is: 1e-5 a step at a rate of 1e-4 is 0.1 here.
+_ADAMW = {
+    "learning_rate": 1e-4,
+    "beta_1": 0.9,
+    "beta_2": 0.98,
+    "epsilon": 1e-6,
+    "weight_decay": 0.1,
+}
+_ADAMW_STEPS, _ADAMW_WARM_UP, _ADAMW_EVALUATION_STEPS = 2800, 80, 55
+_HYPOTHESIS_DIGITS = 2  # its lines are no better than that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +61,7 @@ class LambRecipe:
     start_warmup_step: int
     decay_steps: int
     source: str
+    role: str = "line"  # of a published set "knot" or "shown"
 
     @property
     def form(self) -> Literal["continuous", "published"]:
@@ -42,35 +69,16 @@ class LambRecipe:
         return "published" if self.warmup_steps else "continuous"
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedSet:
-    """A published set; one of the knots that the interpolation goes through, or only shown."""
-
-    recipe: LambRecipe
-    is_knot: bool
+@cache
+def published_sets() -> tuple[LambRecipe, ...]:
+    """All sets of `published_sets.csv`, by batch; lines go through the knots."""
+    return shipped_rows("published_sets.csv", LambRecipe)
 
 
 @cache
-def published_sets() -> tuple[PublishedSet, ...]:
-    """All sets of `published_sets.csv`, by batch."""
-    with resources.files(__package__).joinpath("published_sets.csv").open(encoding="utf-8") as file:
-        return tuple(
-            PublishedSet(
-                LambRecipe(
-                    global_batch_size=int(row["global_batch_size"]),
-                    learning_rate=float(row["learning_rate"]),
-                    beta_1=float(row["beta_1"]),
-                    beta_2=float(row["beta_2"]),
-                    weight_decay=float(row["weight_decay"]),
-                    warmup_steps=int(row["warmup_steps"]),
-                    start_warmup_step=int(row["start_warmup_step"]),
-                    decay_steps=int(row["decay_steps"]),
-                    source=row["source"],
-                ),
-                row["role"] == "knot",
-            )
-            for row in csv.DictReader(file)
-        )
+def knots() -> tuple[LambRecipe, ...]:
+    """The published sets that the interpolation goes through."""
+    return tuple(each for each in published_sets() if each.role == "knot")
 
 
 def lamb_recipe(global_batch_size: int) -> LambRecipe:
@@ -85,56 +93,51 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
             f"{global_batch_size:,} lies outside the published sets",
             f"use 1 to {CLOSED_MOST_BATCH:,}",
         )
-    knots = [each.recipe for each in published_sets() if each.is_knot]
-    if global_batch_size < knots[0].global_batch_size:
-        return _below(knots[0], global_batch_size)
-    for low, high in pairwise(knots):
+    if global_batch_size < knots()[0].global_batch_size:
+        return _below(knots()[0], global_batch_size)
+    for low, high in pairwise(knots()):
         if global_batch_size == low.global_batch_size:
             return low
         if global_batch_size < high.global_batch_size:
             return _between(low, high, global_batch_size)
-    return knots[-1]
+    return knots()[-1]
 
 
 def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
     """As many samples as the smallest set, at a rate that goes with the batch's square root."""
     ratio = batch / smallest.global_batch_size
-    return LambRecipe(
+    return replace(
+        smallest,
         global_batch_size=batch,
-        learning_rate=_rounded(smallest.learning_rate * math.sqrt(ratio)),
-        beta_1=smallest.beta_1,
-        beta_2=smallest.beta_2,
-        weight_decay=smallest.weight_decay,
-        warmup_steps=smallest.warmup_steps,
-        start_warmup_step=smallest.start_warmup_step,
+        learning_rate=rounded(smallest.learning_rate * math.sqrt(ratio), _DIGITS),
         decay_steps=round(smallest.decay_steps / ratio),
+        role="line",
         source=f"extrapolated from {smallest.global_batch_size:,}",
     )
 
 
 def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
     """A straight line over the logarithm of the batch, of logarithms or of shares."""
-    width = math.log(high.global_batch_size / low.global_batch_size)
-    share = math.log(batch / low.global_batch_size) / width
+    share = share_between(batch, low.global_batch_size, high.global_batch_size)
 
-    def geometric(a: float, b: float) -> float:
-        return a * math.exp(share * math.log(b / a))
+    def between(a: float, b: float) -> float:
+        return a if a == b else rounded(geometric(a, b, share), _DIGITS)
 
-    def rounded(a: float, b: float) -> float:
-        return a if a == b else _rounded(geometric(a, b))
+    def below_one(a: float, b: float) -> float:
+        return round(1 - geometric(1 - a, 1 - b, share), _BETA_PLACES)
 
     def of_steps(a: int, b: int) -> int:
         """Steps of the warm-up, whose share of the schedule is what goes in a straight line."""
         at_low, at_high = a / low.decay_steps, b / high.decay_steps
         return round(decay_steps * (at_low + share * (at_high - at_low)))
 
-    decay_steps = round(geometric(low.decay_steps, high.decay_steps))
+    decay_steps = round(geometric(low.decay_steps, high.decay_steps, share))
     return LambRecipe(
         global_batch_size=batch,
-        learning_rate=rounded(low.learning_rate, high.learning_rate),
-        beta_1=round(1 - geometric(1 - low.beta_1, 1 - high.beta_1), _BETA_PLACES),
-        beta_2=round(1 - geometric(1 - low.beta_2, 1 - high.beta_2), _BETA_PLACES),
-        weight_decay=rounded(low.weight_decay, high.weight_decay),
+        learning_rate=between(low.learning_rate, high.learning_rate),
+        beta_1=below_one(low.beta_1, high.beta_1),
+        beta_2=below_one(low.beta_2, high.beta_2),
+        weight_decay=between(low.weight_decay, high.weight_decay),
         warmup_steps=of_steps(low.warmup_steps, high.warmup_steps),
         start_warmup_step=of_steps(low.start_warmup_step, high.start_warmup_step),
         decay_steps=decay_steps,
@@ -142,5 +145,97 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
     )
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+def open_sections(recipe: Recipe, global_batch_size: int, local_batch_size: int) -> Sections:
+    """Sections optim, schedule, clip, data and what else the recipe decides."""
+    if recipe == "open_adam":
+        return _adam(global_batch_size, local_batch_size)
+    if recipe == "open_adamw":
+        return _adamw(global_batch_size)
+    return _hypothesis(global_batch_size)
+
+
+def _adam(batch: int, local_batch: int) -> Sections:
+    ratio = min(1.0, batch / samples_points("open_adam")[0].global_batch_size)
+    root = math.sqrt(ratio)
+    return {
+        "run": {"max_steps": round(_ADAM_MOST_STEPS / ratio)},
+        "data": {"sampler": _strata(batch, local_batch), "balance": "presort_local"},
+        "optim": {
+            "name": "adamw",
+            **_ADAM,
+            "learning_rate": _ADAM["learning_rate"] * root,
+            "loss_normalization": "per_rank",
+        },
+        "schedule": {
+            "form": "published",
+            "warmup_steps": round(_ADAM_WARM_UP / ratio),
+            "start_warmup_step": round(_ADAM_START / ratio),
+            "decay_steps": round(_ADAM_STEPS / ratio),
+            "end_learning_rate": _ADAM_END_RATE * root,
+        },
+        "clip": {
+            "policy": "bucket_before_allreduce",
+            "max_norm": 1.0,
+            "bucket_limit": "equal_share",
+            "bucket_count": 22,
+        },
+    }
+
+
+def _strata(batch: int, local_batch: int) -> str:
+    """The published draw of a rank's batch where it comes out even; else quantiles, unbiased."""
+    for group, name in ((16, "strata_6_3_2_5"), (12, "strata_4_2_2_4")):
+        if local_batch % group == 0:
+            return name
+    return "strata_6_3_2_5" if batch % 16 == 0 else "quantile"
+
+
+def _adamw(batch: int) -> Sections:
+    ratio = min(1.0, batch / samples_points("open_adamw")[0].global_batch_size)
+    return {
+        "model": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+        "optim": {
+            "name": "adamw",
+            **_ADAMW,
+            "learning_rate": _ADAMW["learning_rate"] * math.sqrt(ratio),
+        },
+        "schedule": {
+            "warmup_steps": round(_ADAMW_WARM_UP / ratio),
+            "decay_steps": round(_ADAMW_STEPS / ratio),
+        },
+        "clip": {"policy": "none"},
+        "eval": {"interval_samples": round(_ADAMW_EVALUATION_STEPS / ratio) * batch},
+    }
+
+
+def _hypothesis(batch: int) -> Sections:
+    small, large = samples_points("open_hypothesis")
+    share = share_between(batch, small.global_batch_size, large.global_batch_size)
+    share = min(1.0, max(0.0, share))
+
+    def between(a: float, b: float) -> float:
+        return rounded(geometric(a, b, share), _HYPOTHESIS_DIGITS)
+
+    steps = max(2, round(samples_to_target(batch, "open_hypothesis").samples / batch))
+    rate = between(_ADAMW["learning_rate"], _ADAM["learning_rate"])
+    return {
+        "run": {"max_steps": math.ceil(steps * _ADAM_MOST_STEPS / _ADAM_STEPS)},
+        "model": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+        "data": {"sampler": "quantile"},
+        "optim": {
+            "name": "adamw",
+            "learning_rate": rate,
+            "beta_1": round(1 - between(1 - _ADAMW["beta_1"], 1 - _ADAM["beta_1"]), 4),
+            "beta_2": round(1 - between(1 - _ADAMW["beta_2"], 1 - _ADAM["beta_2"]), 4),
+            "epsilon": 1e-6,
+            "weight_decay": between(_ADAMW["weight_decay"], _ADAM["weight_decay"]),
+        },
+        "schedule": {
+            "warmup_steps": min(_ADAMW_WARM_UP, steps // 2),
+            "decay_steps": steps,
+            "end_learning_rate": rounded(
+                rate * _ADAM_END_RATE / _ADAM["learning_rate"], _HYPOTHESIS_DIGITS
+            ),
+        },
+        "clip": {"policy": "none"},
+    }

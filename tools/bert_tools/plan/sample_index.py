@@ -1,5 +1,6 @@
 """The length index that is planned over: of a prepared set, or made up from a length histogram."""
 
+import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +10,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex
-from mlperf_bert.data.length_histogram import LengthHistogram
+from mlperf_bert.data.length_histogram import (
+    MASKED_SHARE,
+    LengthHistogram,
+    read_histogram,
+    wikipedia_lengths,
+)
 
-MASKED_SHARE = 0.15  # of a sequence's tokens, as the published preparation masks them
 MOST_SAMPLES = 2**28  # the made-up index is held in memory, 7 bytes a sample
 
 
@@ -63,7 +68,7 @@ class SampleIndex:
             lengths=np.repeat(histogram.lengths.astype(np.uint16), histogram.counts),
             masked_counts=np.repeat(masked.astype(np.uint8), histogram.counts),
             order_by_length=np.arange(histogram.num_sequences, dtype=np.uint32),
-            length_histogram=_by_length(histogram),
+            length_histogram=np.bincount(histogram.lengths, histogram.counts).astype(int).tolist(),
         )
 
     @property
@@ -78,8 +83,17 @@ class SampleIndex:
         return total / len(self.lengths)
 
 
-def _by_length(histogram: LengthHistogram) -> list[int]:
-    counts = np.zeros(histogram.max_length + 1, dtype=np.int64)
-    counts[histogram.lengths] = histogram.counts
-    by_length: list[int] = counts.tolist()
-    return by_length
+def asked_index(args: argparse.Namespace) -> SampleIndex:
+    """Over which --data, --histogram and --max-predictions ask to plan. Raises ConfigError."""
+    most, given = vars(args).get("max_predictions"), args.histogram
+    if vars(args).get("data") is not None:
+        if most is not None:
+            remedy = "leave it out: the set says how many positions are masked"
+            raise ConfigError("--max-predictions", "does not go with --data", remedy)
+        return SampleIndex.of_set(args.data)
+    most = MAX_PREDICTIONS if most is None else most
+    if not 1 <= most <= 255:
+        raise ConfigError("--max-predictions", f"is {most}", "set it within 1 .. 255")
+    if given is None:
+        return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", most)
+    return SampleIndex.of_histogram(read_histogram(given), str(given), most)

@@ -7,15 +7,13 @@ are the most that either can need where samples do not fall and steps do not ris
 No torch.
 """
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Literal, get_args
 
+from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.evaluation.convergence import convergence_points, expected_samples
 
@@ -29,7 +27,7 @@ RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 _LEAST_STEPS, _SATURATION = 145, 3_900
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """Samples to the target, sequences counted: the mean of ten runs, and where most such lie.
 
@@ -42,7 +40,7 @@ class Estimate:
     low: float
     high: float
     source: str
-    in_range: bool
+    in_range: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +62,17 @@ def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
         return _reference_points()
     if recipe == "open_hypothesis":
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
-    text = resources.files(__package__).joinpath("samples_points.csv").read_text("utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return tuple(
-        SamplesPoint(
-            int(row["global_batch_size"]),
-            float(row["samples"]),
-            float(row["low"]),
-            float(row["high"]),
-            int(row["entries"]),
-            row["source"],
-        )
-        for row in csv.DictReader(lines)
-        if row["recipe"] == recipe
-    )
+    return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
 
 
 def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
     """What the recipe needs at this global batch, in sequences. Raises ConfigError."""
     if global_batch_size < 1:
         raise ConfigError("global batch", f"is {global_batch_size}", "set it to 1 at least")
-    for known in RECIPES:
-        if recipe == known:
-            return _estimate(global_batch_size, known)
-    raise ConfigError("recipe", f"{recipe!r} is not known", f"use one of {', '.join(RECIPES)}")
-
-
-def _estimate(batch: int, recipe: Recipe) -> Estimate:
-    points = samples_points(recipe)
+    known = next((each for each in RECIPES if each == recipe), None)
+    if known is None:
+        raise ConfigError("recipe", f"{recipe!r} is not known", f"use one of {', '.join(RECIPES)}")
+    points, batch = samples_points(known), global_batch_size
     if batch < points[0].global_batch_size:
         return _below(points[0], batch)
     if batch > points[-1].global_batch_size:
@@ -133,26 +114,14 @@ def _named(point: SamplesPoint) -> str:
 def _on_lines(points: Sequence[SamplesPoint], batch: int) -> Estimate:
     for point in points:
         if point.global_batch_size == batch:
-            return Estimate(
-                samples=point.samples,
-                low=point.low,
-                high=point.high,
-                source=point.source,
-                in_range=True,
-            )
+            return Estimate(point.samples, point.low, point.high, point.source)
     low, high = next(pair for pair in pairwise(points) if batch < pair[1].global_batch_size)
-    width = math.log(high.global_batch_size / low.global_batch_size)
-    share = math.log(batch / low.global_batch_size) / width
-
-    def between(a: float, b: float) -> float:
-        return a * math.exp(share * math.log(b / a))
-
+    share = share_between(batch, low.global_batch_size, high.global_batch_size)
     return Estimate(
-        samples=between(low.samples, high.samples),
-        low=between(low.low, high.low),
-        high=between(low.high, high.high),
+        samples=geometric(low.samples, high.samples, share),
+        low=geometric(low.low, high.low, share),
+        high=geometric(low.high, high.high, share),
         source=f"interpolated, {low.global_batch_size:,} to {high.global_batch_size:,}",
-        in_range=True,
     )
 
 
@@ -167,7 +136,6 @@ def _hypothesis(points: Sequence[SamplesPoint], batch: int) -> Estimate:
         high=most,
         source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
         f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
-        in_range=True,
     )
 
 
@@ -198,5 +166,4 @@ def _reference(batch: int) -> Estimate:
         low=expected.minimum,
         high=2 * expected.mean - expected.minimum,
         source="the rules' reference convergence points, rules 2.1 to 5.0",
-        in_range=True,
     )

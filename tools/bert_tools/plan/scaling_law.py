@@ -8,7 +8,7 @@ beside it Student's, which says more where entries are few.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from bert_tools.common.student_t import quantile_95
 from bert_tools.plan.entries import Entry
 from mlperf_bert.common.errors import ConfigError
 
-RESAMPLES, LEVEL, DEFAULT_SEED = 4000, 0.95, 0
+RESAMPLES, LEVEL = 4000, 0.95
 _MOST_DRAWN = 10**6  # entries that are held at a time
 _MOST_LOGARITHM = 460  # of a value, about 1e200: what is multiplied with it stays a number
 _MOST_DOUBLINGS = 60  # of the accelerators for half the time; more is as good as never
@@ -36,12 +36,12 @@ class PowerLaw:
 
     coefficient: float
     exponent: float
-    low: float | None
-    high: float | None
-    coefficient_low: float | None
-    coefficient_high: float | None
-    half_width: float | None
-    count: int
+    low: float | None = None
+    high: float | None = None
+    coefficient_low: float | None = None
+    coefficient_high: float | None = None
+    half_width: float | None = None
+    count: int = 0
 
     def at(self, accelerators: float) -> float:
         """The value at so many accelerators; infinite where no float holds it."""
@@ -52,16 +52,7 @@ class PowerLaw:
 
 
 # Cerebras' fit to MLPerf v0.7 (July 2020), p NVIDIA A100: minutes = 228.3 * p^-0.7392.
-CEREBRAS = PowerLaw(
-    coefficient=228.3,
-    exponent=-0.7392,
-    low=None,
-    high=None,
-    coefficient_low=None,
-    coefficient_high=None,
-    half_width=None,
-    count=0,
-)
+CEREBRAS = PowerLaw(coefficient=228.3, exponent=-0.7392)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +95,7 @@ class ScalingLaw:
         return _known(entry.time_min) / self.time.at(_known(entry.accelerators))
 
 
-def fit_law(entries: Sequence[Entry], seed: int = DEFAULT_SEED) -> ScalingLaw:
+def fit_law(entries: Sequence[Entry], seed: int = 0) -> ScalingLaw:
     """Fit entries that all have accelerators and a time.
 
     Raises ConfigError for too few of them, and for sizes that hardly differ, whose line is so steep
@@ -160,23 +151,20 @@ def _fit_known(points: Sequence[tuple[int | None, float | None]], seed: int) -> 
 def _fit(points: Sequence[tuple[int | None, float | None]], seed: int) -> PowerLaw:
     x = np.log(np.array([_known(size) for size, _ in points]))
     y = np.log(np.array([_known(value) for _, value in points]))
-    slopes, intercepts = _lines(x[None], y[None])
-    slope, intercept = float(slopes[0]), float(intercepts[0])
-    count = len(points)
+    slope, intercept = (float(each[0]) for each in _lines(x[None], y[None]))
     _check_line(x, slope, intercept)
-    if count == 2:
-        return _law(slope, intercept, count)
-    degrees = count - 2
+    line = PowerLaw(coefficient=math.exp(intercept), exponent=slope, count=len(points))
+    degrees = len(points) - 2
+    if degrees == 0:
+        return line
     spread = float(np.sum((x - x.mean()) ** 2))
     error = math.sqrt(float(np.sum((y - intercept - slope * x) ** 2)) / degrees / spread)
-    drawn = _resampled(x, y, seed)
-    share = (1 - LEVEL) / 2
-    low, high = (float(value) for value in np.quantile(drawn[0], (share, 1 - share)))
-    least, most = (float(value) for value in np.quantile(drawn[1], (share, 1 - share)))
-    return _law(
-        slope,
-        intercept,
-        count,
+    shares = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+    drawn_slopes, drawn_intercepts = _resampled(x, y, seed)
+    low, high = np.quantile(drawn_slopes, shares).tolist()
+    least, most = np.quantile(drawn_intercepts, shares).tolist()
+    return replace(
+        line,
         low=low,
         high=high,
         coefficient_low=math.exp(least) if abs(least) <= _MOST_LOGARITHM else None,
@@ -195,42 +183,18 @@ def _check_line(x: Floats, slope: float, intercept: float) -> None:
     raise ConfigError("plan law", problem, "give entries whose sizes differ more")
 
 
-def _law(
-    slope: float,
-    intercept: float,
-    count: int,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    coefficient_low: float | None = None,
-    coefficient_high: float | None = None,
-    half_width: float | None = None,
-) -> PowerLaw:
-    return PowerLaw(
-        coefficient=math.exp(intercept),
-        exponent=slope,
-        low=low,
-        high=high,
-        coefficient_low=coefficient_low,
-        coefficient_high=coefficient_high,
-        half_width=half_width,
-        count=count,
-    )
-
-
 def _resampled(x: Floats, y: Floats, seed: int) -> tuple[Floats, Floats]:
     """Slopes and intercepts of resampled entries; those of one size only have none, left out."""
     generator = np.random.default_rng(seed)
-    slopes, intercepts = [], []
+    found = []
     part = max(1, min(RESAMPLES, _MOST_DRAWN // len(x)))  # at a time
     for begun in range(0, RESAMPLES, part):
         drawn = generator.integers(len(x), size=(min(part, RESAMPLES - begun), len(x)))
         of_x, of_y = x[drawn], y[drawn]
         has_two_sizes = np.ptp(of_x, axis=1) > 0
-        each = _lines(of_x[has_two_sizes], of_y[has_two_sizes])
-        slopes.append(each[0])
-        intercepts.append(each[1])
-    return np.concatenate(slopes), np.concatenate(intercepts)
+        found.append(_lines(of_x[has_two_sizes], of_y[has_two_sizes]))
+    slopes, intercepts = (np.concatenate(each) for each in zip(*found, strict=True))
+    return slopes, intercepts
 
 
 def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:

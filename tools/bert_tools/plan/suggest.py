@@ -1,16 +1,22 @@
-"""A config for a job of any size, with the samples and the time to expect. No torch.
+"""`plan suggest`: a config for a job of any size, with the samples and the time to expect.
 
-Hyper-parameters are those of published recipes or lie between them (`recipes`, `open_recipes`),
+Hyper-parameters are those of published recipes or lie between them (`recipes`),
 the batch is `batch_choice`'s, samples are `samples_to_target`'s, and time is samples over the
 throughput of the law that `plan law` fits to NVIDIA's entries on that accelerator.
 """
 
+import argparse
+import json
 import math
+import os
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.batch_choice import (
     Accelerator,
     BatchChoice,
@@ -18,14 +24,15 @@ from bert_tools.plan.batch_choice import (
     most_sequences,
     target_batch,
 )
-from bert_tools.plan.entries import Entry, chosen
-from bert_tools.plan.open_recipes import Sections, open_sections
-from bert_tools.plan.published_results import published_entries
-from bert_tools.plan.recipes import lamb_recipe, published_sets
+from bert_tools.plan.entries import Entry, chosen, published_entries
+from bert_tools.plan.law import law_in_words
+from bert_tools.plan.recipes import Sections, knots, lamb_recipe, open_sections
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from bert_tools.plan.scaling_law import ScalingLaw, fit_law
+from mlperf_bert.cli.explain import in_words as config_in_words
+from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.files import check_file_name, config_from_tables
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 
 SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
@@ -36,6 +43,7 @@ LAW_FILTERS: dict[Accelerator, tuple[str, ...]] = {
     "h200": ("round>=4.0", "division=closed", "accelerator~H200"),
 }
 _MOST_RANKS = 2**20
+_WIDTH = 100
 _FAR_SMALLER = 2  # times, a batch than those that the law's throughput was measured at
 
 
@@ -66,6 +74,43 @@ class Suggestion:
     warnings: tuple[str, ...]
 
 
+def answer(args: argparse.Namespace) -> Answer:
+    """Write the config, a new file. Raises ConfigError or DataError."""
+    found = suggest(
+        args.nodes,
+        args.gpus,
+        accelerator=args.accelerator,
+        recipe=args.recipe,
+        local_batch_size=args.local_batch_size,
+    )
+    path = args.out or Path(found.name)
+    if path.suffix != ".toml":
+        raise ConfigError("--out", f"{path} does not end in .toml", f"name it {found.name}")
+    if os.path.lexists(path):
+        raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
+    check_file_name(path, found.config)
+    write_file(path, to_toml(found).encode("ascii"))
+    parallel = found.config.parallel
+    facts = {
+        "file": str(path),
+        "recipe": found.recipe,
+        "accelerator": found.accelerator,
+        "nodes": parallel.nodes,
+        "gpus_per_node": parallel.ranks_per_node,
+        "local_batch_size": parallel.local_batch_size,
+        "grad_accum_steps": parallel.grad_accum_steps,
+        "global_batch_size": parallel.global_batch_size,
+        "max_steps": found.config.max_steps,
+        "eval_interval_samples": found.config.eval_interval_samples,
+        "config": found.sections,
+        "source": found.source,
+        "expected": asdict(found.expected),
+        "published": [asdict(each) for each in found.published],
+        "warnings": list(found.warnings),
+    }
+    return Answer(facts=facts, lines=_in_words(found), end=f"config: {path}")
+
+
 def suggest(
     nodes: int,
     gpus: int,
@@ -75,18 +120,15 @@ def suggest(
     local_batch_size: int | None = None,
 ) -> Suggestion:
     """The config for `nodes` of `gpus` each. Raises ConfigError for sizes that cannot be."""
-    for option, value in (("--nodes", nodes), ("--gpus", gpus)):
-        if value < 1:
-            raise ConfigError(option, f"is {value}", "set it to 1 at least")
+    check_least("--nodes", nodes, 1)
+    check_least("--gpus", gpus, 1)
     ranks = nodes * gpus
     if ranks > _MOST_RANKS:
         raise ConfigError("--nodes", f"makes {ranks:,} ranks", f"use {_MOST_RANKS:,} at most")
     if local_batch_size is None:
         batch = choose_batch(ranks, recipe, accelerator)
-    elif local_batch_size < 1:
-        problem = f"is {local_batch_size}"
-        raise ConfigError("--local-batch-size", problem, "set it to 1 at least")
     else:
+        check_least("--local-batch-size", local_batch_size, 1)
         batch = BatchChoice(local_batch_size, 1)
     sections, source = _sections(nodes, gpus, batch, recipe)
     config = config_from_tables(sections, "plan suggest")
@@ -147,27 +189,23 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
 
 
 def _closed(batch: int) -> tuple[Sections, str]:
-    set_ = lamb_recipe(batch)
-    schedule: dict[str, Any] = {"decay_steps": set_.decay_steps}
-    if set_.warmup_steps:
+    found = lamb_recipe(batch)
+    schedule: dict[str, Any] = {"decay_steps": found.decay_steps}
+    if found.warmup_steps:
         schedule |= {
-            "form": set_.form,
-            "warmup_steps": set_.warmup_steps,
-            "start_warmup_step": set_.start_warmup_step,
+            key: getattr(found, key) for key in ("form", "warmup_steps", "start_warmup_step")
         }
     sections: Sections = {
         "optim": {
             "name": "lamb",
-            "learning_rate": set_.learning_rate,
-            "beta_1": set_.beta_1,
-            "beta_2": set_.beta_2,
+            **{key: getattr(found, key) for key in ("learning_rate", "beta_1", "beta_2")},
             "epsilon": 1e-6,
-            "weight_decay": set_.weight_decay,
+            "weight_decay": found.weight_decay,
         },
         "schedule": schedule,
         "clip": {"policy": "after_allreduce", "max_norm": 1.0},
     }
-    return sections, set_.source
+    return sections, found.source
 
 
 def _expected(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> Expected:
@@ -197,9 +235,7 @@ def _warnings(
     parallel = config.parallel
     batch, ranks = parallel.global_batch_size, parallel.world_size
     if recipe.startswith("closed"):
-        if batch not in [
-            each.recipe.global_batch_size for each in published_sets() if each.is_knot
-        ]:
+        if batch not in [each.global_batch_size for each in knots()]:
             yield f"no set is published for a batch of {batch:,}: {source}, tried by nobody we know"
     elif recipe == "open_hypothesis":
         yield "the open hypothesis goes through two published points, and nobody has tried it"
@@ -230,3 +266,71 @@ def _warnings(
             f"the run stops after {config.max_steps:,} steps, {expected.steps:,} are expected: "
             "raise run.max_steps"
         )
+
+
+def to_toml(suggestion: Suggestion) -> str:
+    """A file that `mlperf_bert config` accepts: comments that say whence, then what is set."""
+    lines = []
+    for paragraph in _comments(suggestion):
+        lines += textwrap.wrap(
+            paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False
+        )
+    for name, section in suggestion.sections.items():
+        lines += ["", f"[{name}]"]
+        # JSON's strings and numbers are TOML's as well.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in section.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _in_words(suggestion: Suggestion) -> Iterator[str]:
+    """The config in words, what to expect of it, and what to doubt."""
+    expected, samples = suggestion.expected, suggestion.expected.samples
+    config, law = suggestion.config, law_of(suggestion.accelerator)
+    ranks = config.parallel.world_size
+    yield f"recipe          {suggestion.recipe}: {suggestion.source}"
+    yield config_in_words(config)
+    yield (
+        f"samples         {_millions(samples.samples)} expected, {_millions(samples.low)} to "
+        f"{_millions(samples.high)} ({samples.source})"
+    )
+    yield f"                {expected.steps:,} steps"
+    yield (
+        f"time            {_time(expected.time_min)} expected, {_time(expected.time_low)} to "
+        f"{_time(expected.time_high)}, at {expected.seq_per_s:,.0f} sequences/s"
+    )
+    if law.throughput:
+        yield (
+            f"                throughput {law_in_words(law.throughput, 'sequences/s')}: "
+            f"`plan law` of {', '.join(LAW_FILTERS[suggestion.accelerator])}"
+        )
+    for entry in suggestion.published:
+        yield (
+            f"published       {entry.name}: {_time(entry.time_min or math.nan)} on {ranks:,}, "
+            f"{_millions(entry.samples or math.nan)}, global batch {entry.global_batch_size or 0:,}"
+        )
+    yield from (f"warning         {each}" for each in suggestion.warnings)
+
+
+def _comments(suggestion: Suggestion) -> Iterator[str]:
+    config, expected = suggestion.config, suggestion.expected
+    parallel = config.parallel
+    yield (
+        f"Not run. BERT-large on {parallel.world_size:,} {suggestion.accelerator.upper()} "
+        f"({parallel.nodes:,} x {parallel.ranks_per_node}), {config.mlperf.division} division, a "
+        f"global batch of {parallel.global_batch_size:,}. Made by `mlperf_bert plan suggest`, "
+        f"recipe {suggestion.recipe}: {suggestion.source}."
+    )
+    yield (
+        f"Expected: {_millions(expected.samples.samples)} ({expected.steps:,} steps), "
+        f"{_time(expected.time_min)} by the throughput of published entries (docs/scaling.md)."
+    )
+    for warning in suggestion.warnings:
+        yield f"Warning: {warning}."
+
+
+def _millions(samples: float) -> str:
+    return f"{samples / 1e6:,.3f} million samples"
+
+
+def _time(minutes: float) -> str:
+    return f"{60 * minutes:.1f} s" if minutes < 2 else f"{minutes:,.1f} min"

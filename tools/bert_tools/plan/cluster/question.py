@@ -1,210 +1,344 @@
-"""What `plan cluster` is asked: options checked, and turned into jobs, drawn steps and a run."""
+"""`plan cluster`: what is asked is simulated, and shown as tables and pictures."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bert_tools.plan.cluster.constants import Constants
-from bert_tools.plan.cluster.machine import AcceleratorName, MatrixPrecision, make_machine
-from bert_tools.plan.cluster.run import RunInputs, RunTime, mean_step_ms, run_time, simulate_steps
-from bert_tools.plan.cluster.software import (
-    Sharding,
-    Software,
-    SoftwareName,
-    software,
-    with_capture,
-    with_optimizer,
+import numpy as np
+
+from bert_tools.common.figures import check_picture, new_figure
+from bert_tools.common.tables import aligned
+from bert_tools.plan.answer import Answer, Pictures
+from bert_tools.plan.cluster.simulation import (
+    AblationRow,
+    Question,
+    Simulated,
+    SweepRow,
+    ablation,
+    simulate,
+    sweep,
+    sweep_nodes,
 )
-from bert_tools.plan.cluster.step import Job, StepTiming
-from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps
-from bert_tools.plan.sample_index import SampleIndex
-from bert_tools.plan.samples_to_target import Estimate, samples_to_target
+from bert_tools.plan.cluster.step import StepTiming
+from bert_tools.plan.sample_index import asked_index
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import (
-    BalancePolicy,
-    ClipPolicy,
-    ModelSection,
-    SamplerName,
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PICTURES = ("timeline", "ablation_plot", "sweep_plot")
+_NOTE = (
+    "A simulation, not a measurement: its constants were fitted on published A100 runs "
+    "(docs/cluster_model.md)."
 )
-
-MOST_RANKS = 200_000
-MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
-MOST_DRAWS = 1000
-_MOST_DRAWN_RANKS = 200_000  # of all draws of a step together
-MOST_RANKS_OF_A_NODE = 576  # the most that NVLink's maker names for one domain
-_LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One machine, program and recipe. Names are those of the options and of the config."""
-
-    nodes: int
-    gpus_per_node: int
-    local_batch_size: int
-    accelerator: AcceleratorName = "a100"
-    node_gb_s: float | None = None
-    program: SoftwareName = "ours"
-    capture: Literal["on", "off"] | None = None
-    sharding: Sharding | None = None
-    precision: MatrixPrecision = "bf16"
-    sampler: SamplerName = "uniform"
-    balance: BalancePolicy = "presort_global"
-    clip: ClipPolicy = "bucket_before_allreduce"
-    recipe: str = "closed_lamb"
-    samples: float | None = None
-    start_up_s: float = 0.0
-    skipped_steps: int = 0
-    evaluation_interval: int | None = None  # samples; None: by the rules
-    draws: int = 5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check_counts(self)
-        machine = make_machine(self.accelerator, 1, 1)
-        if not machine.accelerator.peak_tflops(self.precision):
-            problem = f"{self.precision}: {self.accelerator} has no such units"
-            raise ConfigError("--precision", problem, "use bf16, or another accelerator")
-        if self.node_gb_s is not None and not _LEAST_GB_S <= self.node_gb_s <= _MOST_GB_S:
-            problem = f"is {self.node_gb_s:g}"
-            remedy = f"set it within {_LEAST_GB_S:g} .. {_MOST_GB_S:g} GB/s"
-            raise ConfigError("--node-bandwidth", problem, remedy)
-
-    @property
-    def world_size(self) -> int:
-        """Accelerators."""
-        return self.nodes * self.gpus_per_node
-
-    @property
-    def software(self) -> Software:
-        """The program with what was asked of it."""
-        program = software(self.program)
-        if self.capture is not None and self.capture != program.capture:
-            program = with_capture(program, self.capture)
-        if self.sharding is not None:
-            program = replace(program, sharding=self.sharding)
-        return with_optimizer(program, "lamb" if self.recipe.startswith("closed") else "adam")
-
-    @property
-    def dealing(self) -> Dealing:
-        """How batches are drawn and dealt."""
-        return Dealing(
-            local_batch_size=self.local_batch_size,
-            sampler=self.sampler,
-            balance=self.balance,
-            seed=self.seed,
-        )
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences a step."""
-        return self.world_size * self.dealing.sequences(self.software.layout)
-
-    def job(self, constants: Constants) -> Job:
-        """As the simulator takes it."""
-        machine = make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.node_gb_s)
-        return Job(
-            machine=machine,
-            program=self.software,
-            constants=constants,
-            model=ModelSection(),
-            precision=self.precision,
-            clip=self.clip,
-        )
-
-    def works(self, index: SampleIndex) -> list[Workload]:
-        """Drawn steps; fewer where there are very many ranks."""
-        draws = max(1, min(self.draws, _MOST_DRAWN_RANKS // self.world_size))
-        return draw_steps(index, self.dealing, self.software, self.nodes, self.gpus_per_node, draws)
-
-    def estimate(self) -> Estimate:
-        """Samples to the target: given, or what the recipe needs at this batch."""
-        if self.samples is None:
-            return samples_to_target(self.global_batch_size, self.recipe)
-        given = self.samples
-        return Estimate(samples=given, low=given, high=given, source="given", in_range=True)
+_STEP_NAMES = ("a step of the mean rank", "time", "share")
+_ABLATION_NAMES = ("one exchanged for another", "step", "difference", "exposed", "imbalance")
+_SWEEP_NAMES = (
+    *("nodes", "accelerators", "local", "global", "step", "exposed", "waiting"),
+    *("sequences", "samples", "to target "),
+)
+_FORWARD, _BACKWARD, _OPTIMIZER, _SENT = "#7fb3d8", "#2f6f9f", "#8a63b0", "#d9722e"
+_HOST = "#9a9a9a"
+_LANES = ("communication", "compute", "host")  # from below
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Drawn steps of one question, and the run that they make up."""
-
-    question: Question
-    timings: list[StepTiming]
-    works: list[Workload]
-    run: RunTime
-    estimate: Estimate
-
-    @property
-    def sequences_per_s(self) -> float:
-        """Over steps, evaluations and start-up left out."""
-        return 1e3 * self.question.global_batch_size / self.run.step_ms
-
-    @property
-    def imbalance_tokens(self) -> float:
-        """Largest over mean of the ranks' real tokens, mean over draws."""
-        each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
-        return sum(each) / len(each)
-
-    @property
-    def padding_fraction(self) -> float:
-        """Tokens computed beyond the real ones, over the real ones."""
-        real = sum(float(work.real_tokens.sum()) for work in self.works)
-        return sum(float(work.tokens.sum()) for work in self.works) / real - 1
-
-    @property
-    def parts_ms(self) -> dict[str, float]:
-        """Where a step goes on the mean rank, ms; the sum is the step."""
-        names = self.timings[0].parts
-        return {
-            name: sum(float(timing.parts[name].mean()) for timing in self.timings)
-            / len(self.timings)
-            for name in names
-        }
-
-    def mean_ms(self, name: Literal["communication_ms", "exposed_ms"]) -> float:
-        """Of a property of the steps, mean over draws."""
-        return sum(float(getattr(timing, name)) for timing in self.timings) / len(self.timings)
-
-
-def answer(question: Question, index: SampleIndex, constants: Constants) -> Answer:
-    """Simulate what is asked. Raises ConfigError where the batch cannot be drawn."""
-    job, works, estimate = question.job(constants), question.works(index), question.estimate()
-    timings = simulate_steps(job, works, question.seed)
-    inputs = RunInputs(
-        global_batch_size=question.global_batch_size,
-        samples=estimate.samples,
-        start_up_s=question.start_up_s,
-        skipped_steps=question.skipped_steps,
-        evaluation_interval=question.evaluation_interval or "mlperf",
-    )
-    run = run_time(job, mean_step_ms(timings), inputs)
-    return Answer(question=question, timings=timings, works=works, run=run, estimate=estimate)
+def answer(args: argparse.Namespace) -> Answer:
+    """Simulate. Raises ConfigError or DataError for what the user can mend."""
+    names = {each.name for each in fields(Question)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    question = Question(node_gb_s=args.node_bandwidth, **given)
+    _check_pictures(args)
+    index = asked_index(args)
+    found = simulate(question, index)
+    ablated = ablation(found, index) if args.ablation or args.ablation_plot else []
+    swept: list[SweepRow] = []
+    if args.sweep or args.sweep_plot:
+        swept = list(sweep(question, args.sweep or "local", index))
+        if not swept:
+            problem = "no size of 1 node to 100,000 accelerators can deal this batch"
+            remedy = "use the sampler 'quantile', which any batch can represent"
+            raise ConfigError("--sweep", problem, remedy)
+    run, timing = found.run, found.timings[0]
+    facts = {
+        "kind": "simulation",
+        **asdict(question),
+        "world_size": question.world_size,
+        "global_batch_size": question.global_batch_size,
+        "step_ms": run.step_ms,
+        "parts_ms": found.parts_ms,
+        "communication_ms": found.mean_ms("communication_ms"),
+        "exposed_ms": found.mean_ms("exposed_ms"),
+        "imbalance_tokens": found.imbalance_tokens,
+        "padding_fraction": found.padding_fraction,
+        "sequences_per_s": found.sequences_per_s,
+        "slowest_rank": timing.slowest_rank,
+        "median_rank": timing.median_rank,
+        "run": asdict(run) | {"seconds": run.seconds, "steady_step_ms": run.steady_step_ms},
+        "samples_to_target": asdict(found.estimate),
+        "ablation": [asdict(row) for row in ablated],
+        "sweep": [asdict(row) for row in swept],
+        **{name: getattr(args, name) and str(getattr(args, name)) for name in _PICTURES},
+    }
+    lines = _in_words(found, ablated, swept)
+    return Answer(facts=facts, lines=lines, pictures=_pictures(args, found, ablated, swept))
 
 
-def _check_counts(question: Question) -> None:
-    for name in ("nodes", "gpus_per_node", "local_batch_size", "draws"):
-        _check_at_least(question, name, 1)
-    for name in ("start_up_s", "skipped_steps", "seed"):
-        _check_at_least(question, name, 0)
-    for name in ("samples", "evaluation_interval"):
-        if getattr(question, name) is not None:
-            _check_at_least(question, name, 1)
-    if question.gpus_per_node > MOST_RANKS_OF_A_NODE:
-        problem = f"is {question.gpus_per_node:,}"
-        remedy = f"set it to {MOST_RANKS_OF_A_NODE} at most: larger nodes are not modelled"
-        raise ConfigError("--gpus-per-node", problem, remedy)
-    if question.world_size > MOST_RANKS:
-        problem = f"makes {question.world_size:,} ranks"
-        raise ConfigError("--nodes", problem, f"keep them to {MOST_RANKS:,}")
-    if question.global_batch_size > MOST_SEQUENCES:
-        problem = f"makes a global batch of {question.global_batch_size:,} sequences"
-        raise ConfigError("--local-batch-size", problem, f"keep it to {MOST_SEQUENCES:,}")
-    if question.draws > MOST_DRAWS:
-        raise ConfigError("--draws", f"is {question.draws}", f"set it to {MOST_DRAWS} at most")
-
-
-def _check_at_least(question: Question, name: str, least: int) -> None:
-    value, most = getattr(question, name), 1e12
-    if not least <= value <= most:
+def _check_pictures(args: argparse.Namespace) -> None:
+    """Before minutes are spent. Raises ConfigError, or DataError where one cannot be written."""
+    seen: dict[str, str] = {}
+    for name in _PICTURES:
+        path: Path | None = getattr(args, name)
+        if path is None:
+            continue
         option = "--" + name.replace("_", "-")
-        raise ConfigError(option, f"is {value:g}", f"set it within {least} .. {most:g}")
+        check_picture(path, option)
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise ConfigError(option, f"{path} is the file of {other} too", "name another file")
+
+
+def _pictures(
+    args: argparse.Namespace,
+    found: Simulated,
+    ablated: Sequence[AblationRow],
+    swept: Sequence[SweepRow],
+) -> Pictures:
+    name = f"{found.question.local_batch_size} a rank"
+    if args.sweep == "global":
+        name = f"global batch {found.question.global_batch_size:,}"
+    draws = (
+        partial(timeline_picture, found),
+        partial(ablation_picture, found, ablated),
+        partial(sweep_picture, {name: swept}),
+    )
+    paths = (getattr(args, each) for each in _PICTURES)
+    return {path: draw for path, draw in zip(paths, draws, strict=True) if path}
+
+
+def _in_words(
+    found: Simulated, ablated: Sequence[AblationRow], swept: Sequence[SweepRow]
+) -> Iterator[str]:
+    """Machine, step by parts, communication, and the run; then the tables that are asked for."""
+    question, run = found.question, found.run
+    parts = [
+        (name, f"{value:.1f} ms", f"{value / run.step_ms:.1%}")
+        for name, value in found.parts_ms.items()
+    ]
+    communication, exposed = found.mean_ms("communication_ms"), found.mean_ms("exposed_ms")
+    yield (
+        f"{question.nodes:,} nodes of {question.gpus_per_node} {question.accelerator}, "
+        f"{question.local_batch_size} a rank, global batch {question.global_batch_size:,}; "
+        f"program {question.program}, {question.precision}, {question.sampler}, "
+        f"{question.balance}, {question.clip}"
+    )
+    yield (
+        f"tokens of the largest rank over the mean {found.imbalance_tokens:.4f}, "
+        f"padding {found.padding_fraction:.2%}; {len(found.timings)} steps drawn"
+    )
+    rows = [*parts, ("", f"{run.step_ms:.1f} ms", "")]
+    yield from ("", *aligned(_STEP_NAMES, rows, left=_STEP_NAMES[0]), "")
+    yield (
+        f"communication {communication:.1f} ms, of which {exposed:.1f} ms exposed and "
+        f"{communication - exposed:.1f} ms beside computing"
+    )
+    yield (
+        f"{found.sequences_per_s:,.0f} sequences/s while training, "
+        f"{found.sequences_per_s / question.world_size:.1f} an accelerator"
+    )
+    yield from _run_in_words(found)
+    if ablated:
+        yield from ("", *_ablation_in_words(ablated))
+    if swept:
+        yield from ("", *_sweep_in_words(swept, question.gpus_per_node))
+
+
+def _run_in_words(found: Simulated) -> list[str]:
+    run, estimate = found.run, found.estimate
+    known = "" if estimate.in_range else ", beyond what is published"
+    spread = (
+        f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
+    )
+    return [
+        f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.source}{known})",
+        f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
+        f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "
+        f"start-up {run.start_up_s:g} s",
+        _NOTE,
+    ]
+
+
+def _ablation_in_words(rows: Sequence[AblationRow]) -> list[str]:
+    """One technique exchanged at a time; what was asked for is marked."""
+    cells = []
+    for row in rows:
+        mark = " (as asked)" if row.is_as_asked else ""
+        name = f"{row.technique}: {row.setting}{mark}"
+        cells.append([name, "-", "-", "-", "-"])
+        if row.difference_ms is not None:
+            cells[-1][1:] = (
+                f"{row.step_ms:.1f} ms",
+                f"{row.difference_ms:+.1f} ms",
+                f"{row.exposed_ms:.1f} ms",
+                f"{row.imbalance_tokens:.4f}",
+            )
+    left_out = [f"left out: {row.setting} ({row.reason})" for row in rows if row.reason]
+    return [*aligned(_ABLATION_NAMES, cells, left=_ABLATION_NAMES[0]), *left_out]
+
+
+def _sweep_in_words(rows: Sequence[SweepRow], gpus_per_node: int) -> list[str]:
+    """Sizes in a row each; a time whose samples nobody published is marked."""
+    cells = [
+        (
+            f"{row.nodes:,}",
+            f"{row.accelerators:,}",
+            f"{row.local_batch_size:,}",
+            f"{row.global_batch_size:,}",
+            f"{row.step_ms:.1f} ms",
+            f"{row.exposed_ms:.1f} ms",
+            f"{row.waiting_ms:.1f} ms",
+            f"{row.sequences_per_s:,.0f}/s",
+            f"{row.samples / 1e6:.2f} M",
+            f"{row.time_s:,.1f} s" + (" " if row.in_range else "?"),
+        )
+        for row in rows
+    ]
+    lines = aligned(_SWEEP_NAMES, cells, left="nodes")
+    shown = {row.nodes for row in rows}
+    left_out = [f"{nodes:,}" for nodes in sweep_nodes(gpus_per_node) if nodes not in shown]
+    if left_out:
+        lines.append(
+            f"left out, as their ranks cannot be dealt the batch: {', '.join(left_out)} nodes"
+        )
+    return [*lines, "?: no published run tells the samples at this batch"]
+
+
+def timeline_picture(found: Simulated) -> "Figure":
+    """Of one step: the slowest rank over the median one, three lanes each."""
+    from matplotlib.patches import Patch
+
+    timing = found.timings[0]
+    figure = new_figure(12, 5.2)
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, rank, name in zip(
+        panels,
+        (timing.slowest_rank, timing.median_rank),
+        ("slowest rank", "median rank"),
+        strict=True,
+    ):
+        _draw_rank(axes, timing, rank)
+        axes.set_title(f"{name} ({rank:,})", loc="left", fontsize=10)
+    panels[1].set_xlabel("ms from the start of the step")
+    panels[0].set_xlim(0, timing.step_ms)
+    names = {
+        "launches on the host": _HOST,
+        "forward": _FORWARD,
+        "backward": _BACKWARD,
+        "optimizer": _OPTIMIZER,
+        "buckets on the way": _SENT,
+    }
+    handles = [Patch(color=colour, label=name) for name, colour in names.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    question = found.question
+    figure.suptitle(
+        f"Simulated step, {timing.step_ms:.1f} ms: {question.world_size:,} {question.accelerator} "
+        f"x {question.local_batch_size}, {question.program}, capture "
+        f"{question.software.capture}, {question.clip}"
+    )
+    return figure
+
+
+def _draw_rank(axes: "Axes", timing: StepTiming, rank: int) -> None:
+    """Host launches, device work and buckets of one rank, a bar each."""
+    starts, host_begin = timing.starts[:, rank], timing.input_ms
+    # Communication and clipping beside backward put it back; drawn as spread over its phases.
+    first = next(i for i, phase in enumerate(timing.phases) if phase.direction == "backward")
+    begin, end = float(starts[first]), float(timing.ends[-1, rank])
+    factor = (float(timing.backward_end[rank]) - begin) / max(end - begin, 1e-9)
+
+    def stretch(at: float) -> float:
+        return at if at <= begin else begin + (at - begin) * factor
+
+    for number, phase in enumerate(timing.phases):
+        start, end = starts[number], starts[number] + phase.device_ms[rank]
+        colour = _FORWARD if phase.direction == "forward" else _BACKWARD
+        _bar(axes, "compute", stretch(start), stretch(end), colour)
+        host_end = timing.host_ends[number, rank]
+        _bar(axes, "host", host_begin, min(host_end, timing.reduced), _HOST)
+        host_begin = host_end
+    if timing.host_ends[-1, rank] <= timing.starts[0, rank]:
+        axes.text(0.3, 2, "one replay of the captured step", va="center", fontsize=8)
+    for start, end in timing.communication:
+        _bar(axes, "communication", start, end, _SENT)
+    update = timing.reduced + timing.clip_after_ms + timing.optimizer_wait_ms
+    if timing.optimizer_wait_ms:
+        _bar(axes, "host", timing.reduced, update + timing.optimizer_ms, _HOST)
+    _bar(axes, "compute", update, update + timing.optimizer_ms, _OPTIMIZER)
+    _bar(axes, "communication", timing.step_ms - timing.all_gather_ms, timing.step_ms, _SENT)
+    axes.axvline(timing.backward_end[rank], color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks([0, 1, 2], _LANES)
+    axes.set_ylim(-0.6, 2.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _bar(axes: "Axes", lane: str, start: float, end: float, colour: str) -> None:
+    if end > start:
+        axes.barh(_LANES.index(lane), end - start, 0.7, start, color=colour, ec="white", lw=0.3)
+
+
+def ablation_picture(found: Simulated, rows: Sequence[AblationRow]) -> "Figure":
+    """Of bars: the step with one technique exchanged, in ms."""
+    shown = [row for row in rows if row.step_ms is not None]
+    figure = new_figure(10, 1.6 + 0.32 * len(shown))
+    axes = figure.subplots()
+    for number, row in enumerate(shown):
+        step_ms, difference = row.step_ms or 0.0, row.difference_ms or 0.0
+        colour = "#2f7d4f" if row.is_as_asked else "#7fb3d8"
+        axes.barh(-number, step_ms, color=colour, height=0.75)
+        text = f" {step_ms:.1f}" if row.is_as_asked else f" {step_ms:.1f}  ({difference:+.1f})"
+        axes.text(step_ms, -number, text, va="center", fontsize=8)
+    names = [f"{row.technique}: {row.setting}" for row in shown]
+    axes.set_yticks([-number for number in range(len(shown))], names)
+    axes.set_xlim(0, 1.18 * max(row.step_ms or 0.0 for row in shown))
+    axes.set_xlabel("simulated step, ms (green: as asked; in brackets the difference to it)")
+    axes.spines[["top", "right"]].set_visible(False)
+    question = found.question
+    figure.suptitle(
+        f"What each technique buys: {question.world_size:,} {question.accelerator} x "
+        f"{question.local_batch_size}, one exchanged at a time"
+    )
+    return figure
+
+
+def sweep_picture(series: dict[str, Sequence[SweepRow]]) -> "Figure":
+    """Of two panels over accelerators: time to the target, and where a step goes."""
+    figure = new_figure(12, 4.8)
+    left, right = figure.subplots(1, 2)
+    for name, rows in series.items():
+        ranks = [row.accelerators for row in rows]
+        times = [row.time_s for row in rows]
+        (line,) = left.plot(ranks, times, marker="o", markersize=3, label=name)
+        unknown = [(row.accelerators, row.time_s) for row in rows if not row.in_range]
+        if unknown:
+            left.scatter(*zip(*unknown, strict=True), s=45, facecolors="white", zorder=3,
+                         edgecolors=line.get_color())  # fmt: skip
+    left.set(xscale="log", yscale="log", xlabel="accelerators", ylabel="time to the target, s")
+    left.set_title("hollow: samples at this batch are not published", fontsize=9)
+    left.legend(frameon=False, fontsize=8)
+    left.grid(alpha=0.3, which="both")
+    _draw_parts(right, *next(iter(series.items())))
+    return figure
+
+
+def _draw_parts(axes: "Axes", name: str, rows: Sequence[SweepRow]) -> None:
+    ranks = [row.accelerators for row in rows]
+    parts = np.array([[row.compute_ms, row.waiting_ms, row.exposed_ms] for row in rows]).T
+    labels = ("computing", "waiting: slower ranks, host", "waiting: communication")
+    axes.stackplot(ranks, parts, labels=labels, colors=(_BACKWARD, _HOST, _SENT))
+    axes.set(xscale="log", xlabel="accelerators", ylabel="a step of the mean rank, ms")
+    axes.set_title(name, fontsize=9)
+    axes.legend(framealpha=0.9, fontsize=8, loc="lower left")

@@ -8,11 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from bert_tools.plan.cluster.collectives import Network
-from bert_tools.plan.cluster.constants import Constants
-from bert_tools.plan.cluster.device import Device
-from bert_tools.plan.cluster.machine import Machine, MatrixPrecision
-from bert_tools.plan.cluster.phases import Phase, SentBucket, phases_of, sent_buckets
+from bert_tools.plan.cluster.device import Device, Phase, SentBucket, phases_of, sent_buckets
+from bert_tools.plan.cluster.machine import Constants, Machine, MatrixPrecision, Network
 from bert_tools.plan.cluster.software import Software
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy, ModelSection

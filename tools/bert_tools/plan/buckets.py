@@ -1,20 +1,37 @@
-"""The model's parameters and its backward pass, from the config alone: no torch.
+"""`plan buckets`: parameters and backward pass by the config alone, and what is sent together.
 
 Shape letters: D hidden, F feed-forward width, V vocabulary (padded), S tokens of a sequence,
 P its masked positions, R rows that the last layer computes.
 """
 
+import argparse
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from bert_tools.common.figures import check_picture, new_figure
+from bert_tools.common.tables import aligned
+from bert_tools.plan.answer import Answer
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.distributed.bucket_plan import ReadyGradient
+from mlperf_bert.distributed.bucket_plan import MIB, Bucket, ReadyGradient, plan_buckets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QkvLayout = Literal["separate", "fused"]
 Shapes = dict[str, tuple[int, ...]]
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+_ROW_INCHES = 0.19
+_HEADER = ("bucket", "tensors", "parameters", "MiB", "earliest start", "first tensor .. last")
+_LEGEND = (
+    "earliest start: when a bucket's last gradient is ready, as a share of backward's multiply-adds"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +44,42 @@ class _Part:
 
     shapes: Shapes
     multiply_adds: int = 0
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """The buckets of a config's model. Raises ConfigError for what the user can mend."""
+    cap_mb, settings = args.bucket_cap_mb, list(args.set)
+    if cap_mb is not None:
+        if not 0 < cap_mb < float("inf"):
+            remedy = "set it to a finite number above zero"
+            raise ConfigError("--bucket-cap-mb", f"is {cap_mb:g}", remedy)
+        settings.append(f"parallel.bucket_cap_mb={cap_mb!r}")
+    config = load_config(args.config, settings)
+    picture = None if args.out is None else check_picture(args.out)
+    precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
+    dtype = args.dtype or (precision if precision in ELEMENT_BYTES else "fp32")  # autocast's
+    num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
+    gradients = backward_order(config.model, args.qkv, num_tokens, num_masked)
+    buckets = plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb)
+    title = (
+        f"{args.config.stem}: {dtype} gradients, q, k, v {args.qkv}, bucket cap {cap_mb:g} MiB; "
+        f"{num_tokens} tokens, {num_masked} masked"
+    )
+    facts = {
+        "dtype": dtype,
+        "qkv": args.qkv,
+        "bucket_cap_mb": cap_mb,
+        "tokens_per_sequence": num_tokens,
+        "masked_per_sequence": num_masked,
+        "picture": picture and str(picture),
+        "buckets": [asdict(bucket) for bucket in buckets],
+    }
+    return Answer(
+        facts=facts,
+        lines=_in_words(title, buckets),
+        pictures={picture: partial(_draw, title, buckets)} if picture else {},
+        end=f"picture: {picture}" if picture else "",
+    )
 
 
 def parameter_shapes(model: ModelSection, qkv: QkvLayout = "separate") -> Shapes:
@@ -118,3 +171,50 @@ def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:
 
 def _layer_norm(owner: str, size: int) -> _Part:
     return _Part({f"{owner}.LayerNorm.weight": (size,), f"{owner}.LayerNorm.bias": (size,)})
+
+
+def _in_words(title: str, buckets: Sequence[Bucket]) -> Iterator[str]:
+    rows = [
+        (
+            str(number),
+            str(len(bucket.names)),
+            f"{bucket.numel:,}",
+            f"{bucket.num_bytes / MIB:.2f}",
+            f"{bucket.earliest_start:.1%}",
+            " .. ".join(dict.fromkeys((bucket.names[0], bucket.names[-1]))),
+        )
+        for number, bucket in enumerate(buckets)
+    ]
+    total = sum(bucket.num_bytes for bucket in buckets)
+    late = sum(bucket.num_bytes for bucket in buckets if bucket.earliest_start >= 1)
+    yield title
+    yield (
+        f"{len(buckets)} buckets, {sum(bucket.numel for bucket in buckets):,} parameters, "
+        f"{total / MIB:.1f} MiB; {late / MIB:.1f} MiB ({late / total:.0%}) are complete only "
+        "when backward ends"
+    )
+    yield from ("", *aligned(_HEADER, rows, left=_HEADER[-1]), "", _LEGEND)
+
+
+def _draw(title: str, buckets: Sequence[Bucket]) -> "Figure":
+    """A row for each bucket: filling until its dot, from which on it can be sent."""
+    figure = new_figure(9, 1.6 + _ROW_INCHES * len(buckets))
+    axes = figure.subplots()
+    begun = 0.0
+    for row, bucket in enumerate(buckets):
+        start = bucket.earliest_start
+        axes.barh(row, start - begun, left=begun, height=0.7, color="#7fb3d8")
+        axes.barh(row, 1 - start, left=start, height=0.7, color="#2f7d4f", alpha=0.25)
+        axes.plot(start, row, "o", color="#2f7d4f", markersize=4)
+        axes.text(1.03, row, f"{bucket.num_bytes / MIB:.1f} MiB", va="center", fontsize=7)
+        begun = start
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
+    axes.set_xlabel("share of backward: blue, its gradients are made; green, it can be sent")
+    axes.set_yticks(range(len(buckets)))
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_ylabel("bucket")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, fontsize=9)
+    return figure

@@ -1,0 +1,437 @@
+"""`plan balance`: measures every sampler with every policy by planning steps; reads no sample."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from bert_tools.common.figures import new_figure
+from bert_tools.common.tables import aligned
+from bert_tools.plan.answer import Answer, asked_picture, check_least, picture_line
+from bert_tools.plan.sample_index import SampleIndex, asked_index
+from mlperf_bert.common.console import Counted
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.run_config import MOST_OF_UNEQUAL_COUNTS
+from mlperf_bert.config.sections import (
+    BalanceModel,
+    BalancePolicy,
+    CountsPerRank,
+    Deal,
+    ModelSection,
+    SamplerName,
+)
+from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
+from mlperf_bert.data.capacity import (
+    CapacityBasis,
+    CapacityPlan,
+    forward_sizes,
+    ladder_waste,
+    waste,
+)
+from mlperf_bert.data.sampler import Sampler, default_quantiles, make_sampler
+from mlperf_bert.data.token_packets import gathered_bytes, token_dtype
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+EXCHANGE = ("exchange_global", "exchange_local")
+_MOST_STEPS = 2**31 - 1
+_LEAST_SHOWN = 1e-4  # a share below this is drawn as this: the scale is logarithmic
+_BAR_INCHES = 0.19
+_COLOURS = {
+    "none": "#9a9a9a",
+    "exchange_global one_direction": "#f4b183",
+    "exchange_global snake": "#d9722e",
+    "exchange_local one_direction": "#c9b3dd",
+    "exchange_local snake": "#8a63b0",
+    "presort_local snake": "#7fb3d8",
+    "presort_global": "#2f7d4f",
+    "presort_global unequal": "#123f26",
+}
+_COLUMNS = (
+    *("sampler", "policy", "imbalance", "in cost", "idle", "capacity", "waste", "masked"),
+    *("ladder", "exchanged", "planning"),
+)
+_LEGEND = (
+    "imbalance: tokens of the slowest rank over the ranks' mean, mean over draws +- standard error",
+    "in cost: the same of cost_a * L + cost_b * L^2; idle: time a rank waits for the slowest",
+    "capacity: tokens/sequences/masked positions that hold a forward in a run of {run};",
+    "waste: room of it beyond the mean forward, of tokens and of masked positions;",
+    "ladder: of tokens, where each forward takes the smallest of 12 capacities 2 % apart",
+    "exchanged: bytes a rank gets from others in a step; planning: median of a step on one core",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is to be measured: the ranks, their batches, the draws, and what a sequence costs.
+
+    Of a run of `steps`, as many as `draws` are planned, evenly spread.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    local_batch_size: int
+    draws: int
+    steps: int
+    seed: int
+    balance_model: BalanceModel
+    cost: CostModel
+    quantiles: int | Literal["auto"]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences a step."""
+        return self.world_size * self.local_batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BalanceRow:
+    """One sampler with one policy, measured over the draws (docs/glossary.md has the words).
+
+    Imbalances are means over the draws. `idle_fraction` is that of the balance model. Capacities
+    are for a forward of the run: "exact" where the draws are all of its steps, else a "bound" from
+    them. Wastes are of these; `capacity_waste_ladder` of the smallest of twelve capacities that
+    holds the forward. Bytes are what a rank of the first group gets from
+    others in a step, mean over draws, as `exchange_*` sends packets of real tokens;
+    `padded_bytes_per_rank` is what the published packets of padded rows would take. `planning_ms`
+    is the median on one core. Keys without a meaning for the row are None.
+    """
+
+    sampler: SamplerName
+    policy: BalancePolicy
+    deal: Deal | None
+    counts_per_rank: CountsPerRank
+    balance_model: BalanceModel
+    world_size: int
+    local_batch_size: int
+    quantiles: int | None
+    imbalance_tokens: float
+    imbalance_tokens_error: float
+    imbalance_cost: float
+    idle_fraction: float
+    capacity_tokens: int
+    capacity_sequences: int
+    capacity_masked: int
+    capacity_basis: CapacityBasis
+    capacity_waste: float
+    capacity_waste_masked: float
+    capacity_waste_ladder: float
+    exchanged_bytes_per_rank: int
+    padded_bytes_per_rank: int
+    planning_ms: float
+
+    @property
+    def policy_in_words(self) -> str:
+        """The policy with its options."""
+        unequal = "unequal" if self.counts_per_rank == "unequal" else None
+        return " ".join(filter(None, (self.policy, self.deal, unequal)))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sampler that cannot serve this batch or these lengths, and why."""
+
+    sampler: SamplerName
+    reason: str
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Measure all that can be. Raises ConfigError or DataError for what the user can mend."""
+    question = _question(args)
+    picture = _picture(args)
+    index = asked_index(args)
+    if question.global_batch_size > len(index.lengths):
+        problem = f"makes a global batch of {question.global_batch_size:,}"
+        remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
+        raise ConfigError("--local-batch-size", problem, remedy)
+    samplers, left_out = make_samplers(index, question)
+    balances = policies(question)
+    total = len(samplers) * len(balances) * question.draws
+    with Counted("planned", "steps", total) as progress:
+        rows = [
+            measure_row(index, question, name, sampler, balance, progress.advance)
+            for name, sampler in samplers.items()
+            for balance in balances
+        ]
+    facts = asdict(question) | {
+        "source": index.source,
+        "samples": len(index.lengths),
+        "mean_length": index.mean_length,
+        "left_out": [asdict(each) for each in left_out],
+        "picture": None if picture is None else str(picture),
+        "rows": [asdict(row) for row in rows],
+    }
+    return Answer(
+        facts=facts,
+        lines=_in_words(index, question, rows, left_out),
+        pictures={picture: partial(_draw, question, rows)} if picture else {},
+        end=picture_line(picture),
+    )
+
+
+def _question(args: argparse.Namespace) -> Question:
+    """What is asked. Raises ConfigError for an option that cannot be."""
+    for name in ("nodes", "gpus_per_node", "local_batch_size"):
+        check_least("--" + name.replace("_", "-"), getattr(args, name), 1)
+    check_least("--draws", args.draws, 2)
+    check_least("--seed", args.seed, 0)
+    steps = args.draws if args.steps is None else args.steps
+    if not args.draws <= steps <= _MOST_STEPS:
+        remedy = f"set it within {args.draws} (--draws) .. {_MOST_STEPS}"
+        raise ConfigError("--steps", f"is {steps}", remedy)
+    share = ModelSection().attention_share
+    cost_b = args.cost_a * share if args.cost_b is None else args.cost_b
+    if not 0 < args.cost_a < float("inf"):
+        raise ConfigError("--cost-a", f"is {args.cost_a:g}", "set it to a finite number above zero")
+    if not 0 <= cost_b < float("inf"):
+        raise ConfigError("--cost-b", f"is {cost_b:g}", "set it to a finite number of at least 0")
+    question = Question(
+        nodes=args.nodes,
+        gpus_per_node=args.gpus_per_node,
+        local_batch_size=args.local_batch_size,
+        draws=args.draws,
+        steps=steps,
+        seed=args.seed,
+        balance_model=args.balance_model,
+        cost=CostModel(linear=args.cost_a, quadratic=cost_b),
+        quantiles=args.quantiles,
+    )
+    number, batch = question.quantiles, question.global_batch_size
+    if number != "auto" and (number < 1 or batch % number):
+        problem = f"{number} does not divide the global batch of {batch:,}"
+        raise ConfigError("--quantiles", problem, "give a divisor of it, or 'auto'")
+    return question
+
+
+def _picture(args: argparse.Namespace) -> Path | None:
+    name = f"balance_{args.nodes}x{args.gpus_per_node}x{args.local_batch_size}.png"
+    path = asked_picture(args, name)
+    if path and args.histogram and os.path.realpath(path) == os.path.realpath(args.histogram):
+        remedy = "name a .png file in a directory that exists"
+        raise ConfigError("--out", f"{path} is the file of --histogram", remedy)
+    return path
+
+
+def make_samplers(
+    index: SampleIndex, question: Question
+) -> tuple[dict[SamplerName, Sampler], list[LeftOut]]:
+    """Every sampler that can serve, and those that cannot."""
+    samplers: dict[SamplerName, Sampler] = {}
+    left_out = []
+    names: tuple[SamplerName, ...] = get_args(SamplerName)
+    for name in names:
+        try:
+            samplers[name] = make_sampler(
+                name,
+                order_by_length=index.order_by_length,
+                length_histogram=index.length_histogram,
+                global_batch_size=question.global_batch_size,
+                seed=question.seed,
+                quantiles=question.quantiles,
+            )
+        except ConfigError as error:
+            left_out.append(LeftOut(name, str(error)))
+    return samplers, left_out
+
+
+def policies(question: Question) -> list[Balance]:
+    """Every policy with every option that changes what it does for such batches."""
+    deals: tuple[Deal, ...] = ("one_direction", "snake")
+    group = question.gpus_per_node
+    chosen = [Balance()]
+    chosen += [Balance(policy="exchange_global", deal=deal) for deal in deals]
+    chosen += [Balance(policy="exchange_local", ranks_per_node=group, deal=deal) for deal in deals]
+    chosen += [Balance(policy="presort_local", ranks_per_node=group)]
+    chosen += [Balance(policy="presort_global")]
+    if 2 <= question.local_batch_size <= MOST_OF_UNEQUAL_COUNTS:
+        chosen += [Balance(policy="presort_global", counts="unequal")]
+    return chosen
+
+
+def measure_row(
+    index: SampleIndex,
+    question: Question,
+    name: SamplerName,
+    sampler: Sampler,
+    balance: Balance,
+    advance: Callable[[], None] = lambda: None,
+) -> BalanceRow:
+    """Plan every draw of one sampler, whose name is given, with one policy."""
+    planner = StepPlanner(
+        sampler,
+        index.lengths,
+        index.masked_counts,
+        world_size=question.world_size,
+        balance=balance,
+        balance_model=question.balance_model,
+        cost=question.cost,
+    )
+    of_forwards, of_steps = [], []
+    for step in np.linspace(1, question.steps, question.draws).astype(int).tolist():
+        started = time.perf_counter()
+        plan = planner.plan(step)
+        planning_ms = 1e3 * (time.perf_counter() - started)
+        exchanged = _exchanged_bytes(index, question, balance.policy, plan)
+        of_steps.append((plan.imbalance_tokens, plan.imbalance_cost, exchanged, planning_ms))
+        of_forwards.append(forward_sizes(plan))
+        advance()
+    by_tokens, by_cost, exchanged_bytes, times_ms = np.array(of_steps).T
+    sizes = np.stack(of_forwards, axis=1)
+    capacity = CapacityPlan.of_sizes(sizes, question.steps).within(
+        longest=index.max_length, most_masked=int(index.masked_counts.max())
+    )
+    balanced = by_cost if question.balance_model == "cost" else by_tokens
+    quantiles = question.quantiles
+    if quantiles == "auto":
+        quantiles = default_quantiles(question.global_batch_size)
+    return BalanceRow(
+        sampler=name,
+        policy=balance.policy,
+        deal=None if balance.policy in ("none", "presort_global") else balance.deal,
+        counts_per_rank=balance.counts,
+        balance_model=question.balance_model,
+        world_size=question.world_size,
+        local_batch_size=question.local_batch_size,
+        quantiles=quantiles if name == "quantile" else None,
+        imbalance_tokens=float(by_tokens.mean()),
+        imbalance_tokens_error=float(by_tokens.std(ddof=1) / question.draws**0.5),
+        imbalance_cost=float(by_cost.mean()),
+        idle_fraction=float(1 - (1 / balanced).mean()),
+        capacity_tokens=capacity.tokens,
+        capacity_sequences=capacity.sequences,
+        capacity_masked=capacity.masked,
+        capacity_basis=capacity.basis,
+        capacity_waste=waste(capacity.tokens, sizes[0]),
+        capacity_waste_masked=waste(capacity.masked, sizes[2]),
+        capacity_waste_ladder=ladder_waste(capacity, sizes),
+        exchanged_bytes_per_rank=round(float(exchanged_bytes.mean())),
+        padded_bytes_per_rank=_padded_bytes(index, question, balance.policy),
+        planning_ms=float(np.median(times_ms)),
+    )
+
+
+def _exchanged_bytes(
+    index: SampleIndex, question: Question, policy: BalancePolicy, plan: StepPlan
+) -> int:
+    """What each rank of the first group gets from the others: packets of real tokens."""
+    if policy not in EXCHANGE:
+        return 0
+    drawn = plan.drawn_ids[: _group_size(question, policy)]
+    token = token_dtype(index.vocab_size)
+    return gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
+
+
+def _padded_bytes(index: SampleIndex, question: Question, policy: BalancePolicy) -> int:
+    """The published packets: four padded rows and a label of 16 bits a sample, from every rank."""
+    group = _group_size(question, policy)
+    if policy not in EXCHANGE or group == 1:
+        return 0
+    sample = 2 * (4 * index.max_length + 1)
+    return group * question.local_batch_size * sample
+
+
+def _group_size(question: Question, policy: BalancePolicy) -> int:
+    return question.world_size if policy == "exchange_global" else question.gpus_per_node
+
+
+def _in_words(
+    index: SampleIndex, question: Question, rows: Sequence[BalanceRow], left_out: Sequence[LeftOut]
+) -> Iterator[str]:
+    yield (
+        f"{question.nodes} nodes of {question.gpus_per_node} GPUs, {question.local_batch_size} "
+        f"sequences a rank, {question.draws} draws, balanced by {question.balance_model}"
+    )
+    yield (
+        f"{len(index.lengths):,} samples, mean length {index.mean_length:.2f} of at most "
+        f"{index.max_length}: {index.source}"
+    )
+    yield from sorted({f"quantile: {row.quantiles} quantiles" for row in rows if row.quantiles})
+    yield from ("", *aligned(_COLUMNS, list(map(_cells, rows)), left="sampler,policy"), "")
+    basis = {"exact": "all drawn", "bound": "a bound from the draws"}[rows[0].capacity_basis]
+    yield from (line.format(run=f"{question.steps:,} steps ({basis})") for line in _LEGEND)
+    packets = {row.policy: row.padded_bytes_per_rank for row in rows if row.padded_bytes_per_rank}
+    for policy, num_bytes in packets.items():
+        size = f"{num_bytes / 1e6:.3f} MB"
+        yield f"published packets of padded rows would take {size} by {policy}"
+    for each in left_out:
+        yield f"left out: {each.sampler} ({each.reason})"
+
+
+def _cells(row: BalanceRow) -> list[str]:
+    exchanged = row.exchanged_bytes_per_rank
+    return [
+        row.sampler,
+        row.policy_in_words,
+        f"{row.imbalance_tokens:.4f} +- {row.imbalance_tokens_error:.4f}",
+        f"{row.imbalance_cost:.4f}",
+        f"{row.idle_fraction:.2%}",
+        f"{row.capacity_tokens}/{row.capacity_sequences}/{row.capacity_masked}",
+        f"{row.capacity_waste:.2%}",
+        f"{row.capacity_waste_masked:.2%}",
+        f"{row.capacity_waste_ladder:.2%}",
+        f"{exchanged / 1e6:.3f} MB" if exchanged else "0",
+        f"{row.planning_ms:.2f} ms",
+    ]
+
+
+def _draw(question: Question, rows: Sequence[BalanceRow]) -> "Figure":
+    """Two panels of bars: imbalance above 1, and capacity waste; both logarithmic."""
+    figure = new_figure(13, 2.2 + _BAR_INCHES * len(rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    samplers = list(dict.fromkeys(row.sampler for row in rows))
+    # From the top, with a gap between samplers.
+    places = [-number - 1.2 * samplers.index(row.sampler) for number, row in enumerate(rows)]
+    _bars(left, places, rows, [row.imbalance_tokens - 1 for row in rows])
+    left.set_xlabel("tokens of the slowest rank above the mean (lower is better)")
+    _bars(right, places, rows, [row.capacity_waste for row in rows])
+    right.set_xlabel("token capacity above the mean that holds every draw")
+    groups = [
+        [place for place, row in zip(places, rows, strict=True) if row.sampler == name]
+        for name in samplers
+    ]
+    left.set_yticks([sum(group) / len(group) for group in groups], samplers)
+    left.tick_params(axis="y", length=0)
+    handles, labels = left.get_legend_handles_labels()
+    first = dict(reversed(list(zip(labels, handles, strict=True))))
+    figure.legend(
+        list(first.values())[::-1],
+        list(first)[::-1],
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+    )
+    figure.suptitle(
+        f"What unequal lengths cost: {question.world_size} ranks x "
+        f"{question.local_batch_size} sequences ({question.gpus_per_node} ranks a node)"
+    )
+    return figure
+
+
+def _bars(
+    axes: "Axes", places: Sequence[float], rows: Sequence[BalanceRow], shares: Sequence[float]
+) -> None:
+    for place, row, share in zip(places, rows, shares, strict=True):
+        shown = max(share, _LEAST_SHOWN)
+        name = row.policy_in_words
+        axes.barh(place, shown, height=0.85, color=_COLOURS[name], label=name)
+        text = f" {share:.2%}" if share >= _LEAST_SHOWN else f" below {_LEAST_SHOWN:.2%}"
+        axes.text(shown, place, text, va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xlim(_LEAST_SHOWN / 2, 4 * max(*shares, _LEAST_SHOWN))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)

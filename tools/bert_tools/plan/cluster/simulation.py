@@ -1,0 +1,426 @@
+"""A simulated step and run, the same with one technique exchanged, and on ever more nodes."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from bert_tools.plan.cluster.machine import (
+    AcceleratorName,
+    Constants,
+    MatrixPrecision,
+    default_constants,
+    make_machine,
+)
+from bert_tools.plan.cluster.software import (
+    Sharding,
+    Software,
+    SoftwareName,
+    software,
+    with_capture,
+    with_optimizer,
+)
+from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
+from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
+from bert_tools.plan.sample_index import SampleIndex
+from bert_tools.plan.samples_to_target import Estimate, samples_to_target
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection, SamplerName
+
+MOST_RANKS = 200_000  # of a step, and of all its draws together
+MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
+MOST_DRAWS = 1000
+MOST_RANKS_OF_A_NODE = 576  # the most that NVLink's maker names for one domain
+LAST_RANKS = 100_000  # of a sweep
+_LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
+_EVALUATION_SAMPLES = 10_000
+_EVALUATION_BATCH = 16  # of every published run
+_MEAN_TOKENS, _MEAN_MASKED = 256, 38
+_EVALUATION_COLLECTIVES = 3  # correct, masked, loss
+_HOST_READS = 2  # of an evaluation's sums
+
+SweepBatch = Literal["local", "global"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One machine, program and recipe. Names are those of the options and of the config."""
+
+    nodes: int
+    gpus_per_node: int
+    local_batch_size: int
+    accelerator: AcceleratorName = "a100"
+    node_gb_s: float | None = None
+    program: SoftwareName = "ours"
+    capture: Literal["on", "off"] | None = None
+    sharding: Sharding | None = None
+    precision: MatrixPrecision = "bf16"
+    sampler: SamplerName = "uniform"
+    balance: BalancePolicy = "presort_global"
+    clip: ClipPolicy = "bucket_before_allreduce"
+    recipe: str = "closed_lamb"
+    samples: float | None = None
+    start_up_s: float = 0.0
+    skipped_steps: int = 0
+    evaluation_interval: int | None = None  # samples; None: by the rules
+    draws: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        machine = make_machine(self.accelerator, 1, 1)
+        if not machine.accelerator.peak_tflops(self.precision):
+            problem = f"{self.precision}: {self.accelerator} has no such units"
+            raise ConfigError("--precision", problem, "use bf16, or another accelerator")
+        if self.node_gb_s is not None and not _LEAST_GB_S <= self.node_gb_s <= _MOST_GB_S:
+            problem = f"is {self.node_gb_s:g}"
+            remedy = f"set it within {_LEAST_GB_S:g} .. {_MOST_GB_S:g} GB/s"
+            raise ConfigError("--node-bandwidth", problem, remedy)
+
+    @property
+    def world_size(self) -> int:
+        """Accelerators."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def software(self) -> Software:
+        """The program with what was asked of it."""
+        program = software(self.program)
+        if self.capture is not None and self.capture != program.capture:
+            program = with_capture(program, self.capture)
+        if self.sharding is not None:
+            program = replace(program, sharding=self.sharding)
+        return with_optimizer(program, "lamb" if self.recipe.startswith("closed") else "adam")
+
+    @property
+    def dealing(self) -> Dealing:
+        """How batches are drawn and dealt."""
+        return Dealing(
+            local_batch_size=self.local_batch_size,
+            sampler=self.sampler,
+            balance=self.balance,
+            seed=self.seed,
+        )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences a step."""
+        return self.world_size * self.dealing.sequences(self.software.layout)
+
+    def job(self, constants: Constants) -> Job:
+        """As the simulator takes it."""
+        return Job(
+            machine=make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.node_gb_s),
+            program=self.software,
+            constants=constants,
+            model=ModelSection(),
+            precision=self.precision,
+            clip=self.clip,
+        )
+
+    def works(self, index: SampleIndex) -> list[Workload]:
+        """Drawn steps; fewer where there are very many ranks."""
+        draws = max(1, min(self.draws, MOST_RANKS // self.world_size))
+        return draw_steps(index, self.dealing, self.software, self.nodes, self.gpus_per_node, draws)
+
+    def estimate(self) -> Estimate:
+        """Samples to the target: given, or what the recipe needs at this batch."""
+        if self.samples is None:
+            return samples_to_target(self.global_batch_size, self.recipe)
+        return Estimate(self.samples, self.samples, self.samples, "given")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunTime:
+    """Where a run's time goes, in seconds; `step_ms` is the mean over drawn steps."""
+
+    step_ms: float
+    steps: int
+    skipped_steps: int
+    evaluations: int
+    evaluation_ms: float
+    start_up_s: float
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the clock to the target."""
+        training_ms = (self.steps + self.skipped_steps) * self.step_ms
+        return self.start_up_s + (training_ms + self.evaluations * self.evaluation_ms) / 1e3
+
+    @property
+    def steady_step_ms(self) -> float:
+        """A step with its share of evaluations, as between a log's first and last evaluation."""
+        return self.step_ms + self.evaluations * self.evaluation_ms / self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Drawn steps of one question, and the run that they make up."""
+
+    question: Question
+    timings: list[StepTiming]
+    works: list[Workload]
+    run: RunTime
+    estimate: Estimate
+
+    @property
+    def sequences_per_s(self) -> float:
+        """Over steps, evaluations and start-up left out."""
+        return 1e3 * self.question.global_batch_size / self.run.step_ms
+
+    @property
+    def imbalance_tokens(self) -> float:
+        """Largest over mean of the ranks' real tokens, mean over draws."""
+        each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
+        return sum(each) / len(each)
+
+    @property
+    def padding_fraction(self) -> float:
+        """Tokens computed beyond the real ones, over the real ones."""
+        real = sum(float(work.real_tokens.sum()) for work in self.works)
+        return sum(float(work.tokens.sum()) for work in self.works) / real - 1
+
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """Where a step goes on the mean rank, ms; the sum is the step."""
+        return {
+            name: sum(float(timing.parts[name].mean()) for timing in self.timings)
+            / len(self.timings)
+            for name in self.timings[0].parts
+        }
+
+    def mean_ms(self, name: Literal["communication_ms", "exposed_ms"]) -> float:
+        """Of a property of the steps, mean over draws."""
+        return sum(float(getattr(timing, name)) for timing in self.timings) / len(self.timings)
+
+
+def simulate(
+    question: Question, index: SampleIndex, constants: Constants | None = None
+) -> Simulated:
+    """Drawn steps and the run they make up. Raises ConfigError where the batch cannot be drawn."""
+    job = question.job(constants or default_constants())
+    works, estimate = question.works(index), question.estimate()
+    timings = simulate_steps(job, works, question.seed)
+    run = run_time(
+        job,
+        timings,
+        global_batch_size=question.global_batch_size,
+        samples=estimate.samples,
+        start_up_s=question.start_up_s,
+        skipped_steps=question.skipped_steps,
+        interval=question.evaluation_interval,
+    )
+    return Simulated(question=question, timings=timings, works=works, run=run, estimate=estimate)
+
+
+def simulate_steps(job: Job, works: Sequence[Workload], seed: int = 0) -> list[StepTiming]:
+    """Every drawn step, each with jitter of its own."""
+    fraction = job.constants.jitter_fraction
+    return [
+        simulate_step(job, work, jitter(work.world_size, fraction, seed + number))
+        for number, work in enumerate(works)
+    ]
+
+
+def run_time(
+    job: Job,
+    timings: Sequence[StepTiming],
+    *,
+    global_batch_size: int,
+    samples: float,
+    start_up_s: float = 0.0,
+    skipped_steps: int = 0,
+    interval: int | None = None,
+) -> RunTime:
+    """The whole run of such steps, until it has trained on `samples`; `interval`: by the rules."""
+    interval = interval or evaluation_interval(global_batch_size)
+    return RunTime(
+        step_ms=float(np.mean([timing.step_ms for timing in timings])),
+        steps=math.ceil(samples / global_batch_size),
+        skipped_steps=skipped_steps,
+        evaluations=max(1, math.floor(samples / interval)),  # the last one included
+        evaluation_ms=evaluation_ms(job),
+        start_up_s=start_up_s,
+    )
+
+
+def evaluation_interval(global_batch_size: int) -> int:
+    """Samples between two evaluations by the rules' formula (section 7)."""
+    return int(0.05 * (230.23 * global_batch_size + 3_000_000)) // 25_000 * 25_000
+
+
+def evaluation_ms(job: Job) -> float:
+    """One evaluation: forwards over a rank's share of the held-out samples, then three sums."""
+    share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
+    forwards, batch = 1, share
+    if job.program.capture == "off":
+        forwards, batch = math.ceil(share / _EVALUATION_BATCH), min(share, _EVALUATION_BATCH)
+    work = even_workload(1, batch, _MEAN_TOKENS, _MEAN_MASKED, job.program)
+    timing = simulate_step(job, work, np.ones(1))
+    last = next(i for i, phase in enumerate(timing.phases) if phase.direction == "backward")
+    sums_ms = _EVALUATION_COLLECTIVES * job.network.all_reduce_ms(4)
+    reads_ms = _HOST_READS * job.constants.sync_us / 1e3
+    return forwards * float(timing.ends[last - 1, 0]) + sums_ms + reads_ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AblationRow:
+    """One technique's setting, all else as asked; `difference_ms` is to the step as asked.
+
+    `reason` says why there is no step: the setting cannot serve this batch.
+    """
+
+    technique: str
+    setting: str
+    is_as_asked: bool
+    step_ms: float | None = None
+    difference_ms: float | None = None
+    exposed_ms: float | None = None
+    imbalance_tokens: float | None = None
+    reason: str | None = None
+
+
+def ablation(asked: Simulated, index: SampleIndex) -> list[AblationRow]:
+    """A row for every setting of every technique."""
+    rows = []
+    for technique, setting, question in _variants(asked.question):
+        is_as_asked = question == asked.question
+        row = AblationRow(technique=technique, setting=setting, is_as_asked=is_as_asked)
+        try:
+            found = asked if is_as_asked else simulate(question, index)
+        except ConfigError as error:
+            rows.append(replace(row, reason=str(error)))
+            continue
+        rows.append(
+            replace(
+                row,
+                step_ms=found.run.step_ms,
+                difference_ms=found.run.step_ms - asked.run.step_ms,
+                exposed_ms=found.mean_ms("exposed_ms"),
+                imbalance_tokens=found.imbalance_tokens,
+            )
+        )
+    return rows
+
+
+def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
+    """Technique, setting in words, and the question with it."""
+    strata = question.sampler if question.sampler.startswith("strata") else "strata"
+    dealings: tuple[tuple[str, SamplerName, BalancePolicy], ...] = (
+        ("random", "uniform", "none"),
+        (strata, strata, "none"),
+        (f"{strata} + presort_local", strata, "presort_local"),
+        ("presort_global", "uniform", "presort_global"),
+        ("quantile + presort_global", "quantile", "presort_global"),
+    )
+    for setting, sampler, balance in dealings:
+        yield "lengths", setting, replace(question, sampler=sampler, balance=balance)
+    yield "clip", "whole", replace(question, clip="whole_before_allreduce")
+    yield "clip", "bucket", replace(question, clip="bucket_before_allreduce")
+    yield "clip", "after", replace(question, clip="after_allreduce")
+    program = question.software  # what it does unasked is as asked
+    for capture in ("off", "on"):
+        asked = program.capture == capture
+        yield "capture", capture, question if asked else replace(question, capture=capture)
+    for sharding in ("none", "node", "world"):
+        asked = program.sharding == sharding
+        other = question if asked else replace(question, sharding=sharding)
+        yield "optimizer shards", sharding, other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRow:
+    """One size. Times of a step are means over ranks and draws; `in_range`: samples are known."""
+
+    nodes: int
+    accelerators: int
+    local_batch_size: int
+    global_batch_size: int
+    step_ms: float
+    compute_ms: float
+    exposed_ms: float
+    waiting_ms: float
+    sequences_per_s: float
+    samples: float
+    time_s: float
+    in_range: bool
+
+
+def sweep_nodes(gpus_per_node: int) -> list[int]:
+    """Powers of two up to 100,000 accelerators, and that number itself."""
+    last = max(1, LAST_RANKS // gpus_per_node)
+    nodes = [1]
+    while nodes[-1] * 2 < last:
+        nodes.append(nodes[-1] * 2)
+    return [*nodes, last] if last > 1 else nodes
+
+
+def sweep(question: Question, batch: SweepBatch, index: SampleIndex) -> Iterator[SweepRow]:
+    """Rows by size. `batch` stays: the local one, or the global one while every rank has some.
+
+    A size whose batch the sampler or the samples cannot serve is left out.
+    """
+    whole = question.world_size * question.local_batch_size
+    for nodes in sweep_nodes(question.gpus_per_node):
+        local = question.local_batch_size
+        if batch == "global":
+            ranks = nodes * question.gpus_per_node
+            if whole % ranks:
+                continue
+            local = whole // ranks
+        try:
+            size = replace(question, nodes=nodes, local_batch_size=local)
+            yield _sweep_row(simulate(size, index))
+        except ConfigError:
+            continue
+
+
+def _sweep_row(found: Simulated) -> SweepRow:
+    question, parts = found.question, found.parts_ms
+    waiting = parts["wait: slower ranks"] + parts["wait: launches and host syncs"]
+    exposed = found.mean_ms("exposed_ms")
+    return SweepRow(
+        nodes=question.nodes,
+        accelerators=question.world_size,
+        local_batch_size=question.local_batch_size,
+        global_batch_size=question.global_batch_size,
+        step_ms=found.run.step_ms,
+        compute_ms=found.run.step_ms - waiting - exposed,
+        exposed_ms=exposed,
+        waiting_ms=waiting,
+        sequences_per_s=found.sequences_per_s,
+        samples=found.estimate.samples,
+        time_s=found.run.seconds,
+        in_range=found.estimate.in_range,
+    )
+
+
+def _check_counts(question: Question) -> None:
+    for name in ("nodes", "gpus_per_node", "local_batch_size", "draws"):
+        _check_at_least(question, name, 1)
+    for name in ("start_up_s", "skipped_steps", "seed"):
+        _check_at_least(question, name, 0)
+    for name in ("samples", "evaluation_interval"):
+        if getattr(question, name) is not None:
+            _check_at_least(question, name, 1)
+    if question.gpus_per_node > MOST_RANKS_OF_A_NODE:
+        problem = f"is {question.gpus_per_node:,}"
+        remedy = f"set it to {MOST_RANKS_OF_A_NODE} at most: larger nodes are not modelled"
+        raise ConfigError("--gpus-per-node", problem, remedy)
+    if question.world_size > MOST_RANKS:
+        problem = f"makes {question.world_size:,} ranks"
+        raise ConfigError("--nodes", problem, f"keep them to {MOST_RANKS:,}")
+    if question.global_batch_size > MOST_SEQUENCES:
+        problem = f"makes a global batch of {question.global_batch_size:,} sequences"
+        raise ConfigError("--local-batch-size", problem, f"keep it to {MOST_SEQUENCES:,}")
+    if question.draws > MOST_DRAWS:
+        raise ConfigError("--draws", f"is {question.draws}", f"set it to {MOST_DRAWS} at most")
+
+
+def _check_at_least(question: Question, name: str, least: int) -> None:
+    value, most = getattr(question, name), 1e12
+    if not least <= value <= most:
+        option = "--" + name.replace("_", "-")
+        raise ConfigError(option, f"is {value:g}", f"set it within {least} .. {most:g}")
