@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_tools.tune.objective import Evaluation, Measured, samples_to, value_of
+from bert_tools.tune.objective import judged
 from bert_tools.tune.settings import Pruner
 
 FOUR = ((0.1, 0.2, 0.3), (0.1, 0.3, 0.5), (0.1, 0.4, 0.6), (0.2, 0.5, 0.7))  # median 0.35 at two
@@ -33,30 +33,28 @@ def test_who_reached_the_target_counts_as_there_later_on() -> None:
 
 
 def test_halving_keeps_a_third_at_its_rungs() -> None:
-    others = [
-        (level,) * 12 for level in (0.1, 0.2, 0.3, 0.4, 0.5)
-    ]  # with the own one six: two go on
+    others = [(level,) * 12 for level in (0.1, 0.2, 0.3, 0.4, 0.5)]  # of six, two go on
     halving = pruner("halving", first=2)
     for number, is_rung in ((1, False), (2, True), (3, False), (6, True), (12, False)):
         assert halving.is_hopeless((0.35,) * number, others) is is_rung
         assert not halving.is_hopeless((0.45,) * number, others)
 
 
-CURVE = (Evaluation(100, 0.2), Evaluation(200, 0.35), Evaluation(300, 0.3))
-RUN = Measured(curve=CURVE, samples=300, seconds=6.0)
+CURVE = ((100, 0.2), (200, 0.35), (300, 0.3))
 
 
 def test_what_reached_the_target_counts_what_it_needed() -> None:
-    assert samples_to(0.35, CURVE) == 200 and samples_to(0.36, CURVE) is None
-    assert value_of(RUN, "samples", 0.2, 1000) == 100
-    assert value_of(RUN, "time", 0.3, 1000) == 6.0
+    assert judged(CURVE, 300, 6.0, "samples", 0.35, 1000).samples == 200
+    assert judged(CURVE, 300, 6.0, "samples", 0.36, 1000).ended == "missed"
+    assert judged(CURVE, 300, 6.0, "samples", 0.2, 1000).value == 100
+    assert judged(CURVE, 300, 6.0, "time", 0.3, 1000).value == 6.0
 
 
 def test_a_miss_is_worse_than_the_whole_budget_and_better_the_nearer_it_came() -> None:
-    assert value_of(RUN, "samples", 0.7, 1000) == pytest.approx(1500)  # half of the target missed
-    near = Measured(curve=(Evaluation(300, 0.6),), samples=300, seconds=6.0)
-    assert 1000 < value_of(near, "samples", 0.7, 1000) < 1500
-    diverged = Measured(curve=(), samples=40, seconds=1.0)
-    assert value_of(diverged, "samples", 0.7, 1000) == 2000
+    value = judged(CURVE, 300, 6.0, "samples", 0.7, 1000).value
+    assert value == pytest.approx(1500)  # half of the target missed
+    near = judged(((300, 0.6),), 300, 6.0, "samples", 0.7, 1000).value
+    assert near is not None and 1000 < near < 1500
+    assert judged((), 40, 1.0, "samples", 0.7, 1000).value == 2000  # diverged
     # Six seconds for 300 samples are twenty for a budget of 1,000.
-    assert value_of(RUN, "time", 0.7, 1000) == pytest.approx(30)
+    assert judged(CURVE, 300, 6.0, "time", 0.7, 1000).value == pytest.approx(30)

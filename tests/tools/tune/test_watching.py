@@ -1,12 +1,14 @@
 """What is seen of a training that is under way: each of its evaluations; lines that stay lines."""
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from bert_tools.tune.objective import Curve
-from bert_tools.tune.progress import StudyProgress
+from bert_tools.tune.search import StudyProgress
 from bert_tools.tune.trial_process import TrialProcess
 
 THREE_AT_ONCE = """
@@ -25,7 +27,7 @@ def test_every_evaluation_is_looked_at_however_many_come_at_once(tmp_path: Path)
     seen: list[list[float]] = []
 
     def is_hopeless(curve: Curve) -> bool:
-        seen.append([each.accuracy for each in curve])
+        seen.append([accuracy for _, accuracy in curve])
         return len(curve) == 2
 
     trainer = (sys.executable, "-c", THREE_AT_ONCE)
@@ -50,3 +52,15 @@ def test_what_a_training_printed_does_not_reach_the_terminal_raw(
     with StudyProgress(1) as progress:
         progress.line("ended with: \x1b[2J\x07")
     assert capsys.readouterr().err == "ended with: \\x1b[2J\\x07\n"
+
+
+def test_a_study_goes_on_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    lost = os.fdopen(writes, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", lost)
+    with StudyProgress(workers=1) as progress:
+        progress.line("one")
+        progress.line("another")
+    with suppress(BrokenPipeError):  # of what it still holds
+        lost.close()

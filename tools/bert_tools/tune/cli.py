@@ -11,8 +11,6 @@ from mlperf_bert.config.options import add_config
 
 if TYPE_CHECKING:
     from bert_tools.tune.settings import StudySettings
-    from bert_tools.tune.stop_signal import StopSignal
-    from bert_tools.tune.store import Store
     from bert_tools.tune.summary import Summary
 
 _SHIPPED = Path(__file__).parent / "spaces"
@@ -77,10 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
+    from bert_tools.common.figures import new_figure
     from bert_tools.tune.journal import need_optuna
     from mlperf_bert.common.atomic import make_directory
 
     need_optuna()
+    new_figure(1, 1)  # asked before anything is trained
     _check_counts(args)
     settings = _settings(args)
     make_directory(args.study)
@@ -101,10 +101,13 @@ def run(args: argparse.Namespace) -> int:
 def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, Summary | None]":
     """Its status, and what the study has come to; None of a worker or after a failure."""
     from bert_tools.tune.journal import study_lock
+    from bert_tools.tune.results import write_results
+    from bert_tools.tune.search import Search, StudyProgress
     from bert_tools.tune.settings import hold_to_study
     from bert_tools.tune.stop_signal import StopSignal
     from bert_tools.tune.store import Store
-    from bert_tools.tune.workers import run_workers
+    from bert_tools.tune.summary import summarise
+    from bert_tools.tune.trial_process import run_workers
 
     with StopSignal() as stop:
         with study_lock(args.study):
@@ -113,36 +116,19 @@ def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, 
         if args.workers > 1 and not args.as_worker:
             status = run_workers(args.command_line, args.workers, stop)
         else:
-            status = _work(args, settings, store, stop)
+            with StudyProgress(args.workers) as progress:
+                budget = {"trials": args.trials, "repeats": args.repeats}
+                how = Search(settings, store, progress, stop, **budget).work()
+            status = STOPPED if how == "stopped" else 0
         if args.as_worker or status not in (0, STOPPED):
             return status, None
-        return status, _finish(args, settings, store)
-
-
-def _work(
-    args: argparse.Namespace, settings: "StudySettings", store: "Store", stop: "StopSignal"
-) -> int:
-    from bert_tools.tune.progress import StudyProgress
-    from bert_tools.tune.search import Budget, Search
-
-    budget = Budget(trials=args.trials, repeats=args.repeats)
-    with StudyProgress(args.workers) as progress:
-        how = Search(settings, store, budget, progress, stop).work()
-    return STOPPED if how == "stopped" else 0
-
-
-def _finish(args: argparse.Namespace, settings: "StudySettings", store: "Store") -> "Summary":
-    from bert_tools.tune.results import write_results
-    from bert_tools.tune.summary import summarise
-
-    importance = {arm.name: store.importance(arm.name) for arm in settings.arms}
-    summary = summarise(settings, store, args.repeats, importance)
-    write_results(args.study, summary)
-    return summary
+        summary = summarise(settings, store, args.repeats)
+        write_results(args.study, summary)
+        return status, summary
 
 
 def _print(args: argparse.Namespace, summary: "Summary", status: int) -> None:
-    from bert_tools.tune.text import table, verdict
+    from bert_tools.tune.results import table, verdict
 
     if args.json:
         print(json.dumps(summary.as_json()))

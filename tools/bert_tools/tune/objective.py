@@ -6,7 +6,6 @@ within the budget, and better the nearer it came. Such a number only ranks; it i
 samples or seconds to the target.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,31 +15,22 @@ from mlperf_bert.run.outcome import read_outcome
 
 Objective = Literal["samples", "time"]
 Ended = Literal["reached", "missed", "pruned", "refused", "failed", "interrupted"]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The accuracy after so many samples."""
-
-    samples: int
-    accuracy: float
-
-
-Curve = tuple[Evaluation, ...]
+Curve = tuple[tuple[int, float], ...]  # samples, and the accuracy after them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """What one training showed; `seconds` are those of training alone."""
+class Result:
+    """How a training ended and what it counts; `value` None for one that cannot be judged.
 
-    curve: Curve
-    samples: int
-    seconds: float
+    `samples` are to the target where it was reached, else all; `seconds` those of training alone.
+    """
 
-    @property
-    def best_accuracy(self) -> float:
-        """0 where there was no evaluation."""
-        return max((each.accuracy for each in self.curve), default=0.0)
+    ended: Ended
+    why: str = ""
+    value: float | None = None
+    samples: int | None = None
+    seconds: float | None = None
+    curve: Curve = ()
 
 
 def read_curve(run: Path) -> Curve:
@@ -52,38 +42,56 @@ def read_curve(run: Path) -> Curve:
     if not path.exists():
         return ()
     return tuple(
-        Evaluation(record["samples"], float(record["mlm_accuracy"]))
+        (record["samples"], float(record["mlm_accuracy"]))
         for record in read_metrics(path)
         if record["mlm_accuracy"] is not None
     )
 
 
-def read_measured(run: Path) -> Measured:
-    """What a run that has ended showed; no evaluation of one that diverged before the first.
+def read_result(run: Path, objective: Objective, target: float, most_samples: int) -> Result:
+    """What a run that has ended was worth; it may have diverged before its first evaluation.
 
     Raises DataError where it did not end in order.
     """
     outcome = read_outcome(run / "outcome.json")
-    curve = read_curve(run)
-    return Measured(curve=curve, samples=outcome.samples, seconds=outcome.seconds)
+    return judged(
+        read_curve(run), outcome.samples, outcome.seconds, objective, target, most_samples
+    )
 
 
-def samples_to(target: float, curve: Sequence[Evaluation]) -> int | None:
-    """Samples at the first evaluation at or above the target; None where there is none."""
-    return next((each.samples for each in curve if each.accuracy >= target), None)
-
-
-def value_of(measured: Measured, objective: Objective, target: float, most_samples: int) -> float:
-    """The number to make small: samples or seconds to the target, or the penalty of a miss."""
-    reached = samples_to(target, measured.curve)
+def judged(
+    curve: Curve,
+    samples: int,
+    seconds: float,
+    objective: Objective,
+    target: float,
+    most_samples: int,
+) -> Result:
+    """By its evaluations: `samples` and `seconds` are of the whole run, `most_samples` allowed."""
+    reached = next((at for at, accuracy in curve if accuracy >= target), None)
     if reached is not None:
-        return float(reached) if objective == "samples" else measured.seconds
-    budget = float(most_samples)
-    if objective == "time":
-        budget = budget_seconds(measured.seconds, measured.samples, most_samples)
-    return budget * (1 + (target - measured.best_accuracy) / target)
+        return Result(
+            ended="reached",
+            why=f"reached {target:g} after {reached:,} samples, {seconds:.1f} s",
+            value=float(reached) if objective == "samples" else seconds,
+            samples=reached,
+            seconds=seconds,
+            curve=curve,
+        )
+    best = max((accuracy for _, accuracy in curve), default=0.0)
+    budget = budget_of(objective, samples, seconds, most_samples)
+    return Result(
+        ended="missed",
+        why=f"missed {target:g}, {best:.4f} at best after {samples:,} samples",
+        value=budget * (1 + (target - best) / target),
+        samples=samples,
+        seconds=seconds,
+        curve=curve,
+    )
 
 
-def budget_seconds(seconds: float, samples: int, most_samples: int) -> float:
-    """Of the whole budget, by the rate of a run that missed; it may have ended before, diverged."""
+def budget_of(objective: Objective, samples: int, seconds: float, most_samples: int) -> float:
+    """The whole budget, in seconds by the rate of a run that missed: it may have diverged early."""
+    if objective == "samples":
+        return float(most_samples)
     return seconds * max(1.0, most_samples / max(samples, 1))

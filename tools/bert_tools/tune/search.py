@@ -4,19 +4,20 @@ Several processes do the same side by side; nobody is their master.
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bert_tools.tune.objective import Curve, Ended, read_measured, samples_to, value_of
-from bert_tools.tune.progress import StudyProgress
+from bert_tools.tune.objective import Curve, Result, read_result
 from bert_tools.tune.settings import Arm, StudySettings
 from bert_tools.tune.space import Value, draw
-from bert_tools.tune.standing import best_trial, in_words, missing_repeats
 from bert_tools.tune.stop_signal import StopSignal
-from bert_tools.tune.store import REPEATS, Store, TrialRecord
+from bert_tools.tune.store import REPEATS, Store
+from bert_tools.tune.summary import best_trial, in_words, missing_repeats
 from bert_tools.tune.trial_process import DEFAULT_TRAINER, TrialProcess, last_line
 from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.console import LiveLine
 from mlperf_bert.common.errors import (
     MISTAKE,
     STOPPED,
@@ -24,6 +25,7 @@ from mlperf_bert.common.errors import (
     ConfigError,
     DataError,
     UserError,
+    one_line,
 )
 from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 WAIT_S = 1.0
+_REMEMBERED = 30  # trainings whose mean time foretells the rest
 MOST_FAILURES = 3  # one after the other, of trainings that end in disorder
 
 
@@ -47,24 +50,48 @@ class Job:
     title: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """How many trials an arm gets, and fresh seeds each of the contenders afterwards."""
+class StudyProgress(LiveLine):
+    """Says which trial of how many it is, the best so far, and about how long the rest takes."""
 
-    trials: int
-    repeats: int
+    def __init__(self, workers: int) -> None:
+        super().__init__(moves=workers == 1)  # several would overwrite theirs
+        self._workers = workers
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._began_s = 0.0
+        self._doing = ""
+
+    def line(self, text: str) -> None:
+        """Print a line that stays, whatever a training has printed."""
+        super().line(one_line(text))
+
+    def begins(self, doing: str) -> None:
+        """A training begins."""
+        self._began_s = time.monotonic()
+        self._doing = doing
+        self._show(doing)
+
+    def evaluated(self, curve: Curve, target: float) -> None:
+        """It has evaluated."""
+        samples, accuracy = curve[-1]
+        self._show(f"{self._doing}: accuracy {accuracy:.4f} of {target:g} at {samples:,} samples")
+
+    def ended(self, how: str, best: str, remaining: int) -> None:
+        """It has ended; so many others are to come."""
+        self._seconds.append(time.monotonic() - self._began_s)
+        left_s = remaining * sum(self._seconds) / len(self._seconds) / self._workers
+        left = f"about {_in_minutes(left_s)} left" if remaining else "the last one"
+        self.line(f"{self._doing}: {how}; {best}; {left}")
+
+    def _show(self, text: str) -> None:
+        if self.is_live:  # elsewhere only what stays is printed
+            self.update(text)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """How a training ended and what it counts; `value` None for one that cannot be judged."""
-
-    ended: Ended
-    value: float | None
-    samples: int | None = None
-    seconds: float | None = None
-    curve: Curve = ()
-    why: str = ""
+def _in_minutes(seconds: float) -> str:
+    """`1:02:03 h`, or `2:03 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
 class Search:
@@ -74,15 +101,19 @@ class Search:
         self,
         settings: StudySettings,
         store: Store,
-        budget: Budget,
         progress: StudyProgress,
         stop: StopSignal,
+        *,
+        trials: int,
+        repeats: int,
     ) -> None:
+        """`trials` are those of an arm, `repeats` the fresh seeds of each contender afterwards."""
         self._settings = settings
         self._store = store
-        self._budget = budget
+        self._trials, self._repeats = trials, repeats
         self._progress = progress
         self._stop = stop
+        self._arms = settings.arms
         self._failures = 0
 
     def work(self) -> Literal["done", "stopped"]:
@@ -92,7 +123,7 @@ class Search:
                 for name in self._store.give_up_lost():
                     self._progress.line(f"{name}: was interrupted, and is repeated")
                 job = self._claim()
-                is_done = job is None and not self._others_train()
+                is_done = job is None and not self._store.count(None, "running")
             if is_done:
                 return "done"
             if job is None:
@@ -103,23 +134,17 @@ class Search:
 
     def _claim(self) -> Job | None:
         """Under the lock: the next trial of the arm that has begun fewest, else a fresh seed."""
-        arms = {arm.name: self._begun(arm.name) for arm in self._settings.arms}
-        arm = min(self._settings.arms, key=lambda each: arms[each.name])
-        if arms[arm.name] < self._budget.trials:
-            return self._claim_trial(arm, arms[arm.name] + 1)
-        if self._others_train(*arms):
+        begun = {arm.name: self._store.count(arm.name, "running", "ended") for arm in self._arms}
+        arm = min(self._arms, key=lambda each: begun[each.name])
+        if begun[arm.name] < self._trials:
+            trial = self._store.claim(arm.name, self._trials)
+            drawn = draw(arm.space, trial, arm.config)
+            self._store.note(trial, drawn, self._settings.seed)
+            title = f"{arm.name} {trial.number}, {begun[arm.name] + 1} of {self._trials}"
+            return self._job(arm.name, trial, arm, drawn, self._settings.seed, title)
+        if self._store.count(None, "running") > self._store.count(REPEATS, "running"):
             return None  # the best is not known yet
-        return self._claim_repeat()
-
-    def _claim_trial(self, arm: Arm, count: int) -> Job:
-        trial = self._store.claim(arm.name, self._budget.trials)
-        drawn = draw(arm.space, trial, arm.config)
-        self._store.note(trial, drawn, self._settings.seed)
-        title = f"{arm.name} {trial.number}, {count} of {self._budget.trials}"
-        return self._job(arm.name, trial, arm, drawn, self._settings.seed, title)
-
-    def _claim_repeat(self) -> Job | None:
-        missing = missing_repeats(self._settings, self._store, self._budget.repeats)
+        missing = missing_repeats(self._settings, self._store, self._repeats)
         if not missing:
             return None
         subject, arm, settings, seed = missing[0]
@@ -128,13 +153,7 @@ class Search:
         return self._job(REPEATS, trial, arm, settings, seed, title)
 
     def _job(
-        self,
-        study: str,
-        trial: "Trial",
-        arm: Arm,
-        drawn: dict[str, Value],
-        seed: int,
-        title: str,
+        self, study: str, trial: "Trial", arm: Arm, drawn: dict[str, Value], seed: int, title: str
     ) -> Job:
         config, problem = None, ""
         try:
@@ -152,36 +171,27 @@ class Search:
 
     def _do(self, job: Job) -> None:
         self._progress.begins(job.title)
-        judged = self._train(job) if job.config else self._refused(job)
-        was_ours = self._store.end(
-            job.arm,
-            job.trial,
-            judged.ended,
-            value=judged.value,
-            samples=judged.samples,
-            seconds=judged.seconds,
-            curve=judged.curve,
-        )
-        how = judged.why if was_ours else "was taken for lost and is repeated elsewhere"
+        result = self._train(job)
+        was_ours = self._store.end(job.arm, job.trial, result)
+        how = result.why if was_ours else "was taken for lost and is repeated elsewhere"
         self._progress.ended(how, self._best_in_words(), self._remaining())
-        self._failures = self._failures + 1 if judged.ended == "failed" else 0
+        self._failures = self._failures + 1 if result.ended == "failed" else 0
         if self._failures >= MOST_FAILURES:
-            problem = f"{self._failures} trainings in a row failed, the last with: {judged.why}"
+            problem = f"{self._failures} trainings in a row failed, the last with: {result.why}"
             raise ConfigError("tune", problem, f"see {job.directory / 'train.log'}")
 
-    def _refused(self, job: Job) -> Judged:
-        return Judged(ended="refused", value=None, why=f"refused: {job.problem}")
-
-    def _train(self, job: Job) -> Judged:
-        assert job.config is not None
+    def _train(self, job: Job) -> Result:
+        if job.config is None:
+            return Result(ended="refused", why=f"refused: {job.problem}")
         path = job.directory / "trial.toml"
         write_file(path, config_to_toml(job.config).encode())
         pruned: list[Curve] = []
-        others = [] if job.arm == REPEATS else self._curves(job.arm)
+        trials = [] if job.arm == REPEATS else self._store.trials(job.arm)
+        others = [each.accuracies for each in trials if each.accuracies]
 
         def is_hopeless(curve: Curve) -> bool:
             self._progress.evaluated(curve, self._settings.config.eval.target_accuracy)
-            own = [each.accuracy for each in curve]
+            own = [accuracy for _, accuracy in curve]
             if job.arm != REPEATS and self._settings.pruner.is_hopeless(own, others):
                 pruned.append(curve)
             return bool(pruned)
@@ -191,78 +201,42 @@ class Search:
         try:
             status = process.wait(is_hopeless, lambda: self._stop.came)
         except DataError as error:
-            return Judged(ended="failed", value=None, why=f"failed: {error}")
+            return Result(ended="failed", why=f"failed: {error}")
         return self._judge(job, status, pruned[0] if pruned else None)
 
-    def _judge(self, job: Job, status: int, pruned: Curve | None) -> Judged:
+    def _judge(self, job: Job, status: int, pruned: Curve | None) -> Result:
         has_ended_itself = status in (0, TARGET_MISSED)  # whatever was asked of it meanwhile
         if pruned is not None and not has_ended_itself:
-            last = pruned[-1]
-            why = f"stopped as hopeless at {last.samples:,} samples, {last.accuracy:.4f}"
-            return Judged(ended="pruned", value=None, samples=last.samples, curve=pruned, why=why)
+            samples, accuracy = pruned[-1]
+            why = f"stopped as hopeless at {samples:,} samples, {accuracy:.4f}"
+            return Result(ended="pruned", samples=samples, curve=pruned, why=why)
         if has_ended_itself:
-            return self._measured(job)
+            settings = self._settings
+            target, most = settings.config.eval.target_accuracy, settings.most_samples
+            try:
+                return read_result(job.directory / "run_0", settings.objective, target, most)
+            except UserError as error:
+                return Result(ended="failed", why=f"failed: {error}")
         if self._stop.came or status == STOPPED:
-            return Judged(ended="interrupted", value=None, why="interrupted")
+            return Result(ended="interrupted", why="interrupted")
         why = f"training ended with status {status}: {last_line(job.directory)}"
         if status == MISTAKE:  # the same for every trial: a config of contradictions was refused
-            self._store.end(
-                job.arm, job.trial, "interrupted", value=None, samples=None, seconds=None, curve=()
-            )
+            self._store.end(job.arm, job.trial, Result(ended="interrupted"))
             raise ConfigError("tune", why, f"mend that; see {job.directory / 'train.log'}")
-        return Judged(ended="failed", value=None, why=why)
-
-    def _measured(self, job: Job) -> Judged:
-        settings = self._settings
-        target = settings.config.eval.target_accuracy
-        try:
-            measured = read_measured(job.directory / "run_0")
-        except UserError as error:
-            return Judged(ended="failed", value=None, why=f"failed: {error}")
-        reached = samples_to(target, measured.curve)
-        value = value_of(measured, settings.objective, target, settings.most_samples)
-        best = measured.best_accuracy
-        if reached is not None:
-            why = f"reached {target:g} after {reached:,} samples, {measured.seconds:.1f} s"
-        else:
-            why = f"missed {target:g}, {best:.4f} at best after {measured.samples:,} samples"
-        return Judged(
-            ended="missed" if reached is None else "reached",
-            value=value,
-            samples=measured.samples if reached is None else reached,
-            seconds=measured.seconds,
-            curve=measured.curve,
-            why=why,
-        )
-
-    def _curves(self, arm: str) -> list[tuple[float, ...]]:
-        return [each.accuracies for each in self._store.trials(arm) if each.accuracies]
-
-    def _begun(self, arm: str) -> int:
-        return sum(each.status in ("running", "ended") for each in self._store.trials(arm))
-
-    def _others_train(self, *arms: str) -> bool:
-        names = arms or (*(arm.name for arm in self._settings.arms), REPEATS)
-        return any(each.status == "running" for name in names for each in self._store.trials(name))
+        return Result(ended="failed", why=why)
 
     def _remaining(self) -> int:
         """Trainings to come; while trials are among them, every arm is taken to find a best."""
-        arms, budget = self._settings.arms, self._budget
-        ended = [sum(map(_has_ended, self._store.trials(arm.name))) for arm in arms]
-        trials = sum(max(0, budget.trials - each) for each in ended)
+        ended = [self._store.count(arm.name, "ended") for arm in self._arms]
+        trials = sum(max(0, self._trials - each) for each in ended)
         if trials:
-            return trials + (len(arms) + 1) * budget.repeats
-        running = sum(each.status == "running" for each in self._store.trials(REPEATS))
-        return running + len(missing_repeats(self._settings, self._store, budget.repeats))
+            return trials + (len(self._arms) + 1) * self._repeats
+        missing = missing_repeats(self._settings, self._store, self._repeats)
+        return self._store.count(REPEATS, "running") + len(missing)
 
     def _best_in_words(self) -> str:
-        found = [best_trial(self._store.trials(arm.name)) for arm in self._settings.arms]
-        reached = [each for each in found if each is not None and each.value is not None]
-        if not reached:
+        found = [best_trial(self._store.trials(arm.name)) for arm in self._arms]
+        best = min((each for each in found if each), key=lambda each: each.value or 0, default=None)
+        if best is None:
             return "none has reached the target so far"
-        best = min(reached, key=lambda each: each.value or 0.0)
         return f"best so far {in_words(best, self._settings.objective)} ({best.arm} {best.number})"
-
-
-def _has_ended(trial: TrialRecord) -> bool:
-    return trial.status == "ended"

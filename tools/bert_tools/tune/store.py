@@ -1,6 +1,5 @@
 """The study's trials in Optuna's journal: claimed one at a time, ended once, repeated when lost."""
 
-import os
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from bert_tools.common.log_reader import is_number
 from bert_tools.tune.journal import REMEDY, open_journal, study_lock
-from bert_tools.tune.objective import Curve, Ended
+from bert_tools.tune.objective import Ended, Result
 from bert_tools.tune.space import Value
 from bert_tools.tune.trial_process import beat, is_lost, owner
 from mlperf_bert.common.errors import DataError
@@ -47,7 +46,6 @@ class TrialRecord:
     ended: Ended | None
     samples: int | None
     seconds: float | None
-    accuracy: float
     accuracies: tuple[float, ...]
     evaluated_at: tuple[int, ...]  # samples, one for each accuracy
 
@@ -87,6 +85,12 @@ class Store:
         """All trials of an arm, by number."""
         return [as_record(arm, each) for each in self._studies[arm].get_trials(deepcopy=False)]
 
+    def count(self, arm: str | None, *status: Status) -> int:
+        """Trials of an arm, or None: of all, that are in one of these states."""
+        studies = self._studies.values() if arm is None else [self._studies[arm]]
+        found = [each for study in studies for each in study.get_trials(deepcopy=False)]
+        return sum(_status(each) in status for each in found)
+
     def claim(self, arm: str, budget: int) -> "Trial":
         """Begin a trial of an arm: one that waits to be repeated, or a new one.
 
@@ -96,7 +100,7 @@ class Store:
         from optuna.samplers import TPESampler
 
         study = self._studies[arm]
-        counted = sum(each.status in ("running", "ended") for each in self.trials(arm))
+        counted = self.count(arm, "running", "ended")
         study.sampler = TPESampler(
             seed=self._seed * 1_000_003 + counted,
             n_startup_trials=min(_MOST_RANDOM, max(_LEAST_RANDOM, budget // 3)),
@@ -116,51 +120,44 @@ class Store:
         trial.set_user_attr("settings", settings)
         trial.set_user_attr("seed", seed)
 
-    def end(
-        self,
-        arm: str,
-        trial: "Trial",
-        ended: Ended,
-        *,
-        value: float | None,
-        samples: int | None,
-        seconds: float | None,
-        curve: Curve,
-    ) -> bool:
+    def end(self, arm: str, trial: "Trial", result: Result) -> bool:
         """End a trial; False where another process had taken it for lost."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         state = TrialState.COMPLETE
-        if ended in _PRUNED:
+        if result.ended in _PRUNED:
             state = TrialState.PRUNED
-        elif value is None:
+        elif result.value is None:
             state = TrialState.FAIL
         facts = {
-            "ended": ended,
-            "samples": samples,
-            "seconds": seconds,
-            "accuracies": [each.accuracy for each in curve],
-            "evaluated_at": [each.samples for each in curve],
+            "ended": result.ended,
+            "samples": result.samples,
+            "seconds": result.seconds,
+            "accuracies": [accuracy for _, accuracy in result.curve],
+            "evaluated_at": [samples for samples, _ in result.curve],
         }
         try:
-            for number, each in enumerate(curve, 1):
-                trial.report(1 - each.accuracy, number)
+            for number, (_, accuracy) in enumerate(result.curve, 1):
+                trial.report(1 - accuracy, number)
             for key, fact in facts.items():
                 trial.set_user_attr(key, fact)
-            values = value if state == TrialState.COMPLETE else None
+            values = result.value if state == TrialState.COMPLETE else None
             self._studies[arm].tell(trial, values, state=state)
         except (UpdateFinishedTrialError, ValueError):  # ValueError: seen by tell before it writes
             return False
-        if ended == "interrupted":
-            self._repeat(arm, trial.number)
+        if result.ended == "interrupted" and arm != REPEATS:
+            with self.locked():
+                self._repeat_all(self._studies[arm])
         return True
 
     def give_up_lost(self) -> list[str]:
         """End trials whose owner is gone, and have them repeated; their names. Under the lock."""
         from optuna.trial import TrialState
 
-        now = self._time_on_disk()
+        clock = self._directory / "clock"
+        clock.touch()
+        now = clock.stat().st_mtime
         lost = []
         for arm, study in self._studies.items():
             for each in study.get_trials(deepcopy=False):
@@ -198,13 +195,8 @@ class Store:
         trial.set_user_attr("owner", owner())
         directory = self.directory_of(study.study_name, trial.number)
         directory.mkdir(parents=True, exist_ok=True)
-        beat(directory, is_due=True)
+        beat(directory)
         return trial
-
-    def _repeat(self, arm: str, number: int) -> None:
-        if arm != REPEATS:
-            with self.locked():
-                self._repeat_all(self._studies[arm])
 
     def _repeat_all(self, study: "Study") -> None:
         """Queue every interrupted trial that nobody has repeated yet."""
@@ -213,11 +205,6 @@ class Store:
         for each in trials:
             if _status(each) == "interrupted" and each.number not in repeated:
                 study.enqueue_trial(each.params, user_attrs={"repeats": each.number})
-
-    def _time_on_disk(self) -> float:
-        path = self._directory / "clock"
-        path.touch()
-        return os.stat(path).st_mtime
 
 
 def _status(trial: "FrozenTrial") -> Status:
@@ -258,7 +245,6 @@ def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
         ended=record.choice("ended", _ENDINGS) if record.has("ended") else None,
         samples=record.integer("samples") if record.has("samples") else None,
         seconds=record.number("seconds") if record.has("seconds") else None,
-        accuracy=max(accuracies, default=0.0),
         accuracies=tuple(accuracies),
         evaluated_at=tuple(evaluated_at),
     )

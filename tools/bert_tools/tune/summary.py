@@ -1,4 +1,4 @@
-"""A study in numbers: every arm's trials and best, and fresh seeds of the best beside the default.
+"""Where a study stands: every arm's trials and best, and fresh seeds of it beside the default.
 
 A run on a fresh seed that missed the target counts as the whole budget, which is less than it
 would have needed; its subject is marked `at_least`.
@@ -6,15 +6,18 @@ would have needed; its subject is marked `at_least`.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-from bert_tools.tune.objective import Ended, Objective, budget_seconds
-from bert_tools.tune.settings import StudySettings
-from bert_tools.tune.standing import DEFAULT, best_trial, fresh_seeds, is_repeat_of, subjects
+from bert_tools.tune.objective import Ended, Objective, budget_of
+from bert_tools.tune.settings import Arm, StudySettings
+from bert_tools.tune.space import Value
 from bert_tools.tune.store import REPEATS, Store, TrialRecord
+
+DEFAULT = "default"
+Repeat = tuple[str, Arm, dict[str, Value], int]
 
 SUMMARY_SCHEMA_VERSION = 1
 ENDINGS: tuple[Ended, ...] = ("reached", "missed", "pruned", "refused", "failed")
@@ -99,18 +102,58 @@ class Summary:
         }
 
 
-def summarise(
-    settings: StudySettings, store: Store, repeats: int, importance: dict[str, dict[str, float]]
-) -> Summary:
+def best_trial(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Of those that reached the target the one with the least value, the first of equals."""
+    reached = [each for each in trials if each.ended == "reached" and each.value is not None]
+    return min(reached, key=lambda each: (each.value or 0.0, each.number), default=None)
+
+
+def in_words(trial: TrialRecord, objective: Objective) -> str:
+    """What a trial that reached the target needed."""
+    if objective == "time":
+        return f"{trial.seconds or 0.0:,.1f} s"
+    return f"{trial.samples or 0:,} samples"
+
+
+def missing_repeats(settings: StudySettings, store: Store, count: int) -> list[Repeat]:
+    """Fresh seeds of every subject that have neither been run nor are being run."""
+    there = [each for each in store.trials(REPEATS) if each.status != "interrupted"]
+    return [
+        (name, arm, values, seed)
+        for seed in _fresh_seeds(settings, count)
+        for name, arm, values in _subjects(settings, store)
+        if not any(_is_repeat_of(each, name, values) and each.seed == seed for each in there)
+    ]
+
+
+def _subjects(settings: StudySettings, store: Store) -> list[tuple[str, Arm, dict[str, Value]]]:
+    """Who is run on fresh seeds: the config as it was given, and the best trial of every arm."""
+    default = Arm(name=DEFAULT, config=settings.config, space=())
+    best = [(arm, best_trial(store.trials(arm.name))) for arm in settings.arms]
+    found = [(f"best {arm.name}", arm, trial.settings) for arm, trial in best if trial]
+    return [(DEFAULT, default, {}), *found]
+
+
+def _is_repeat_of(trial: TrialRecord, subject: str, settings: dict[str, Value]) -> bool:
+    """Whether a training is one of this subject, with the settings that are its best now."""
+    return trial.subject == subject and trial.settings == settings
+
+
+def _fresh_seeds(settings: StudySettings, count: int) -> range:
+    """Seeds that no trial was trained with."""
+    return range(settings.seed + 1, settings.seed + 1 + count)
+
+
+def summarise(settings: StudySettings, store: Store, repeats: int) -> Summary:
     """The study as its journal has it now."""
-    arms = tuple(_arm(name.name, store.trials(name.name)) for name in settings.arms)
+    arms = tuple(_arm(each.name, store.trials(each.name)) for each in settings.arms)
     spreads = _spreads(settings, store, repeats)
     return Summary(
         settings=settings,
         arms=arms,
         spreads=spreads,
         best_arm=_best_arm(arms, spreads),
-        importance=importance,
+        importance={arm.name: store.importance(arm.name) for arm in settings.arms},
     )
 
 
@@ -119,22 +162,22 @@ def unit_of(objective: Objective) -> str:
     return "samples" if objective == "samples" else "s"
 
 
-def with_gain(spread: Spread, default: Spread) -> Spread:
+def gains(default: Sequence[float], own: Sequence[float]) -> list[float]:
+    """What each of the default's runs needed more than this one's, per cent of their mean."""
+    return [100 * (a - b) / mean(default) for a, b in zip(default, own, strict=True)]
+
+
+def _with_gain(spread: Spread, default: Spread) -> Spread:
     """The same, beside the default on the same seeds."""
-    if spread.seeds != default.seeds or not spread.needed or spread.subject == DEFAULT:
+    if spread.seeds != default.seeds or spread.subject == DEFAULT:
         return spread
-    pairs = zip(default.needed, spread.needed, strict=True)
-    gains = [100 * (theirs - own) / default.mean for theirs, own in pairs]
-    return Spread(
-        subject=spread.subject,
-        seeds=spread.seeds,
-        needed=spread.needed,
-        reached=spread.reached,
-        between=spread.between,
-        gain=mean(gains),
-        gain_spread=stdev(gains) if len(gains) > 1 else 0.0,
-        gain_least=min(gains),
-        gain_most=max(gains),
+    found = gains(default.needed, spread.needed)
+    return replace(
+        spread,
+        gain=mean(found),
+        gain_spread=stdev(found) if len(found) > 1 else 0.0,
+        gain_least=min(found),
+        gain_most=max(found),
     )
 
 
@@ -152,25 +195,22 @@ def _arm(name: str, trials: Sequence[TrialRecord]) -> ArmSummary:
 def _spreads(settings: StudySettings, store: Store, repeats: int) -> tuple[Spread, ...]:
     runs = [each for each in store.trials(REPEATS) if each.ended in ("reached", "missed")]
     found = []
-    for subject, _, values in subjects(settings, store):
-        own = {each.seed: each for each in runs if is_repeat_of(each, subject, values)}
-        seeds = tuple(seed for seed in fresh_seeds(settings, repeats) if seed in own)
+    for subject, _, values in _subjects(settings, store):
+        own = {each.seed: each for each in runs if _is_repeat_of(each, subject, values)}
+        seeds = tuple(seed for seed in _fresh_seeds(settings, repeats) if seed in own)
         if seeds:
-            found.append(_spread(settings, subject, [own[seed] for seed in seeds], seeds))
+            spread = Spread(
+                subject=subject,
+                seeds=seeds,
+                needed=tuple(_needed(settings, own[seed]) for seed in seeds),
+                reached=sum(own[seed].ended == "reached" for seed in seeds),
+                between=_between(
+                    settings.config.eval.target_accuracy, [own[seed] for seed in seeds]
+                ),
+            )
+            found.append(spread)
     default = next((each for each in found if each.subject == DEFAULT), None)
-    return tuple(with_gain(each, default) if default else each for each in found)
-
-
-def _spread(
-    settings: StudySettings, subject: str, runs: Sequence[TrialRecord], seeds: tuple[int, ...]
-) -> Spread:
-    return Spread(
-        subject=subject,
-        seeds=seeds,
-        needed=tuple(_needed(settings, each) for each in runs),
-        reached=sum(each.ended == "reached" for each in runs),
-        between=_between(settings.config.eval.target_accuracy, runs),
-    )
+    return tuple(_with_gain(each, default) if default else each for each in found)
 
 
 def _between(target: float, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
@@ -191,24 +231,17 @@ def _needed(settings: StudySettings, run: TrialRecord) -> float:
     samples, seconds = run.samples or 0, run.seconds or 0.0
     if run.ended == "reached":
         return seconds if settings.objective == "time" else float(samples)
-    if settings.objective == "time":
-        return budget_seconds(seconds, samples, settings.most_samples)
-    return float(settings.most_samples)
+    return budget_of(settings.objective, samples, seconds, settings.most_samples)
 
 
 def _best_arm(arms: Sequence[ArmSummary], spreads: Sequence[Spread]) -> str | None:
     """By the mean over fresh seeds, where all arms have the same of them; else by the search."""
-    able = [each for each in arms if each.best is not None]
-    means = {
-        each.name: spread
-        for each in able
-        for spread in spreads
-        if spread.subject == f"best {each.name}"
-    }
-    if len(means) == len(able) and len({each.seeds for each in means.values()}) == 1:
-        return min(means, key=lambda name: means[name].mean)
-    best = min(able, key=lambda each: (each.best and each.best.value) or 0.0, default=None)
-    return best.name if best else None
+    able = {each.name: each.best.value or 0.0 for each in arms if each.best is not None}
+    known = {each.subject.removeprefix("best "): each for each in spreads}
+    means = {name: known[name].mean for name in able if name in known}
+    if len(means) == len(able) and len({known[name].seeds for name in means}) == 1:
+        return min(means, key=lambda name: means[name])
+    return min(able, key=lambda name: able[name], default=None)
 
 
 def _arm_as_json(arm: ArmSummary, importance: dict[str, float] | None) -> dict[str, Any]:

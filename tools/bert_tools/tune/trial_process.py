@@ -1,4 +1,4 @@
-"""One training in a process of its own: started, watched while it evaluates, ended in order."""
+"""Processes of a study: one for each training, watched and ended in order; and its workers."""
 
 import os
 import platform
@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from bert_tools.tune.objective import Curve, read_curve
-from mlperf_bert.common.errors import ConfigError
+from bert_tools.tune.stop_signal import StopSignal
+from mlperf_bert.common.errors import STOPPED, ConfigError
 from mlperf_bert.common.untrusted import not_through_a_link
 from mlperf_bert.signals.signal_watch import end_with_parent
 
@@ -23,6 +24,7 @@ LOST_AFTER_S = 300.0  # without a heartbeat, a trial of another machine is taken
 
 HEARTBEAT = "heartbeat"
 LOG = "train.log"
+WORKER = "--as-worker"
 DEFAULT_TRAINER = (sys.executable, "-m", "mlperf_bert", "train")
 
 
@@ -62,7 +64,9 @@ class TrialProcess:
         """
         try:
             while self._process.poll() is None:
-                beat(self._directory, self._beat_is_due())
+                if time.monotonic() - self._beat_at >= HEARTBEAT_S:
+                    self._beat_at = time.monotonic()
+                    beat(self._directory)
                 if is_stopped() or any(map(on_evaluation, self._news())):
                     break
                 with suppress(subprocess.TimeoutExpired):
@@ -74,23 +78,17 @@ class TrialProcess:
 
     def _news(self) -> list[Curve]:
         """The curve up to each evaluation that has come since the last call."""
+        run = self._directory / "run_0"
         try:
-            found = (self._directory / "run_0" / "metrics.jsonl").stat()
+            found = (run / "metrics.jsonl").stat()
         except OSError:
             return []
-        if (found.st_size, found.st_mtime_ns) == self._seen:
+        seen, self._seen = self._seen, (found.st_size, found.st_mtime_ns)
+        if self._seen == seen:
             return []
-        self._seen = (found.st_size, found.st_mtime_ns)
-        curve = read_curve(self._directory / "run_0")
+        curve = read_curve(run)
         known, self._evaluations = self._evaluations, len(curve)
         return [curve[:number] for number in range(known + 1, len(curve) + 1)]
-
-    def _beat_is_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._beat_at < HEARTBEAT_S:
-            return False
-        self._beat_at = now
-        return True
 
     def _end(self) -> None:
         """SIGTERM, by which a training saves and leaves; SIGKILL to all of it if it does not."""
@@ -102,11 +100,10 @@ class TrialProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def beat(directory: Path, is_due: bool) -> None:
+def beat(directory: Path) -> None:
     """Say that somebody is at work on this trial; a disk that takes nothing is no reason to end."""
-    if is_due:
-        with suppress(OSError):
-            (directory / HEARTBEAT).touch()
+    with suppress(OSError):
+        (directory / HEARTBEAT).touch()
 
 
 def owner() -> dict[str, str | int]:
@@ -132,20 +129,55 @@ def is_lost(directory: Path, of: object, now_on_disk: float) -> bool:
 
 def last_line(directory: Path) -> str:
     """The last line that a training printed, for a message."""
-    try:
-        with (directory / LOG).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return "nothing was printed"
+    lines: list[str] = []
+    with suppress(OSError), (directory / LOG).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else "nothing was printed"
 
 
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
+
+
+def run_workers(command_line: Sequence[str], count: int, stop: StopSignal) -> int:
+    """Run so many and wait; 0, STOPPED after a signal, or the status of the first that failed.
+
+    When one fails, the others are asked to end as a signal would.
+    """
+    command = [sys.executable, "-m", "mlperf_bert", *command_line, WORKER]
+    workers = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+        for _ in range(count)
+    ]
+    failed, told, at_work = 0, False, True
+    try:
+        while at_work:
+            at_work = any([each.poll() is None for each in workers])
+            failed = failed or next((each.returncode for each in workers if each.returncode), 0)
+            if (stop.came or failed) and not told:
+                told = True
+                _tell(workers)
+            time.sleep(POLL_S if at_work else 0)
+    finally:
+        _tell(workers)
+    if stop.came:
+        return STOPPED
+    return failed if failed >= 0 else 128 - failed
+
+
+def _tell(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+    for each in workers:
+        if each.poll() is None:
+            with suppress(ProcessLookupError):
+                each.terminate()
