@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mlperf_bert.model.attention import AttentionPolicy, reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
 
 MAX_LENGTH = 136  # of a sequence that may come: rows of packed sequences are as long
 # Of one token; in blocks of kernels, on their edges and across; none at the end.

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.blocks import Blocks, ReferenceBlocks
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, make_site
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite, make_site
 
 NUM_WORDS, NUM_POSITIONS = 11, 40
 EPSILON = 1e-12
@@ -164,7 +164,7 @@ def check_block(
     """With dropout and without; twice, as the sums must have one order."""
     for dropout in (False, True):
         modules, inputs, run = make_case(block, rows, hidden, dtype, device, dropout=dropout)
-        expected = results(run, ReferenceBlocks(), modules, inputs)
+        expected = results(run, Blocks(), modules, inputs)
         found = results(run, fused, modules, inputs)
         assert_near(found, expected, TOLERANCES[dtype])
         again = results(run, fused, modules, inputs)

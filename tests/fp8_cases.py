@@ -11,10 +11,18 @@ from itertools import product as combinations
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.model.blocks import Blocks, ReferenceBlocks
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
-from mlperf_bert.model.fp8 import DTYPES, GRADIENT, INPUT, WEIGHT, Fp8Scales, ProductScales, product
-from mlperf_bert.model.fp8_blocks import Fp8Blocks
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
+from mlperf_bert.model.fp8 import (
+    DTYPES,
+    GRADIENT,
+    INPUT,
+    WEIGHT,
+    Fp8Blocks,
+    Fp8Scales,
+    ProductScales,
+    product,
+)
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -208,7 +216,7 @@ def check_blocks(
     """
     made = make_layers(rows, device)
     exactly = copy.deepcopy(made[0]).double(), made[1].detach().double().requires_grad_()
-    exact = run_layers(ReferenceBlocks(), exactly, site)
+    exact = run_layers(Blocks(), exactly, site)
     errors, maxima = [], []
     for kind in (Fp8Blocks, make):
         scales = scales_of(made, device)

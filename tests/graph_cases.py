@@ -17,7 +17,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.build import build_step, make_model
-from mlperf_bert.step.eager import Step
+from mlperf_bert.step.captured import Step
 
 CPU = torch.device("cpu")
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")

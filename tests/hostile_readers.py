@@ -3,12 +3,13 @@
 import ctypes
 import json
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mlperf_bert.prepare.sandbox_server import READ, STATUS
+from mlperf_bert.prepare.sandbox import READ, STATUS
 
 
 def obey(path: str) -> Iterator[bytes]:
@@ -98,6 +99,20 @@ def babble(_: str) -> Iterator[bytes]:
     yield b"\xff\x00no JSON"
 
 
+class Trap:
+    """Whoever unpickles it touches a file."""
+
+    def __init__(self, path: str) -> None:
+        self.touched = Path(path).with_suffix(".unpickled")
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.touched,)
+
+
+def pickled(path: str) -> Iterator[bytes]:
+    yield pickle.dumps(Trap(path))
+
+
 def nest(_: str) -> Iterator[bytes]:
     yield b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
 
@@ -119,6 +134,7 @@ DEEDS: dict[str, Callable[[str], Iterator[bytes]]] = {
         pour_and_spin,
         fail,
         babble,
+        pickled,
         nest,
     )
 }

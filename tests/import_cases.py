@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from foreign_files import WRITERS, examples_of
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.import_examples import import_set
 from support import prepare_small
 
@@ -43,15 +43,7 @@ def shard_of(set_dir: Path, name: str) -> Path:
 def bring(files: list[Path], out: Path, **changes: Any) -> Manifest:
     """`import_set` with small limits, the format by the file's ending."""
     format_name = "hdf5" if files[0].suffix == ".hdf5" else "tfrecord"
-    options = {**SMALL, "workers": 1, "pick_eval": None, "format_name": format_name}
-    vocab = changes.pop("vocab", VOCAB)
-    return import_set(files, vocab, out, quiet=True, **{**options, **changes})
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """All files below, by name."""
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
+    options = {"workers": 1, "format_name": format_name, "vocab": VOCAB}
+    options = {name: changes.pop(name, value) for name, value in options.items()}
+    settings = ShardSettings(**{**SMALL, "seed": 0, "dupe_factor": 1, **changes})
+    return import_set(files, options.pop("vocab"), out, settings, quiet=True, **options)

@@ -3,9 +3,12 @@
 import random
 from pathlib import Path
 
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
+
+SETTINGS = ShardSettings(max_seq_length=48, max_predictions=8, dupe_factor=2, seed=12345)
 
 
 def made_up_document(rng: random.Random) -> str:
@@ -32,10 +35,7 @@ def own_text(path: Path, texts: list[str]) -> OwnText:
         held_out_share=0.2,
         vocab_path=None,
         vocab_size=300,
-        max_seq_length=48,
-        max_predictions=8,
-        dupe_factor=2,
-        seed=12345,
+        settings=SETTINGS,
     )
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, token_dtype
@@ -17,22 +18,26 @@ Sentence = list[int]
 Document = list[Sentence]
 
 
-class PlainExampleMaker:
-    """`ExampleMaker` with the same signatures."""
+def plain_examples(
+    documents: Documents, vocabulary: Vocabulary, settings: ShardSettings
+) -> ExampleArrays:
+    """`make_examples`, which has the same signature."""
+    return _Maker(vocabulary, settings).make(documents)
 
-    def __init__(
-        self, vocabulary: Vocabulary, *, max_seq_length: int, max_predictions: int, seed: int
-    ) -> None:
+
+class _Maker:
+    def __init__(self, vocabulary: Vocabulary, settings: ShardSettings) -> None:
         self.vocabulary = vocabulary
-        self.room = max_seq_length - 3
-        self.max_predictions = max_predictions
-        self.rng = random.Random(seed)
+        self.passes = settings.dupe_factor
+        self.room = settings.max_seq_length - 3
+        self.max_predictions = settings.max_predictions
+        self.rng = random.Random(settings.seed)
         self.found: list[dict[str, list[int]]] = []
 
-    def make(self, documents: Documents, dupe_factor: int) -> ExampleArrays:
+    def make(self, documents: Documents) -> ExampleArrays:
         nested = as_lists(documents)
         self.rng.shuffle(nested)
-        for _ in range(dupe_factor):
+        for _ in range(self.passes):
             for number in range(len(nested)):
                 self.add_document(nested, number)
         self.rng.shuffle(self.found)

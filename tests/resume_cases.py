@@ -9,10 +9,16 @@ DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
 
 
 def run_train(
-    config: Path, data: Path, directory: Path, *settings: str, resume: str | Path | None = None
+    config: Path,
+    data: Path,
+    directory: Path,
+    *settings: str,
+    resume: str | Path | None = None,
+    extra: tuple[str, ...] = (),
 ) -> int:
     sets = [word for setting in settings for word in ("--set", setting)]
-    extra = [] if resume is None else ["--resume", str(resume)]
+    if resume is not None:
+        extra = (*extra, "--resume", str(resume))
     places = ["--data", str(data), "--run-dir", str(directory)]
     return main(["train", "--config", str(config), *places, *sets, *extra])
 

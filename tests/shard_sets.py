@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench import synthetic
+from bert_tools.bench.synthetic import as_examples, set_settings, synthetic_samples
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index
+from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.length_histogram import SHORTEST
-from mlperf_bert.data.shards import Samples
-from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.prepare.shard_job import write_shard
 
 MAX_LENGTH = 40
 MAX_PREDICTIONS = 6
@@ -22,17 +20,7 @@ VOCAB_SIZES = {"<u2": 1000, "<u4": 100_000}  # by the dtype of the tokens
 
 def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Manifest:
     """Write shards of (samples, dtype of the tokens) and their index."""
-    (set_dir / "shards").mkdir(parents=True)
-    settings = ShardSettings(
-        vocabulary_sha256="0" * 64,
-        max_seq_length=MAX_LENGTH,
-        max_predictions=MAX_PREDICTIONS,
-        seed=seed,
-        dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
-    )
-    entries, lengths, masked_counts = [], [], []
+    made = []
     for number, (num_samples, dtype) in enumerate(shards):
         generator = np.random.default_rng((seed, number))
         samples = synthetic_samples(
@@ -41,38 +29,10 @@ def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Ma
             max_predictions=MAX_PREDICTIONS,
             seed=seed + number,
         )
-        path = set_dir / "shards" / f"part-{number}.hdf5"
-        write_shard(
-            path,
-            _as_examples(samples, dtype),
-            source_name="made up",
-            source_sha256="1" * 64,
-            settings=settings,
-        )
-        entries.append(ShardEntry.of(path))
-        lengths.append(samples.lengths)
-        masked_counts.append(samples.masked_counts)
-    manifest = Manifest(
-        num_samples=sum(entry.num_samples for entry in entries),
-        vocab_size=max(VOCAB_SIZES[dtype] for _, dtype in shards),
-        vocabulary_sha256="0" * 64,
-        pad_id=0,
-        unk_id=1,
-        cls_id=2,
-        sep_id=3,
-        mask_id=4,
-        max_seq_length=MAX_LENGTH,
-        max_predictions=MAX_PREDICTIONS,
-        seed=seed,
-        dupe_factor=1,
-        shards=tuple(entries),
-    )
-    return write_index(
-        set_dir,
-        manifest,
-        np.concatenate(lengths).astype(np.uint16),
-        np.concatenate(masked_counts).astype(np.uint8),
-    )
+        made.append(as_examples(samples, dtype))
+    settings = set_settings(MAX_LENGTH, MAX_PREDICTIONS, seed)
+    vocab_size = max(VOCAB_SIZES[dtype] for _, dtype in shards)
+    return synthetic.write_set(set_dir, made, settings, vocab_size)
 
 
 def assert_same_batch(batch: UnpaddedBatch, expected: UnpaddedBatch) -> None:
@@ -84,15 +44,3 @@ def assert_same_batch(batch: UnpaddedBatch, expected: UnpaddedBatch) -> None:
         else:
             assert value.dtype == wanted.dtype and value.shape == wanted.shape
             assert torch.equal(value, wanted), field.name
-
-
-def _as_examples(samples: Samples, dtype: str) -> ExampleArrays:
-    return ExampleArrays(
-        input_ids=samples.input_ids.astype(dtype),
-        offsets=np.concatenate(([0], np.cumsum(samples.lengths))),
-        segment_b_start=samples.segment_b_start.astype(np.uint16),
-        masked_lm_positions=samples.masked_positions.astype(np.uint16),
-        masked_lm_ids=samples.masked_ids.astype(dtype),
-        masked_lm_offsets=np.concatenate(([0], np.cumsum(samples.masked_counts))),
-        next_sentence_label=samples.next_sentence_label.astype(np.uint8),
-    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import bert_tools
 import mlperf_bert
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import prepare_text
 
 REPOSITORY = Path(__file__).parents[1]
@@ -61,6 +61,12 @@ def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess
     )
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """Name below a directory -> what the file holds."""
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+
+
 def write_synthetic_text(path: Path, num_documents: int, seed: int) -> None:
     """Documents of made-up words, each of which foretells the next, so that models can learn."""
     rng = random.Random(seed)
@@ -98,10 +104,19 @@ def make_synthetic_data(directory: Path) -> Path:
     return directory
 
 
-def prepare_small(texts: Sequence[Path], vocabulary: Path, out: Path, **options: Any) -> Manifest:
-    """`prepare_text` in this process, quietly; `options` go over what is the same everywhere."""
-    same = {"seed": 12345, "workers": 1, "pick_eval": None, "split_sentences": False, "quiet": True}
-    return prepare_text(texts, vocabulary, out, **{**same, **options})
+def prepare_small(
+    texts: Sequence[Path],
+    vocabulary: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    with_baseline: bool = False,
+    **settings: Any,
+) -> Manifest:
+    """`prepare_text`, quietly, in this process if not told otherwise."""
+    how = ShardSettings(**{"seed": 12345, **settings})
+    places = (texts, vocabulary, out)
+    return prepare_text(*places, how, workers=workers, with_baseline=with_baseline, quiet=True)
 
 
 TINY_CONFIG = """
@@ -172,10 +187,15 @@ def run_shell(command: str, directory: Path, timeout: float) -> subprocess.Compl
     )
 
 
-def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
-    """The losses of a run, one an interval."""
+def metrics_records(run_dir: Path, index: int = 0) -> list[dict[str, Any]]:
+    """The records of a run, one an interval."""
     lines = (run_dir / f"run_{index}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
+    """Their losses."""
+    return [record["loss"] for record in metrics_records(run_dir, index)]
 
 
 def mlperf_records(log: Path, key: str | None = None) -> list[dict[str, Any]]:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import google_crc32c
+
 from bert_tools.convert.protobuf import varint
 from bert_tools.convert.tensorflow_bundle import BundleTensor
 from bert_tools.convert.tensorflow_table import open_table
-from mlperf_bert.common.crc32c import crc32c, mask, masked_crc32c
+from mlperf_bert.common.crc32c import mask, masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57
 Field = tuple[int, "int | bytes | list[Field]"]
@@ -96,11 +98,11 @@ def entries_of(path: Path) -> list[tuple[bytes, bytes]]:
 
 def text_tensor(path: Path, text: bytes) -> BundleTensor:
     """A tensor that is a text, in a file of its own, with right checksums."""
-    before = crc32c(len(text).to_bytes(4, "little"))
+    before = google_crc32c.value(len(text).to_bytes(4, "little"))
     check = mask(before).to_bytes(4, "little")
     contents = encoded(len(text)) + check + text
     path.write_bytes(contents)
-    crc = mask(crc32c(check + text, before))
+    crc = mask(google_crc32c.extend(before, check + text))
     return BundleTensor(path, "text", "string", (), 0, len(contents), crc)
 
 

@@ -32,7 +32,8 @@ def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[st
     elif " bench " not in command and " train " in command:
         command += REDUCED
     elif " bench " in command:
-        command += " --batch 2 --steps 1 --layers 1 --hidden 64"
+        command += " --steps 1 --set model.num_layers=1 --set model.hidden_size=64"
+        command += " --set parallel.local_batch_size=2"
     return run_shell(command, directory, timeout=600)
 
 

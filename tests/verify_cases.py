@@ -22,12 +22,12 @@ from mlperf_bert.data.index import (
     write_index,
 )
 from mlperf_bert.data.shards import Shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.full import LAYOUT_READER
-from mlperf_bert.prepare.verify.report import Report
+from mlperf_bert.prepare.verify.report import Check, Report
 from support import NUM_WORDS, prepare_small, write_synthetic_text
 
 Arrays = dict[str, np.ndarray]
@@ -155,6 +155,11 @@ def shared_sandbox() -> Sandbox:
     running = ExitStack()
     atexit.register(running.close)
     return running.enter_context(sandbox(LAYOUT_READER))
+
+
+def first_checks(report: Report) -> dict[str, Check]:
+    """The checks of the first set, by name."""
+    return {one.name: one for one in report.sets[0].checks}
 
 
 def failed(report: Report) -> dict[str, str]:

@@ -16,40 +16,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare.build import compile_maker, write_shard
 from mlperf_bert.prepare.corpus import collect_documents
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleMaker, compile_examples
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
 # The plain version belongs to the tests, which are no package: it is there to check, not to use.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from plain_examples import PlainExampleMaker
+from plain_examples import plain_examples
 
 VOCAB_SIZE = 8192
 SENTENCES_A_DOCUMENT = 12  # of the middle document; the mean is about twice that
-MAKERS = {"plain": PlainExampleMaker, "compiled": ExampleMaker}
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of the three parts of one text's way to its shard."""
-
-    tokenize_s: float
-    make_s: float  # ordering included
-    write_s: float
-
-    @property
-    def total_s(self) -> float:
-        """All three."""
-        return self.tokenize_s + self.make_s + self.write_s
+MAKERS = {"plain": plain_examples, "compiled": make_examples}
 
 
 def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
@@ -68,8 +53,10 @@ def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
     text_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> tuple[Times, int]:
-    """One text to its finished shard; the time of each part and the number of examples."""
+def make_shard(
+    way: str, text_path: Path, vocab_path: Path, shard_path: Path
+) -> tuple[dict[str, float], int]:
+    """One text to its finished shard; seconds of each part and of all, and the examples."""
     start_s = time.perf_counter()
     vocabulary = load_vocabulary(vocab_path)
     settings = ShardSettings(
@@ -78,19 +65,11 @@ def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) ->
         max_predictions=76,
         seed=12345,
         dupe_factor=10,
-        split_sentences=False,
-        pick_eval=None,
     )
     source = read_text(text_path)
     documents = tokenize_documents(source.text, Tokenizer(vocabulary), split=False)
     tokenized_s = time.perf_counter()
-    maker = MAKERS[way](
-        vocabulary,
-        max_seq_length=settings.max_seq_length,
-        max_predictions=settings.max_predictions,
-        seed=settings.seed,
-    )
-    examples = maker.make(documents, settings.dupe_factor)
+    examples = MAKERS[way](documents, vocabulary, settings)
     made_s = time.perf_counter()
     write_shard(
         shard_path,
@@ -100,22 +79,24 @@ def make_shard(way: str, text_path: Path, vocab_path: Path, shard_path: Path) ->
         settings=settings,
     )
     written_s = time.perf_counter()
-    times = Times(tokenized_s - start_s, made_s - tokenized_s, written_s - made_s)
-    return times, len(examples)
+    seconds = {
+        "tokenize_s": tokenized_s - start_s,
+        "make_s": made_s - tokenized_s,  # ordering included
+        "write_s": written_s - made_s,
+        "total_s": written_s - start_s,
+    }
+    return seconds, len(examples)
 
 
 def peaks_of(way: str, *paths: Path) -> dict[str, int]:
     """Peak resident bytes of a fresh process, before and after it makes the shard."""
-    command = [sys.executable, __file__, "--peaks-of", way, *paths]
-    done = subprocess.run(
-        [str(word) for word in command], check=True, capture_output=True, text=True
-    )
-    return json.loads(done.stdout)
+    command = [sys.executable, __file__, "--peaks-of", way, *map(str, paths)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 def print_peaks(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> None:
     """What `peaks_of` reads."""
-    compile_examples(load_vocabulary(vocab_path))
+    compile_maker("pair", load_vocabulary(vocab_path))
     start = high_water_bytes()
     make_shard(way, text_path, vocab_path, shard_path)
     print(json.dumps({"start_peak_bytes": start, "peak_bytes": high_water_bytes()}))
@@ -131,9 +112,9 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
     """Run both ways in turn, `repeats` times; medians."""
     text_path, vocab_path = directory / "text.txt", directory / "vocab.txt"
     write_corpus(text_path, vocab_path, num_sentences)
-    compile_examples(load_vocabulary(vocab_path))
+    compile_maker("pair", load_vocabulary(vocab_path))
     shards = {way: directory / f"{way}.hdf5" for way in MAKERS}
-    runs: dict[str, list[Times]] = {way: [] for way in MAKERS}
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in MAKERS}
     count = 0
     for _ in range(repeats):
         for way in MAKERS:
@@ -151,10 +132,7 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
         "repeats": repeats,
     }
     for way, times in runs.items():
-        parts = {
-            name: statistics.median(getattr(run, name) for run in times)
-            for name in (*asdict(times[0]), "total_s")
-        }
+        parts = {name: statistics.median(run[name] for run in times) for name in times[0]}
         peaks = peaks_of(way, text_path, vocab_path, shards[way])
         result[way] = {"examples_per_s": count / parts["total_s"], **parts, **peaks}
     return result

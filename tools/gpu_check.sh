@@ -31,22 +31,24 @@ if [[ $MODE == dry-run ]]; then
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
-    PEER_SIZE=(--layers 1 --hidden 32 --heads 2 --vocab 128 --max-length 32 --steps 1)
+    TINY=(--set model.num_layers=1 --set model.hidden_size=64 --set model.vocab_size=128 --set data.max_seq_length=64)
+    PEER_SIZE=("${TINY[@]}" --steps 1)
     SHORT=(--steps 3 --seconds 0.1 --threads 1) PEAK_S=0.02 LONG_PEAK_S=0.02
     PAIRS=(--pairs 1 --steps 2 --threads 1) EVAL=(--samples 32 --rounds 1)
     LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)
-    COST=(--layers 1 --hidden 64 --vocab 128 --max-length 64 --tokens 2048 --seconds 0.5 --threads 1)
-    OPTIMIZER=(--layers 1 --hidden 64 --vocab 128 --steps 1 --threads 1)
+    COST=("${TINY[@]}" --tokens 2048 --seconds 0.5 --threads 1)
+    OPTIMIZER=("${TINY[@]}" --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     ATTENTIONS=(grouped packed) # which a CPU has
 else
     DEVICE=cuda BATCH=112 LARGE_BATCHES=(256 320) MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
     SIZE=()
-    PEER_SIZE=(--layers 24 --hidden 1024 --steps 8 --seconds 10)
+    LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
+    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10)
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
-    COST=(--layers 24 --hidden 1024 --precision bf16 --seconds 20)
-    OPTIMIZER=(--layers 24 --hidden 1024 --seconds 5)
+    COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 20)
+    OPTIMIZER=("${LARGE[@]}" --seconds 5)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     ATTENTIONS=(triton flash)
 fi
@@ -103,7 +105,7 @@ run_stage() { # the most precious parts first
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
             bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
-                ${PLOT:+--plot "$RESULTS/profile_$each.png"}
+                --trace "$RESULTS/profile_$each.json.gz"
         done
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train train_batch_4_captured 18 parallel.local_batch_size=4
@@ -125,7 +127,8 @@ run_stage() { # the most precious parts first
         bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
         bench optimizer 16 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
         part tests_compiled.txt 30 bash -c 'tests "$@"' tests "$LAST_TEST"
-        bench against_bf16 110 against "${PEER_SIZE[@]}" --batch "$PEER_BATCH" --precision bf16 --device "$DEVICE"
+        bench against_bf16 110 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
+            --set model.precision=bf16 --device "$DEVICE"
         ;;
     3) # 540 s
         bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
@@ -145,7 +148,7 @@ run_stage() { # the most precious parts first
 
 summarise() { # summary and archive anew, each whole at every moment; the status says whether a part failed
     local status
-    find "$RESULTS" -size +1M -exec sh -c 'tail -c 500000 "$1" >"$1.end" && mv "$1.end" "$1"' sh {} \;
+    find "$RESULTS" -size +1M ! -name "*.gz" -exec sh -c 'tail -c 500000 "$1" >"$1.end" && mv "$1.end" "$1"' sh {} \;
     "$PYTHON" tools/summarise_gpu.py "$RESULTS" >"$RESULTS/summary.md"
     status=$?
     [[ -s $RESULTS/summary.md ]] && cp "$RESULTS/summary.md" "$OUT/.gpu_check" && mv "$OUT/.gpu_check" "$OUT/summary.md"

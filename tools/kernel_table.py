@@ -5,7 +5,7 @@
 For each kernel: registers a thread, bytes of stack, spilled loads and stores, shared memory,
 programs that a multiprocessor holds, matrix instructions, stores of single bytes and of 16, and
 instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
-`tools/step_budget.py` makes times of them.
+`logs/2026-11-22-kernels/step_budget.py` makes times of them.
 """
 
 import argparse
@@ -86,19 +86,28 @@ Launch = Callable[[], object]
 
 def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **options: Any) -> Any:
     """What `JITFunction.run` may be set to: the compiled kernel, with alignment as at a launch."""
-    signature, constants, aligned = {}, {}, {}
+    constants: dict[tuple[int, ...], Any] = {}
+    aligned: dict[tuple[int, ...], Any] = {}
+
+    def type_of(value: Any, place: tuple[int, ...], specializes: bool) -> Any:
+        if isinstance(value, tuple):
+            parts = enumerate(value)
+            return tuple(type_of(part, (*place, at), specializes) for at, part in parts)
+        if value is None:
+            constants[place] = None
+            return "constexpr"
+        is_tensor = isinstance(value, Tensor)
+        if (value.data_ptr() if is_tensor else value) % 16 == 0 and (is_tensor or specializes):
+            aligned[place] = [["tt.divisibility", 16]]
+        return TYPES[value.dtype] if is_tensor else "i32" if abs(value) < 2**31 else "i64"
+
+    signature = {}
     for number, (parameter, value) in enumerate(zip(kernel.params, arguments, strict=True)):
         if parameter.is_constexpr:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-            continue
-        if isinstance(value, Tensor):
-            signature[parameter.name] = TYPES[value.dtype]
-            is_aligned = value.data_ptr() % 16 == 0
+            signature[parameter.name], constants[(number,)] = "constexpr", value
         else:
-            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
-            is_aligned = value % 16 == 0 and not parameter.do_not_specialize
-        if is_aligned:
-            aligned[(number,)] = [["tt.divisibility", 16]]
+            place, specializes = (number,), not parameter.do_not_specialize
+            signature[parameter.name] = type_of(value, place, specializes)
     chosen = {name: options[name] for name in LAUNCH_OPTIONS if name in options}
     source = ASTSource(kernel, signature, constants, aligned)
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
@@ -229,14 +238,12 @@ def cases() -> dict[str, Launch]:
         triton_attention,
         triton_cross_entropy,
         triton_dropout,
-        triton_embedding,
         triton_fp8,
-        triton_fp8_gelu,
         triton_gelu,
         triton_norm,
     )
     from mlperf_bert.model.attention_layout import AttentionLayout
-    from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
+    from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
     from mlperf_bert.model.fp8_cast import Target
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -278,8 +285,8 @@ def cases() -> dict[str, Launch]:
             triton_gelu.bias_gelu_backward(wide, wide, wide_bias),
         ),
         "embeddings": lambda: (
-            triton_embedding.embedding_norm((ids,) * 3, tables, bias, bias, 1e-12, keep, 1.1),
-            triton_embedding.embedding_norm_backward(
+            triton_norm.embedding_norm((ids,) * 3, tables, bias, bias, 1e-12, keep, 1.1),
+            triton_norm.embedding_norm_backward(
                 hidden, (ids,) * 3, tables, bias, statistics, keep, 1.1
             ),
         ),
@@ -300,10 +307,10 @@ def cases() -> dict[str, Launch]:
         "FP8 transpose": lambda: triton_fp8.beside_transpose(
             empty(TOKENS, HIDDEN, dtype=e4m3.dtype), e4m3
         ),
-        "FP8 GELU forward": lambda: triton_fp8_gelu.bias_gelu_fp8(
+        "FP8 GELU forward": lambda: triton_gelu.bias_gelu_fp8(
             wide, wide_bias, e4m3, transpose=True
         ),
-        "FP8 GELU backward": lambda: triton_fp8_gelu.bias_gelu_fp8_backward(
+        "FP8 GELU backward": lambda: triton_gelu.bias_gelu_fp8_backward(
             wide, wide, wide_bias, e5m2
         ),
         "LAMB": optimizer,

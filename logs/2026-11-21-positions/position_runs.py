@@ -18,6 +18,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.open_data import RunData, open_data
 from mlperf_bert.distributed.launch import read_rank_info
@@ -127,13 +128,13 @@ def open_set(study: Study, out: Path, length: int) -> RunData:
     directory = out / WORK / f"length_{length}"
     config = load_config(CONFIG, config_overrides(study, length))
     make_directory(directory)
-    prepare_embedded(
-        directory,
-        vocab_size=study.vocab_size,
+    settings = ShardSettings(
         max_seq_length=length,
         max_predictions=config.data.max_predictions,
+        seed=12345,
         dupe_factor=config.data.dupe_factor,
     )
+    prepare_embedded(directory, study.vocab_size, settings)
     return open_data(config, directory, rank=0)
 
 

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.build import prepare_text
 from mlperf_bert.prepare.import_examples import compile_reading, import_set
 
@@ -28,6 +30,7 @@ from bench_prepare import high_water_bytes, write_corpus
 from foreign_files import WRITERS, examples_of
 
 WIDTH, ROOM = 512, 76
+SETTINGS = ShardSettings(max_seq_length=WIDTH, max_predictions=ROOM, seed=0, dupe_factor=1)
 
 
 def measure_one(path: Path, vocab_path: Path, out: Path) -> None:
@@ -39,11 +42,9 @@ def measure_one(path: Path, vocab_path: Path, out: Path) -> None:
         [path],
         vocab_path,
         out,
+        SETTINGS,
         format_name="hdf5" if path.suffix == ".hdf5" else "tfrecord",
-        max_seq_length=WIDTH,
-        max_predictions=ROOM,
         workers=1,
-        pick_eval=None,
         quiet=True,
     )
     result = {
@@ -61,19 +62,8 @@ def measure(directory: Path, num_sentences: int, repeats: int) -> dict[str, Any]
     """Medians of `repeats` imports of each format, taken in turn."""
     text_path, vocab_path = directory / "part.txt", directory / "vocab.txt"
     write_corpus(text_path, vocab_path, num_sentences)
-    prepare_text(
-        [text_path],
-        vocab_path,
-        directory / "set",
-        max_seq_length=WIDTH,
-        max_predictions=ROOM,
-        dupe_factor=10,
-        seed=12345,
-        workers=1,
-        pick_eval=None,
-        split_sentences=False,
-        quiet=True,
-    )
+    made = replace(SETTINGS, seed=12345, dupe_factor=10)
+    prepare_text([text_path], vocab_path, directory / "set", made, workers=1, quiet=True)
     shard = directory / "set" / "shards" / "part.hdf5"
     examples = examples_of(shard)
     for ending, write in WRITERS.items():

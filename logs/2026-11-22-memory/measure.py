@@ -1,10 +1,9 @@
 """The memory plan beside torch: saved bytes and live peak of BERT-large, and a CPU's peak.
 
 python measure.py large      # meta tensors, kernels not run: what is saved, and most at once
-python measure.py cpu OPTION ...      # real steps of `bench train`'s options, VmHWM
+python measure.py cpu SECTION.KEY=VALUE ...      # real steps of `bench train`'s model, VmHWM
 """
 
-import argparse
 import gc
 import re
 import sys
@@ -18,16 +17,14 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert_tools.bench import cli
-from bert_tools.bench.batches import run_updates
-from bert_tools.bench.run_options import make_config
-from bert_tools.bench.training_run import training_run
+from bert_tools.bench.cli import small_config
+from bert_tools.bench.training_run import run_updates, training_run
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.model import bert, fp8_blocks
-from mlperf_bert.model.attention_choice import AttentionChoice
+from mlperf_bert.model import bert
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.parts.memory_plan import (
     GIB,
@@ -82,8 +79,7 @@ def large() -> None:
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     JITFunction.run = lambda *_, **__: None
-    for module in (bert, fp8_blocks):
-        module.choose_blocks = lambda *_: FusedBlocks()
+    bert.choose_blocks = lambda _config, _device, scales: FusedBlocks(scales)
     # In the place of readable forms, which a GPU does not run, what their kernels allocate.
     fp8.cast, fp8.cast_with_sums = triton_fp8.cast, triton_fp8.cast_with_sums
     dropout.kept_bytes = lambda counter, *_: torch.empty(
@@ -142,13 +138,10 @@ def count(model: BertForPretraining, forward: Any) -> tuple[int, int]:
 
 def cpu(options: list[str]) -> None:
     """After a small model of the same kind, which loads what is loaded once."""
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    small = ["--layers", "2", "--hidden", "64", "--batch", "2", "--vocab", "200"]
-    small, config = (
-        make_config(parser.parse_args(["train", *each, "--device", "cpu"]))
-        for each in (small, options)
-    )
+    sizes = ("model.num_layers=2", "model.hidden_size=64", "model.vocab_size=200")
+    same = ("run.seed=1", "run.device=cpu")
+    small = small_config(*sizes, "parallel.local_batch_size=2", *same)
+    config = small_config(*options, *same)
     torch.set_num_threads(2)
     train(small, steps=1)
     gc.collect()

@@ -12,15 +12,16 @@ from pathlib import Path
 from statistics import median
 
 from bert_tools.common.log_reader import read_foreign_log
-from bert_tools.report.curves import curves_for
-from bert_tools.report.run import Evaluation, read_run
-from bert_tools.watch.remaining import Forecast, by_curve, by_published
+from bert_tools.report.published import curves_for
+from bert_tools.report.run import Evaluation, Task, read_run
+from bert_tools.report.run_files import only_run
+from bert_tools.report.watch_look import Forecast, by_curve, by_published
 from mlperf_bert.common.errors import DataError
 
 REPOSITORY = Path(__file__).parents[2]
 OWN_TARGETS = (0.20, 0.22, 0.24, 0.25, 0.26, 0.265, 0.27)
 PUBLISHED_TARGETS = (0.69, 0.70, 0.71, 0.715, 0.718, 0.72)
-BATCH = 16_384  # of the published curves, about
+TASK = Task(16_384, "adamw", 0.72, is_reference=True)  # of the published curves, about
 
 Curve = Sequence[Evaluation]
 Judged = tuple[Forecast | str, int]  # and the samples that it then took
@@ -32,7 +33,7 @@ def own_curves(directories: Iterable[Path]) -> list[Curve]:
     for path in sorted(path for folder in directories for path in folder.rglob("result_*.txt")):
         try:
             if read_foreign_log(path, str(path)).named("run_stop"):
-                run = read_run(path)
+                run = read_run(only_run(path))
                 found += [run.evaluations] if run.ended == "success" else []
         except DataError as error:
             print(error, file=sys.stderr)
@@ -54,12 +55,12 @@ def judged(curves: Iterable[Curve], targets: Iterable[float]) -> list[Judged]:
 def published() -> tuple[list[Curve], list[Judged]]:
     """The curves, and what published runs say of each other at the target of 0.72."""
     curves, found = [], []
-    for each in curves_for(BATCH, "adamw"):
+    for each in curves_for(TASK):
         curve = [Evaluation(samples, accuracy) for samples, accuracy in each.points[1:]]
         curves.append(curve)
         end = next(one.samples for one in curve if one.accuracy >= 0.72)
         for before, _ in pairwise(curve):
-            forecast = by_published(before.samples, BATCH, "adamw", 0.72)
+            forecast = by_published(before.samples, TASK)
             found.append((forecast, end - before.samples))
     return curves, found
 

@@ -7,17 +7,19 @@ implementation after it had reproduced the large ones.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from mlperf_bert.prepare.build import prepare_text
-from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, ExampleMaker
-from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
-from plain_examples import PlainExampleMaker
+from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
+from mlperf_bert.prepare.examples import ExampleArrays, make_examples
+from mlperf_bert.vocabulary.word_pieces import Tokenizer, Vocabulary, load_vocabulary
+from plain_examples import plain_examples
+from support import prepare_small
 
 OWN = Path(__file__).parent / "data"
 SHARED = Path(
@@ -29,7 +31,7 @@ SETS = {
     "a": {"max_seq_length": 512, "max_predictions": 76, "seed": 12345},
     "b": {"max_seq_length": 128, "max_predictions": 20, "seed": 7},
 }
-Maker = type[ExampleMaker] | type[PlainExampleMaker]
+Maker = Callable[[Documents, Vocabulary, ShardSettings], ExampleArrays]
 
 
 def needs_golden_sets() -> None:
@@ -43,12 +45,10 @@ def golden_arrays(name: str) -> dict[str, np.ndarray]:
     return dict(np.load(GOLDEN / f"sentences_{name}_seq{length}_dupe2_seed{seed}.npz"))
 
 
-def make_examples(
-    maker: Maker, text: Path, vocab: Path, dupe_factor: int, **options: int
-) -> ExampleArrays:
+def made(maker: Maker, text: Path, vocab: Path, **settings: int) -> ExampleArrays:
     vocabulary = load_vocabulary(vocab)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
-    return maker(vocabulary, **options).make(documents, dupe_factor)
+    return maker(documents, vocabulary, ShardSettings(**settings))
 
 
 def as_arrays(examples: ExampleArrays) -> dict[str, np.ndarray]:
@@ -67,12 +67,12 @@ def assert_same_as_golden(found: dict[str, np.ndarray], expected: dict[str, np.n
     np.testing.assert_array_equal(segment_ids, expected["segment_ids"])
 
 
-@pytest.mark.parametrize("maker", [ExampleMaker, PlainExampleMaker])
+@pytest.mark.parametrize("maker", [make_examples, plain_examples])
 @pytest.mark.parametrize("name", SETS)
 def test_reference_sets_are_reproduced(name: str, maker: Maker) -> None:
     needs_golden_sets()
     text = GOLDEN / f"sentences_{name}.txt"
-    examples = make_examples(maker, text, VOCAB, 2, **SETS[name])
+    examples = made(maker, text, VOCAB, dupe_factor=2, **SETS[name])
     assert_same_as_golden(as_arrays(examples), golden_arrays(name))
 
 
@@ -84,17 +84,7 @@ def test_reference_sets_come_out_of_whole_preparations(name: str, tmp_path: Path
     shards: dict[int, dict[str, bytes]] = {}
     for workers in (1, 2):
         out = tmp_path / str(workers)
-        prepare_text(
-            texts,
-            VOCAB,
-            out,
-            **SETS[name],
-            dupe_factor=2,
-            workers=workers,
-            pick_eval=None,
-            split_sentences=False,
-            quiet=True,
-        )
+        prepare_small(texts, VOCAB, out, **SETS[name], dupe_factor=2, workers=workers)
         shards[workers] = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
     assert len(shards[1]) == 4
     assert shards[1] == shards[2]
@@ -103,10 +93,10 @@ def test_reference_sets_come_out_of_whole_preparations(name: str, tmp_path: Path
     assert_same_as_golden(found, golden_arrays(name))
 
 
-@pytest.mark.parametrize("maker", [ExampleMaker, PlainExampleMaker])
+@pytest.mark.parametrize("maker", [make_examples, plain_examples])
 def test_own_set_is_reproduced(maker: Maker) -> None:
-    options = {"max_seq_length": 64, "max_predictions": 10, "seed": 12345}
-    examples = make_examples(maker, OWN / "own_sentences.txt", OWN / "own_vocab.txt", 3, **options)
+    options = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 3, "seed": 12345}
+    examples = made(maker, OWN / "own_sentences.txt", OWN / "own_vocab.txt", **options)
     expected = np.load(OWN / "own_seq64_dupe3_seed12345.npz")
     for key in expected.files:
         np.testing.assert_array_equal(getattr(examples, key), expected[key], err_msg=key)

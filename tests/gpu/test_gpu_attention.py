@@ -11,7 +11,7 @@ from attention_cases import Case, bounds_of, check_policy, make_case, results
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy, grouped
-from mlperf_bert.model.attention_choice import TOLERANCE, choose_attention
+from mlperf_bert.model.choices import TOLERANCE, choose_attention
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: attention kernels are not run here"

@@ -1,40 +1,45 @@
 """The measurements on a GPU: all forms run, and the other side without padding equals itself."""
 
 import argparse
+import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from bert_tools.bench import cli
-from bert_tools.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_ours
-from bert_tools.bench.contenders import make_data
-from bert_tools.bench.other_peers import BUILDERS, make_other_peers
-from bert_tools.bench.peer import make_peer
-from mlperf_bert.config.sections import ModelSection
+from bert_tools.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_data, make_ours
+from bert_tools.bench.peer import BUILDERS, make_other_peers, make_peer
+from bert_tools.bench.training_run import run_updates
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: nothing is measured on one here"
 )
 DEVICE = torch.device("cuda")
-SIZE = ("--layers", "2", "--hidden", "128", "--vocab", "512", "--max-length", "128")
-MODEL = (*SIZE, "--batch", "8", "--device", "cuda", "--precision", "bf16")
+SIZE = (
+    *("model.num_layers=2", "model.hidden_size=128", "model.vocab_size=512"),
+    *("data.max_seq_length=128", "model.precision=bf16", "parallel.local_batch_size=8"),
+)
 BRIEF = ("--steps", "5", "--seconds", "0.2")
 
 
-def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def measured(
+    capsys: pytest.CaptureFixture[str], *arguments: str, settings: tuple[str, ...] = SIZE
+) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    assert cli.run(parser.parse_args([*arguments, "--json"])) == 0
+    options = [word for each in settings for word in ("--set", each)]
+    assert cli.run(parser.parse_args([*arguments, *options, "--device", "cuda", "--json"])) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "captured"])
 def test_train(step_mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("train", *MODEL, *BRIEF, "--step-mode", step_mode, "--peak-seconds", "0.1")
-    result = measured(capsys, *arguments)
+    settings = (*SIZE, f"run.step_mode={step_mode}")
+    result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.1", settings=settings)
     assert result["device_name"] == torch.cuda.get_device_name(DEVICE)
     assert 0 < result["mfu"] < 1
     assert 0 < result["memory_peak_bytes"] < torch.cuda.get_device_properties(DEVICE).total_memory
@@ -46,39 +51,37 @@ def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> N
         pytest.skip("no FP8 products")
     peaks = []
     for precision in ("bf16", "fp8"):
-        sizes = ("--layers", "1", "--hidden", "2048", "--vocab", "512", "--batch", "16")
-        arguments = ("train", *sizes, "--device", "cuda", "--precision", precision, *BRIEF)
-        peaks.append(measured(capsys, *arguments, "--peak-seconds", "0.2")["peak_long_tflops"])
+        sizes = ("model.num_layers=1", "model.hidden_size=2048", "model.vocab_size=512")
+        settings = (*sizes, f"model.precision={precision}")
+        result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.2", settings=settings)
+        peaks.append(result["peak_long_tflops"])
     assert peaks[1] > peaks[0]
 
 
-def test_profile_names_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    result = measured(capsys, "profile", *MODEL, "--step-mode", "captured")
+def test_profile_names_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "step.json.gz"
+    settings = (*SIZE, "run.step_mode=captured")
+    result = measured(capsys, "profile", "--trace", str(trace), settings=settings)
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert result["unit_of_work"] == "kernel"
     assert "matrix product" in result["kinds"]
     assert not any(row["name"].startswith("aten::") for row in result["rows"])
 
 
 def test_scale_and_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    result = measured(capsys, "scale", *MODEL, *BRIEF, "--max-batch", "4")
+    result = measured(capsys, "scale", *BRIEF, "--max-batch", "4")
     assert all(row["samples_per_s"] for row in result["rows"])
-    result = measured(capsys, "eval", *MODEL, *BRIEF, "--step-mode", "captured", "--samples", "64")
+    settings = (*SIZE, "run.step_mode=captured")
+    result = measured(capsys, "eval", *BRIEF, "--samples", "64", settings=settings)
     assert result["evaluation_samples_per_s"] > 0
 
 
 def test_other_side_runs_in_every_form() -> None:
     """Compiled too, which takes a minute; without padding with torch's nested tensors."""
-    model = ModelSection(
-        vocab_size=512,
-        hidden_size=128,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=512,
-        max_position_embeddings=128,
-        precision="bf16",
-    )
+    config = cli.small_config(*SIZE, "run.seed=1")
+    model = config.model
     ours = make_ours(model, 1, DEVICE)
-    data = make_data(model, num_batches=2, batch_size=8, seed=1, device=DEVICE)
+    data = make_data(config, run_updates(config, 2), DEVICE)
     losses: list[float] = []
     found = make_other_peers(
         lambda: make_peer(ours, model, DEVICE),
@@ -97,8 +100,7 @@ def test_other_side_runs_in_every_form() -> None:
 
 
 def test_against(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("against", *SIZE, "--batch", "4", "--precision", "bf16", "--device", "cuda")
-    result = measured(capsys, *arguments, "--steps", "4", "--no-compile")
+    result = measured(capsys, "against", "--steps", "4", "--no-compile")
     assert result["ours_step_mode"] == "captured"
     assert result["ratio_padded_flash"] > 0
     assert result["ratio_unpadded_peer"] > 0

@@ -12,8 +12,10 @@ from block_cases import (
     make_case,
     results,
 )
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.blocks import Blocks, ReferenceBlocks, choose_blocks
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.choices import choose_blocks
 from mlperf_bert.model.cross_entropy import cross_entropy_sum
 from mlperf_bert.model.heads import chunked_cross_entropy_sum
 
@@ -26,7 +28,7 @@ DEVICE = "cuda"
 @pytest.fixture
 def fused() -> Blocks:
     pytest.importorskip("triton", reason="triton is not installed")
-    return choose_blocks("fused", torch.device(DEVICE), 1024)
+    return choose_blocks(ModelSection(kernels="fused"), torch.device(DEVICE))
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 8), (17, 100), (3001, 1024)])
@@ -41,7 +43,7 @@ def test_autocast_gives_the_dtypes_of_the_reference(fused: Blocks, block: str) -
     modules, inputs, run = make_case(block, 300, 64, torch.float32, DEVICE, dropout=True)
     with torch.autocast(DEVICE, torch.bfloat16):
         found = results(run, fused, modules, inputs)
-        expected = results(run, ReferenceBlocks(), modules, inputs)
+        expected = results(run, Blocks(), modules, inputs)
     assert_near(found, expected, TOLERANCES[torch.bfloat16])
 
 
@@ -99,7 +101,7 @@ def test_a_fused_loss_holds_the_logits_once(fused: Blocks) -> None:
     labels[::7] = IGNORED
     leaves = tuple(each.requires_grad_() for each in (hidden, weight, bias))
     peaks, found = [], []
-    for blocks in (fused, fused, ReferenceBlocks()):  # the first compiles
+    for blocks in (fused, fused, Blocks()):  # the first compiles
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

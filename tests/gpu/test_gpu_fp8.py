@@ -14,8 +14,8 @@ from fp8_cases import (
     make_scales,
     step_of,
 )
-from mlperf_bert.model import fp8_cast
-from mlperf_bert.model.dropout import make_site
+from mlperf_bert.model import fp8, fp8_cast
+from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Target
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def needs_triton() -> None:
 
 
 def test_casts_are_those_of_the_reference() -> None:
-    check_cast(fp8_cast.cast, fp8_cast.reference, (E4M3, E5M2), DEVICE)
+    check_cast(fp8.cast, fp8_cast.reference, (E4M3, E5M2), DEVICE)
 
 
 @pytest.mark.parametrize("joined", [True, False])
@@ -39,7 +39,7 @@ def test_a_cast_adds_up_its_columns(joined: bool) -> None:
     parts = torch.randn(300, 96, device=DEVICE, dtype=torch.bfloat16).split(32, dim=1)
     parts = parts if joined else [part.contiguous() for part in parts]
     unit, maxima = torch.tensor(2.0**-4, device=DEVICE), torch.zeros(2, device=DEVICE)
-    found, sums = fp8_cast.cast_with_sums(parts, Target(E5M2, unit, maxima[0]))
+    found, sums = fp8.cast_with_sums(parts, Target(E5M2, unit, maxima[0]))
     expected = fp8_cast.reference(parts, 1, Target(E5M2, unit, maxima[1]), transpose=True)
     assert_same(found, expected)
     assert maxima[0] == maxima[1]
@@ -58,10 +58,10 @@ def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 17, 200])
 def test_fused_blocks(rows: int) -> None:
-    from mlperf_bert.model.fused_fp8_blocks import FusedFp8Blocks
+    from mlperf_bert.model.fused_blocks import FusedBlocks
 
     for site in (None, make_site(0.3, 5, make_keys(rows, DEVICE))):
-        check_blocks(FusedFp8Blocks, rows, site, DEVICE)
+        check_blocks(FusedBlocks, rows, site, DEVICE)
 
 
 def test_scales_of_a_captured_product_follow_the_maxima() -> None:

@@ -52,6 +52,11 @@ def done(*words: object, expected: int = 0) -> None:
     assert ended.returncode == expected, ended.stderr
 
 
+SMALL_MODEL = (
+    *("--set", "model.num_layers=1", "--set", "model.hidden_size=16", "--set", "model.num_heads=2"),
+    *("--set", "model.vocab_size=100", "--set", "data.max_seq_length=32"),
+    *("--set", "parallel.local_batch_size=2"),
+)
 SPACE = '[[parameter]]\nkey = "optim.learning_rate"\nlow = 1e-4\nhigh = 1e-1\nscale = "log"\n'
 
 
@@ -151,12 +156,10 @@ COMMANDS: dict[str, Words] = {
         *("--draws", 2, "--timeline", d / "timeline.png"),
     ),
     "bench profile": lambda i, d: (
-        *("bench", "profile", "--layers", 1, "--hidden", 16, "--heads", 2, "--batch", 2),
-        *("--vocab", 100, "--max-length", 32, "--steps", 2, "--plot", d / "profile.png"),
+        *("bench", "profile", *SMALL_MODEL, "--steps", 2, "--trace", d / "profile.json.gz"),
     ),
     "bench scale": lambda i, d: (
-        *("bench", "scale", "--layers", 1, "--hidden", 16, "--heads", 2, "--batch", 2),
-        *("--vocab", 100, "--max-length", 32, "--total-seconds", 1, "--plot", d / "scale.png"),
+        *("bench", "scale", *SMALL_MODEL, "--total-seconds", 1, "--plot", d / "scale.png"),
     ),
     "bench loader": lambda i, d: (
         *("bench", "loader", "--dir", d / "set", "--megabytes", 1, "--rounds", 1),

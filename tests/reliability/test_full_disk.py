@@ -12,8 +12,8 @@ from bert_tools.tune.journal import check_journal, open_journal
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import Shard
+from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.examples import ExampleArrays
-from mlperf_bert.prepare.shard_job import write_shard
 from mlperf_bert.run.mlperf_log import MlperfLog
 from support import make_tiny_inputs, mlperf_records
 
@@ -24,8 +24,6 @@ SETTINGS = ShardSettings(
     max_predictions=2,
     seed=1,
     dupe_factor=1,
-    split_sentences=False,
-    pick_eval=None,
 )
 
 

@@ -28,8 +28,8 @@ from foreign_files import (
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, NUM_ROWS
 from mlperf_bert.prepare.foreign_rows import Rows
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, NUM_ROWS
 from mlperf_bert.prepare.import_examples import (
     READING,
     ROWS_READER,
@@ -83,8 +83,6 @@ def checked(path: Path, lots: Iterator[Rows]) -> object:
         max_predictions=ROOM,
         seed=0,
         dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
     )
     examples = collect_examples(path, lots, VOCABULARY, limits)
     check_examples(path, examples, VOCABULARY, limits)

@@ -8,10 +8,9 @@ from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
 from fuzz_parser import Parser
 
 from mlperf_bert.common.atomic import make_directory
-from mlperf_bert.prepare.clean_text import clean_document
+from mlperf_bert.prepare.documents import clean_document
 from mlperf_bert.prepare.own_files import digests, find_files, next_document, sections
-from mlperf_bert.prepare.own_held_out import windows_of
-from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs
+from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs, windows_of
 
 DOCUMENTS = (
     "A first document with a sentence. And another, of some more words.",

@@ -50,7 +50,7 @@ from bert_tools.package.plausibility import check_course
 from bert_tools.package.run_facts import read_facts
 from bert_tools.package.system_cli import problems_of
 from bert_tools.package.system_description import FIELDS
-from bert_tools.report.metrics_reader import read_metrics
+from bert_tools.report.run_files import read_metrics
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.config.files import (

@@ -10,9 +10,9 @@ from fuzz_run_files import CONFIG, LOG, METRICS, OUTCOME, RUN, make_run
 from bert_tools.common.log_reader import TOKEN
 from bert_tools.report.charts import charts_of
 from bert_tools.report.facts import read_facts
+from bert_tools.report.measures import as_json, lines_of
 from bert_tools.report.page import report_page
 from bert_tools.report.run_files import find_runs
-from bert_tools.report.summary import as_json, lines_of
 from report_pages import checked
 
 ENVIRONMENT = "environment.json"

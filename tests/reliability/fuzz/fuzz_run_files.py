@@ -6,9 +6,9 @@ from pathlib import Path
 from bert_tools.common.log_reader import read_foreign_log
 from bert_tools.report.doctor import diagnose
 from bert_tools.report.run import read_run
-from bert_tools.watch.frame import frame, status_line
-from bert_tools.watch.look import Watcher
-from bert_tools.watch.snapshot import snapshot
+from bert_tools.report.run_files import only_run
+from bert_tools.report.watch_frame import frame, status_line
+from bert_tools.report.watch_look import Watcher
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.run.outcome import RunOutcome
 from support import TINY_CONFIG
@@ -82,7 +82,7 @@ def make_run(directory: Path) -> None:
 
 def parse_run(path: Path) -> object:
     """As `report --doctor`, to the lines that it prints."""
-    diagnosis = diagnose(read_run(path))
+    diagnosis = diagnose(read_run(only_run(path), needs_config=True))
     assert all(line.isprintable() for line in diagnosis.lines())
     json.dumps(diagnosis.as_json())
     return diagnosis
@@ -97,16 +97,13 @@ def make_watched_run(directory: Path) -> None:
 
 def parse_watched_run(directory: Path) -> object:
     """As `watch`, to the frames that it draws; it goes on where a file is wrong, and says so."""
-    watcher = Watcher(directory)
-    look, has_more = watcher.look()
-    while has_more:
-        look, has_more = watcher.look()
+    look = Watcher(directory).whole_look()
     for width, height in ((80, 24), (30, 9)):
         lines = frame(look, width, height, "unicode", "")
         assert len(lines) <= height
         assert all(line.plain.isprintable() and line.cell_len <= width for line in lines)
     assert status_line(look).isprintable()
-    json.dumps(snapshot(look), allow_nan=False)
+    json.dumps(look.as_json(), allow_nan=False)
     problems = [alert.text for alert in look.alerts if alert.kind == "file"]
     if problems:
         raise DataError("watch", problems[0], "it is shown as an alert")

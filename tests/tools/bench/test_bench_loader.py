@@ -1,18 +1,16 @@
 """`bench loader` on a tiny set: every loader gives the same batches, and what is reported."""
 
-import argparse
-import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bench_cases import bench, result_of
 
-from bert_tools.bench import cli, loader_contenders
-from bert_tools.bench.loader_contenders import make_contenders
-from bert_tools.bench.loader_data import DISTINCT_SAMPLES, open_or_make_set
+from bert_tools.bench import loader
+from bert_tools.bench.loader import make_contenders
+from bert_tools.bench.synthetic import DISTINCT_SAMPLES, open_or_make_set
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.length_histogram import wikipedia_lengths
@@ -27,12 +25,6 @@ def set_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bench") / "set"
     open_or_make_set(directory, num_bytes=3_000_000, seed=1)
     return directory
-
-
-def bench(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    return cli.run(parser.parse_args(["loader", *map(str, arguments)]))
 
 
 def test_the_made_up_set_is_large_enough_and_sound(set_dir: Path) -> None:
@@ -60,15 +52,11 @@ def test_every_loader_gives_the_same_batches(set_dir: Path) -> None:
                 assert all(torch.equal(getattr(other, n), getattr(ours, n)) for n in TENSORS)
 
 
-def test_result_has_a_row_for_each_loader(
-    set_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_result_has_a_row_for_each_loader(set_dir: Path) -> None:
     options = ("--dir", set_dir, "--batches", 2, 3, "--rounds", 1, "--seconds", 0.01)
-    assert bench(*options, "--json") == 0
-    printed = capsys.readouterr()
-    result: dict[str, Any] = json.loads(printed.out)
+    result = result_of("loader", *options)
     contenders, dali_reason = make_contenders()
-    assert result["schema_version"] == 1 and result["dali_reason"] == dali_reason
+    assert result["dali_reason"] == dali_reason
     assert [(row["batch_size"], row["cache"], row["loader"]) for row in result["rows"]] == [
         (size, cache, name) for size in (2, 3) for cache in ("warm", "cold") for name in contenders
     ]
@@ -81,45 +69,37 @@ def test_result_has_a_row_for_each_loader(
         )
         assert row["ratio"] == pytest.approx(ours["batches_per_s"] / row["batches_per_s"])
         assert row["samples_per_s"] == pytest.approx(row["batches_per_s"] * row["batch_size"])
-    assert printed.err.count("round 1/1") == 2 * len(contenders)
 
 
-def test_a_temporary_set_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_temporary_set_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: torch.device) -> None:
         raise ConfigError("data.loader", "'dali' needs nvidia-dali", "install it")
 
-    monkeypatch.setattr(loader_contenders, "make_pipeline", missing)
-    monkeypatch.setattr(loader_contenders, "DATALOADERS", {})
+    monkeypatch.setattr(loader, "make_pipeline", missing)
+    monkeypatch.setattr(loader, "DATALOADERS", {})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert bench("--batches", 2, "--rounds", 1, "--seconds", 0.01, "--megabytes", 1) == 0
-    words = capsys.readouterr().out
+    options = ("--batches", 2, "--rounds", 1, "--seconds", 0.01, "--megabytes", 1)
+    words, progress = bench("loader", *options)
+    assert progress.count("round 1/1") == 1
     assert words.count("thread") == 2 and "'dali' needs nvidia-dali" in words
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", ["--megabytes", "--rounds", "--batches", "--seconds"])
-def test_options_out_of_range(option: str) -> None:
-    with pytest.raises(ConfigError, match=option):
-        bench(option, 0)
-
-
 def test_a_batch_is_at_most_the_set(set_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_contenders, "DATALOADERS", {})
+    monkeypatch.setattr(loader, "DATALOADERS", {})
     num_samples = open_or_make_set(set_dir, num_bytes=1, seed=1).manifest.num_samples
     options = ("--dir", set_dir, "--rounds", 1, "--seconds", 0.01, "--batches", 2)
     for above in (num_samples + 1, 2 * num_samples):
         with pytest.raises(ConfigError, match=f"--batches: is {above}; set it to {num_samples} at"):
-            bench(*options, above)
+            bench("loader", *options, above)
 
 
 def test_a_name_that_is_too_long() -> None:
     with pytest.raises(DataError, match="name too long"):
-        bench("--dir", "x" * 300, "--megabytes", 1)
+        bench("loader", "--dir", "x" * 300, "--megabytes", 1)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file"):
-        bench("--dir", tmp_path / "file" / "set", "--megabytes", 1)
+        bench("loader", "--dir", tmp_path / "file" / "set", "--megabytes", 1)

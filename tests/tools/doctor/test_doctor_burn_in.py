@@ -1,4 +1,4 @@
-"""The burn-in: outliers, what is trained, ranks, and a short real one."""
+"""The burn-in: findings, published rates, what is trained, ranks, and a short real one."""
 
 import json
 import threading
@@ -11,13 +11,24 @@ import pytest
 import torch
 
 from bert_tools.doctor import burn_in
-from bert_tools.doctor.burn_in_findings import judge, outliers, progress_line
+from bert_tools.doctor.burn_in_findings import (
+    judge,
+    judge_published,
+    outliers,
+    progress_line,
+    published_rate,
+)
 from bert_tools.doctor.cli import parse_duration
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import has_bert_large_sizes, is_bert_large
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.network_test.findings import Finding, Options
+from support import CONFIGS
+
+GIB = 2**30
 
 
 def device(number: int, **changes: Any) -> dict[str, Any]:
@@ -75,6 +86,7 @@ def test_an_outlier_is_named_below_one_factor_and_fails_below_the_other(
     assert finding.status == status
     assert ("cuda:2 on n2" in finding.found) == (status != "ok")
     assert "cuda:0" not in finding.found
+    assert outliers({"cpu on n1": rate}).status == "ok"  # one has nobody to be held against
 
 
 def test_ranks_of_one_host_that_are_shown_a_device_each_are_told_apart() -> None:
@@ -82,10 +94,6 @@ def test_ranks_of_one_host_that_are_shown_a_device_each_are_told_apart() -> None
     found = judged(same, same, {**same, "samples_per_s": 800.0})["burn_in.outliers"]
     assert found.status == "fail"
     assert found.found.startswith("rank 2 (cuda:0 on n1) has 0.800 of the median")
-
-
-def test_one_device_has_no_outlier() -> None:
-    assert outliers({"cpu on n1": 3.0}).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -106,12 +114,8 @@ def test_the_device_that_is_not_well_is_named(
     assert "cuda:1 on n1" in finding.found
     assert "cuda:0" not in finding.found
     assert finding.remedy
-
-
-def test_a_rank_without_a_result_fails() -> None:
-    (first, *_) = judge([device(0)], [1])
-    assert first.status == "fail"
-    assert first.found == "nothing came from rank 1"
+    missing, *_ = judge([device(0)], [1])
+    assert (missing.status, missing.found) == ("fail", "nothing came from rank 1")
 
 
 def test_only_what_is_published_is_compared() -> None:
@@ -265,3 +269,89 @@ def test_a_device_that_cannot_train_fails(
     assert len(lines) == 1
     assert lines[0].startswith("fail  burn_in.errors")
     assert "CUDA error: an illegal memory access" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "batch"), [(139, 448), (79, 240), (39, 96), (15, 16), (11, 3), (4, 1)]
+)
+def test_the_batch_goes_by_memory(memory_gib: float, batch: int) -> None:
+    assert burn_in.batch_for(int(memory_gib * GIB)) == batch
+
+
+def test_a_gpu_tries_captured_then_eager_then_half_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    tried = list(burn_in.candidates(None, torch.device("cuda", 0), 11 * GIB))
+    rows = [(config.parallel.local_batch_size, config.run.step_mode) for config in tried]
+    assert rows == [(3, "captured"), (3, "eager"), (1, "captured"), (1, "eager")]
+    assert {config.model.precision for config in tried} == {"fp16"}
+    assert all(has_bert_large_sizes(config.model) for config in tried)
+
+
+def test_a_cpu_trains_a_small_model() -> None:
+    (config,) = burn_in.candidates(None, torch.device("cpu"), 0)
+    assert (config.model.num_layers, config.model.hidden_size) == (4, 256)
+    assert (config.model.precision, config.run.step_mode) == ("fp32", "eager")
+    assert not has_bert_large_sizes(config.model)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_config_can_be_trained_as_one_rank_of_it(path: Path) -> None:
+    given = load_config(path)
+    (config,) = burn_in.candidates(given, torch.device("cuda", 0), 0)
+    assert config.parallel.world_size == 1
+    assert config.parallel.local_batch_size == given.parallel.local_batch_size
+    assert config.model == given.model
+
+
+def test_a_machine_far_below_the_published_rate_is_warned_of() -> None:
+    published = published_rate("NVIDIA A100-SXM4-80GB")
+    assert published is not None
+    assert judge_published(100.0, "lamb", published).status == "warn"
+    assert judge_published(400.0, "lamb", published).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("NVIDIA GB200", 1685.8),
+        ("NVIDIA B200", 1538.6),
+        ("NVIDIA H200", 1091.8),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 PCIe", 654.4),
+        ("NVIDIA H100 80GB HBM3", 1139.4),
+        ("NVIDIA A100-SXM4-80GB", 320.8),
+        ("NVIDIA A100-SXM4-40GB", 289.2),
+        ("NVIDIA A100 80GB PCIe", 266.3),
+        ("NVIDIA A100-PCIE-40GB", 205.5),
+        ("NVIDIA A30", 120.3),
+        ("Tesla V100-SXM3-32GB", 67.6),
+        ("Tesla V100-SXM2-16GB", 47.5),
+        ("NVIDIA L40S", 142.1),
+        ("NVIDIA L40", 128.6),
+        ("NVIDIA L4", 53.5),
+        ("NVIDIA RTX A5000", 82.9),
+        ("NVIDIA RTX A5000 Laptop GPU", None),
+        ("NVIDIA RTX A3000", None),
+        ("NVIDIA GeForce RTX 4090", 47.6),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("AMD Instinct MI300X", 75.3),
+        ("AMD Radeon RX 7900 XTX", 33.5),
+        ("CPU", None),
+    ],
+)
+def test_accelerators_are_known_by_the_names_that_torch_gives(
+    name: str, rate: float | None
+) -> None:
+    published = published_rate(name)
+    assert (published.best if published else None) == rate
+
+
+def test_dropout_changes_the_model_but_not_what_its_steps_cost(tiny_config: Path) -> None:
+    large, without_dropout = ModelSection(), ModelSection(hidden_dropout=0.0)
+    assert is_bert_large(large) and has_bert_large_sizes(large)
+    assert not is_bert_large(without_dropout) and has_bert_large_sizes(without_dropout)
+    assert not has_bert_large_sizes(load_config(tiny_config).model)

@@ -1,5 +1,6 @@
 """Disk, data and packages: from given facts, and from real files, to findings."""
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from bert_tools.doctor import packages, storage
 from bert_tools.doctor.storage import ReadRate
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.network_test.findings import Options, examined
+from support import REPOSITORY
 
 RATE = ReadRate(
     where=Path("/data"), source="shards", file_system="ext4", bytes_read=2**28, seconds=0.5
@@ -27,12 +29,8 @@ def test_a_fast_disk_is_good_and_a_slow_one_is_staged() -> None:
     assert "13 MB/s from /data (ext4" in slow.found
     assert "stage-data" in slow.remedy
     assert storage.judge_read(None).status == "warn"
-
-
-def test_memory_is_not_called_a_disk() -> None:
-    finding = storage.judge_read(replace(RATE, file_system="tmpfs", seconds=20.0))
-    assert finding.status == "ok"
-    assert "is memory" in finding.found
+    memory = storage.judge_read(replace(RATE, file_system="tmpfs", seconds=20.0))
+    assert memory.status == "ok" and "is memory" in memory.found
 
 
 @pytest.mark.parametrize(("free", "status"), [(2**20, "fail"), (5 * 2**30, "warn"), (2**40, "ok")])
@@ -64,9 +62,6 @@ def test_large_shards_are_read_themselves(tmp_path: Path, monkeypatch: pytest.Mo
     rate = storage.measure_read(tmp_path)
     assert rate is not None
     assert (rate.source, rate.bytes_read) == ("shards", 5000)
-
-
-def test_a_directory_that_is_not_there_has_no_rate(tmp_path: Path) -> None:
     assert storage.measure_read(tmp_path / "nothing") is None
 
 
@@ -97,26 +92,37 @@ def test_damaged_data_fail_with_the_first_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "status"),
-    [("2.11.0+cu130", "ok"), ("2.10.1", "warn"), ("2.14.0", "warn"), (None, "fail")],
+    ("version", "status", "remedy"),
+    [
+        ("2.11.0+cu130", "ok", ""),
+        ("2.10.1", "warn", "torch>=2.11,<2.14; run in the checkout: tools/venv.sh"),
+        ("2.14.0", "warn", "torch>=2.11,<2.14"),
+        (None, "fail", "run in the checkout: tools/venv.sh"),
+    ],
 )
 def test_what_is_needed_is_there_in_a_version_that_was_tried(
-    version: str | None, status: str
+    version: str | None, status: str, remedy: str
 ) -> None:
-    finding = packages.judge_needed(TORCH, version)
+    finding = packages.judge(TORCH, version)
     assert finding.status == status
-    assert bool(finding.remedy) == (status != "ok")
+    assert bool(finding.remedy) == bool(remedy) and remedy in finding.remedy
 
 
-def test_what_is_missing_says_what_that_costs_and_what_to_install() -> None:
-    missing = packages.judge_needed(TORCH, None)
-    assert missing.remedy == "run in the checkout: tools/venv.sh"
-    assert "torch>=2.11,<2.14" in packages.judge_needed(TORCH, "2.10.1").remedy
-    apex = packages.judge_optional(packages.OPTIONAL[0], None)
+def test_what_training_can_do_without_says_what_its_lack_costs() -> None:
+    apex = packages.judge(packages.OPTIONAL[0], None)
     assert apex.status == "warn"
     assert "optim.implementation 'apex'" in apex.found
+    assert apex.remedy == "if you need it: an image that has NVIDIA's apex"
     assert packages.judge_mpi(None, "mpi4py not found").status == "warn"
     assert packages.judge_mpi("MPICH", "").status == "ok"
+
+
+def test_what_is_needed_is_what_pyproject_requires() -> None:
+    required = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    listed = {
+        package.name + ">=" + ".".join(map(str, package.lowest)) for package in packages.NEEDED
+    }
+    assert listed == {text.partition(",")[0] for text in required["project"]["dependencies"]}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,6 @@ def test_the_ruleset_is_known(rulesets: tuple[str, ...] | None, status: str) -> 
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    nothing = packages.Package(name="no-such", module="no_such.part", cost="nothing")
+    nothing = packages.Package("no-such", "no_such.part", "nothing")
     assert packages.installed_version(nothing) is None
     assert packages.installed_version(TORCH)

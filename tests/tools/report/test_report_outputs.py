@@ -53,46 +53,27 @@ def test_pictures_of_all_charts(run: Path, tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(PNG) for path in pictures.iterdir())
 
 
-def test_a_name_is_no_formula_in_a_picture(tmp_path: Path) -> None:
-    runs = [
-        write_run(tmp_path / name, BATCH_16K, records_16k(PUBLISHED)) for name in (r"$\frac{$", "b")
-    ]
-    pictures = tmp_path / "pictures"
-    command = ["report", *map(str, runs), "--png", str(pictures), "--out", str(tmp_path / "x")]
-    assert main(command) == 0 and len(list(pictures.iterdir())) == 5
+def picture(*names: str) -> bytes:
+    """Of a curve for each name; a warning is an error, as where the legend leaves no room."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        points = ((1.0, 2.0), (2.0, 3.0))
+        series = [Series(run=run, label=name, points=points) for run, name in enumerate(names)]
+        return chart_picture(Chart(key="loss", title="Loss", series=tuple(series)))
 
 
-def test_any_name_is_in_the_legend_of_a_picture(tmp_path: Path) -> None:
-    def picture(name: str) -> bytes:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            series = [
-                Series(run=run, label=label, style="solid", points=((1.0, 2.0), (2.0, 3.0)))
-                for run, label in enumerate((name, "other"))
-            ]
-            return chart_picture(
-                Chart(key="loss", title="Loss", unit="", about="", series=tuple(series))
-            )
+def test_any_name_is_in_the_legend_of_a_picture() -> None:
+    # What begins with _ matplotlib likes to leave out; what is between $ it takes for a formula.
+    assert picture("_a", "b") != picture("_bcd", "b")
+    for name in ("\u6a21\u578b", r"$\frac{$"):  # the first is not in its font
+        assert picture(name, "b").startswith(PNG)
 
-    assert picture("_a") != picture("_bcd")  # what begins with _ matplotlib likes to leave out
-    assert picture("\u6a21\u578b").startswith(PNG)  # not in its font
-
-
-def test_a_picture_of_many_runs_with_long_names_grows_with_its_legend() -> None:
     def size(num_runs: int) -> tuple[int, int]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # as where the legend leaves no room for the curves
-            series = [
-                Series(run=run, label=f"{'x' * 250}{run}", style="solid", points=((1.0, 2.0),))
-                for run in range(num_runs)
-            ]
-            png = chart_picture(
-                Chart(key="loss", title="Loss", unit="", about="", series=tuple(series))
-            )
+        png = picture(*(f"{'x' * 250}{run}" for run in range(num_runs)))
         return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
 
     few, many = size(2), size(64)  # 32 runs, of step time and wait
-    assert many[0] == few[0] and many[1] > 2 * few[1]
+    assert many[0] == few[0] and many[1] > 2 * few[1]  # it grows with its legend
 
 
 def test_a_place_prints_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,14 +99,10 @@ def test_json_has_the_numbers_and_writes_nothing(
     assert first["memory_gib"] is None and first["time_to_train_s"] is None
     assert [each["accuracy"] for each in first["evaluations"]] == [each for _, each in PUBLISHED]
     assert not (run / "report.html").exists()
-
-
-def test_a_json_object_is_all_that_prints_even_where_files_are_written(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(run), "--json", "--out", str(tmp_path / "page.html")]) == 0
+    page = tmp_path / "page.html"  # written all the same where it is asked for
+    assert main(["report", str(run), "--json", "--out", str(page)]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["label"] == "run"
-    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert page.stat().st_size > 10_000
 
 
 def test_tensorboard_reads_what_is_written(
@@ -173,17 +150,31 @@ def test_no_file_is_written_where_one_of_the_event_files_cannot_be(
     assert "is not UTF-8, which TensorBoard cannot write to" in capsys.readouterr().err
 
 
-def test_without_tensorboard_a_line_names_the_extra(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "modules", "line"),
+    [
+        (
+            "--tensorboard",
+            ["tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"],
+            "tensorboard: is not installed; run in the checkout: tools/venv.sh tensorboard\n",
+        ),
+        ("--png", ["matplotlib.figure"], "matplotlib: is not installed, and draws the picture; "),
+    ],
+)
+def test_without_an_extra_a_line_names_it_and_nothing_is_written(
+    option: str,
+    modules: list[str],
+    line: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("event_pb2", "summary_pb2"):
-        monkeypatch.setitem(sys.modules, f"tensorboard.compat.proto.{name}", None)
-    assert main(["report", str(run), "--tensorboard", str(tmp_path / "scalars")]) == 2
-    assert capsys.readouterr().err == (
-        "mlperf_bert: error: tensorboard: is not installed; "
-        "run in the checkout: tools/venv.sh tensorboard\n"
-    )
-    assert not (tmp_path / "scalars").exists() and not (run / "report.html").exists()
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["report", str(run), option, str(tmp_path / "more")]) == 2
+    assert capsys.readouterr().err.startswith(f"mlperf_bert: error: {line}")
+    assert not (tmp_path / "more").exists() and not (run / "report.html").exists()
 
 
 @pytest.mark.parametrize(

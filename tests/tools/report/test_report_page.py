@@ -11,6 +11,7 @@ from run_cases import (
     BATCH_16K,
     BATCH_448,
     PUBLISHED,
+    end_run,
     log_line,
     log_of,
     record,
@@ -19,19 +20,9 @@ from run_cases import (
     write_run,
 )
 
-from mlperf_bert.run.outcome import RunOutcome
 from report_pages import checked, page_of
 
 TAG = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-
-
-def timed_log(*events: tuple[str, Any, int, dict[str, Any]]) -> str:
-    """An MLPerf log of (key, value, seconds, metadata)."""
-    lines = []
-    for key, value, seconds, metadata in events:
-        fields = {"key": key, "value": value, "time_ms": 1000 * seconds, "metadata": metadata}
-        lines.append(f":::MLLOG {json.dumps(fields)}\n")
-    return "".join(lines)
 
 
 def titles(values: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -51,14 +42,9 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ]
     run = write_run(tmp_path / "run", BATCH_16K, records, ended="success") / "run_0"
     write_environment(run, packages={"torch": "2.13.0"})
-    log = timed_log(
-        ("init_start", None, 10, {}),
-        ("init_stop", None, 13, {}),
-        ("run_start", None, 13, {}),
-        ("eval_start", None, 20, {}),
-        ("eval_stop", None, 22, {}),
-        ("run_stop", None, 113, {"status": "success"}),
-    )
+    clock = {"init_start": 10, "init_stop": 13, "run_start": 13, "eval_start": 20, "eval_stop": 22}
+    log = "".join(log_line(key, None, at) for key, at in clock.items())
+    log += log_line("run_stop", None, 113, status="success")
     (tmp_path / "run" / "result_0.txt").write_text(log, encoding="ascii")
     page = checked(page_of(tmp_path / "run"))
     assert {"100.0 s", "3.0 s", "2.0 s", "0.7200", "2,932,736", "25 %"} <= {
@@ -127,19 +113,24 @@ def test_what_is_not_there_is_said(
 
 def test_a_log_of_anybodys_has_its_accuracies(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
-    path.write_text(log_of(PUBLISHED, 16_384, "success"), encoding="ascii")
+    samples = log_line("train_samples", 5) + log_line("train_samples", 7777)
+    path.write_text(log_of(PUBLISHED, 16_384, "success") + samples, encoding="ascii")
     page = checked(page_of(path))
     assert page.values[0]["series"][-1]["y"] == [accuracy for _, accuracy in PUBLISHED]
     assert "target reached" in page.words and "there is no metrics.jsonl" in page.words
+    lines = [text.strip() for text in page.texts]
+    assert lines[lines.index("Samples trained") + 1] == "7,777"  # of the last record that tells
 
 
-def test_a_run_under_way_has_no_end(tmp_path: Path) -> None:
+def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", BATCH_16K, [record(1, 16_384, None)])
     with (run / "run_0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "sam')
     page = checked(page_of(run))
     assert "no end recorded: under way, or ended by a fault; last written 20" in page.words
     assert "there is no evaluation yet" in page.words and "Time to train" not in page.words
+    end_run(run / "run_0", "aborted", "SIGTERM")
+    assert "stopped by SIGTERM, can be resumed" in checked(page_of(run)).words
 
 
 def test_a_loss_that_is_no_number_is_a_gap_and_said(tmp_path: Path) -> None:
@@ -154,9 +145,9 @@ def test_a_loss_that_is_no_number_is_a_gap_and_said(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_no_time_to_train_and_says_where_it_went_on(tmp_path: Path) -> None:
     root = write_run(tmp_path / "run", BATCH_16K, records_16k(PUBLISHED), ended="success")
-    clock = (("run_start", None, 1, {}), ("run_stop", None, 90, {"status": "success"}))
-    went_on = ("resumed", True, 0, {"step": 100, "samples": 1_638_400})
-    (root / "result_0.txt").write_text(timed_log(went_on, *clock), encoding="ascii")
+    log = log_line("resumed", True, 0, step=100, samples=1_638_400)
+    log += log_line("run_start", None, 1) + log_line("run_stop", None, 90, status="success")
+    (root / "result_0.txt").write_text(log, encoding="ascii")
     (root / "run_0" / "interrupted").mkdir()
     first = root / "run_0" / "interrupted" / "result_0_0.txt"
     first.write_text(log_line("resumed", False) + log_line("global_batch_size", 16_384))
@@ -164,15 +155,6 @@ def test_a_resumed_run_has_no_time_to_train_and_says_where_it_went_on(tmp_path: 
     assert "2 attempts; resumed at 1,638,400 samples" in page.words
     assert "Time to train" not in page.words and "Where the time went" not in page.words
     assert "resumed" in page.texts  # the mark in the charts
-
-
-def test_a_run_ended_by_a_signal_is_said(tmp_path: Path) -> None:
-    root = write_run(tmp_path / "run", BATCH_16K, records_16k(PUBLISHED[:1]))
-    outcome = RunOutcome(
-        status="aborted", steps=20, samples=9, seconds=1, mlm_accuracy=None, stopped_by="SIGTERM"
-    )
-    (root / "run_0" / "outcome.json").write_bytes(outcome.to_json())
-    assert "stopped by SIGTERM, can be resumed" in checked(page_of(root)).words
 
 
 def test_runs_side_by_side(tmp_path: Path) -> None:
@@ -217,24 +199,13 @@ def test_what_a_log_does_not_tell_is_not_called_equal(tmp_path: Path) -> None:
     assert "All others are equal. Start times" in checked(page_of(run, both)).words
 
 
-def test_samples_are_those_of_the_last_record_that_tells_them(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.txt"
-    log = log_of(PUBLISHED, 16_384) + log_line("train_samples", 5) + log_line("train_samples", 7777)
-    path.write_text(log, encoding="ascii")
-    lines = [text.strip() for text in checked(page_of(path)).texts]
-    assert lines[lines.index("Samples trained") + 1] == "7,777"
-
-
 def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:
     changed = [f"mlperf.submission_org={json.dumps(TAG)}"]
     name = "script><b onclick=x>'\"&"  # of two, so that their parents' are shown too
     directory = tmp_path / "p<" / name
     other = write_run(tmp_path / "q<" / name, BATCH_16K, records_16k(PUBLISHED))
     root = write_run(directory, BATCH_16K, records_16k(PUBLISHED), overrides=changed)
-    outcome = RunOutcome(
-        status="aborted", steps=1, samples=1, seconds=1, mlm_accuracy=None, stopped_by=f'"{TAG}'
-    )
-    (root / "run_0" / "outcome.json").write_bytes(outcome.to_json())
+    end_run(root / "run_0", "aborted", f'"{TAG}')
     facts = {f"device{TAG}": TAG, "device": f"'{TAG}", "packages": {f'"{TAG}': f"</td>{TAG}"}}
     write_environment(root / "run_0", **facts)
     (root / "run_0" / "stdout.log").write_text(f"</script>{TAG}\n\x1b[2J\u202eabc\x00<!--\n")

@@ -267,7 +267,7 @@ def test_debug_shows_the_traceback_too(
         "prepare": ["--text", missing, "--vocab", missing, "--out", missing],
         "verify": [missing],
         "config": [missing],
-        "bench": ["against", "--layers", "1", "--hidden", "63"],
+        "bench": ["against", "--set", "model.hidden_size=200"],
     }[command]
     error = refused(world, capsys, command, *arguments)
     assert main([command, *arguments, "--debug"]) == 2

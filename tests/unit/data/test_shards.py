@@ -16,8 +16,8 @@ from mlperf_bert.data import shards
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest, ShardSettings, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.prepare.examples import ExampleMaker
-from mlperf_bert.prepare.shard_job import write_shard
+from mlperf_bert.prepare.build import write_shard
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents
 from support import prepare_small
@@ -117,17 +117,11 @@ def test_hdf5_readers_see_the_same_arrays(prepared: tuple[Path, Manifest]) -> No
 def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)))
     vocabulary = Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
-    maker = ExampleMaker(vocabulary, max_seq_length=16, max_predictions=3, seed=0)
-    examples = maker.make(as_documents([[[69_999, 8, 9]] * 9, [[70_001, 11]] * 9], len(tokens)), 1)
     settings = ShardSettings(
-        vocabulary_sha256="0" * 64,
-        max_seq_length=16,
-        max_predictions=3,
-        seed=0,
-        dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
+        vocabulary_sha256="0" * 64, max_seq_length=16, max_predictions=3, seed=0, dupe_factor=1
     )
+    documents = as_documents([[[69_999, 8, 9]] * 9, [[70_001, 11]] * 9], len(tokens))
+    examples = make_examples(documents, vocabulary, settings)
     path = tmp_path / "wide.hdf5"
     write_shard(path, examples, source_name="t", source_sha256="1" * 64, settings=settings)
     assert read_sidecar(path).datasets["input_ids"].dtype == "<u4"

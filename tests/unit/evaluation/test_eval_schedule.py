@@ -10,7 +10,6 @@ import torch
 from bert_tools.common.log_reader import read_log
 from bert_tools.package.plausibility import check_course
 from bert_tools.package.run_facts import read_facts
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.sections import ModelSection, Precision
 from mlperf_bert.data.index import LengthIndex
@@ -19,16 +18,11 @@ from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.evaluation.schedule import Beside, InTurn
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.run.mlperf_log import MlperfLog
+from resume_cases import run_train
 from support import mlperf_records
 
 CPU = torch.device("cpu")
 BATCH, INTERVAL = 16, 160  # of the tiny config
-
-
-def train(config: Path, data: Path, run_dir: Path, *settings: str) -> int:
-    sets = [word for setting in settings for word in ("--set", setting)]
-    places = ["--data", str(data), "--run-dir", str(run_dir)]
-    return main(["train", "--config", str(config), *places, *sets])
 
 
 def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
@@ -85,7 +79,7 @@ def test_beside_training_is_as_accurate_as_in_turn(
     tiny_config: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
     for overlap in ("none", "side_stream"):
-        done = train(tiny_config, synthetic_data, tmp_path / overlap, f"eval.overlap={overlap}")
+        done = run_train(tiny_config, synthetic_data, tmp_path / overlap, f"eval.overlap={overlap}")
         assert done == TARGET_MISSED
         assert doubts(tmp_path / overlap) == []
     in_turn, beside = tmp_path / "none", tmp_path / "side_stream"
@@ -98,7 +92,7 @@ def test_the_run_stops_when_the_result_is_asked_for(
     tiny_config: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
     settings = ("eval.overlap=side_stream", "eval.target_accuracy=0.001")
-    assert train(tiny_config, synthetic_data, tmp_path / "run", *settings) == 0
+    assert run_train(tiny_config, synthetic_data, tmp_path / "run", *settings) == 0
     num_held_out = LengthIndex.open(synthetic_data / "eval").manifest.num_samples
     # Or by the next evaluation, which is due at 2 * INTERVAL.
     stopped_at = min(INTERVAL + -(-num_held_out // BATCH) * BATCH, 2 * INTERVAL)

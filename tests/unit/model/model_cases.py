@@ -75,8 +75,8 @@ def scattered_model(
 
 
 def hugging_face_twin(model: BertForPretraining) -> Any:
-    """`transformers`' BertForPreTraining with eager attention and the same weights."""
-    from transformers import BertConfig, BertForPreTraining
+    """`transformers`' model of this objective, with eager attention and the same weights."""
+    from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 
     ours = model.config
     config = BertConfig(
@@ -92,7 +92,7 @@ def hugging_face_twin(model: BertForPretraining) -> Any:
         attn_implementation="eager",
     )
     with torch.device("meta"):
-        twin = BertForPreTraining(config)
+        twin = (BertForMaskedLM if ours.objective == "mlm" else BertForPreTraining)(config)
     twin.to_empty(device="cpu")
     # to_empty makes the non-persistent buffers anew as well, without values.
     for name, values in (

@@ -56,31 +56,18 @@ def compare(
     return logits_difference, loss_difference, gradient_difference
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
-@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED.keys())
-def test_small_model_in_float64(attention: str, lengths: tuple[int, ...]) -> None:
-    config = replace(TINY, attention=attention)
-    assert max(compare(config, lengths, torch.float64, spread=0.2)) < 1e-9
+CASES = {
+    **{name: (TINY, lengths, 0.2, 0.1) for name, lengths in RAGGED.items()},
+    "large width": (LARGE_WIDTH, (9, 40, 64, 37), 0.03, 0.02),
+}
 
 
 @pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
-@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED.keys())
-def test_small_model_in_float32(attention: str, lengths: tuple[int, ...]) -> None:
-    config = replace(TINY, attention=attention)
-    _, loss, gradient = compare(config, lengths, torch.float32, spread=0.1)
-    assert loss < 1e-6
-    assert gradient < 1e-5
-
-
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
-def test_large_width_in_float64(attention: str) -> None:
-    config = replace(LARGE_WIDTH, attention=attention)
-    assert max(compare(config, (9, 40, 64, 37), torch.float64, spread=0.03)) < 1e-9
-
-
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
-def test_large_width_in_float32(attention: str) -> None:
-    config = replace(LARGE_WIDTH, attention=attention)
-    _, loss, gradient = compare(config, (9, 40, 64, 37), torch.float32, spread=0.02)
+@pytest.mark.parametrize("case", CASES)
+def test_our_model_is_theirs(attention: str, case: str) -> None:
+    config, lengths, spread, spread_of_float32 = CASES[case]
+    config = replace(config, attention=attention)
+    assert max(compare(config, lengths, torch.float64, spread)) < 1e-9
+    _, loss, gradient = compare(config, lengths, torch.float32, spread_of_float32)
     assert loss < 1e-6
     assert gradient < 1e-5

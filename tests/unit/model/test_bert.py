@@ -108,9 +108,8 @@ def test_rows_of_a_padded_batch_belong_to_their_sequences() -> None:
     batch = ragged_batch((9, 30, 12))
     shape = StaticShape(tokens=64, sequences=5, masked=14, max_seqlen=32, max_masked=6)
     padded = pad(batch, shape)
-    read = last_rows(padded, 32, len(padded.next_sentence_label))
-    queries = read.queries
-    first, masked = queries.rows[read.place].tensor_split((5,))
+    queries, place = last_rows(padded, 32, len(padded.next_sentence_label))
+    first, masked = queries.rows[place].tensor_split((5,))
     torch.testing.assert_close(first, padded.cu_seqlens[:5].long())
     torch.testing.assert_close(masked, padded.masked_token_index)
     assert queries.cu_seqlens.diff().tolist() == list(queries.lengths)

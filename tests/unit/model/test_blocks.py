@@ -1,8 +1,6 @@
 """Blocks: the reference is `transformers`', the fused ones are the reference."""
 
 import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,27 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.model.blocks import (
-    MOST_CHANNELS,
-    Blocks,
-    ReferenceBlocks,
-    choose_blocks,
-    side_by_side,
-)
-from support import run_process
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model.blocks import Blocks, side_by_side
+from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS, HIDDEN, WIDE = 17, 24, 40
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
-
-
-@needs_triton
-@pytest.mark.parametrize("how", ["interpret", "compile"])
-def test_fused_blocks(how: str, tmp_path: Path) -> None:
-    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = run_process(sys.executable, Path(__file__).with_name("blocks_job.py"), how, **environ)
-    assert done.returncode == 0, done.stderr
 
 
 def their_config() -> Any:
@@ -76,7 +61,7 @@ def test_residual_output_is_that_of_transformers(name: str, width: int) -> None:
 
     theirs = randomised(getattr(modeling_bert, name)(their_config()))
     x, residual = normal(ROWS, width), normal(ROWS, HIDDEN, seed=1)
-    ours = ReferenceBlocks().residual_output(x, residual, theirs.dense, theirs.LayerNorm, None)
+    ours = Blocks().residual_output(x, residual, theirs.dense, theirs.LayerNorm, None)
     assert_same(ours, theirs(x, residual), x, residual, *theirs.parameters())
 
 
@@ -85,7 +70,7 @@ def test_intermediate_is_that_of_transformers() -> None:
 
     theirs = randomised(BertIntermediate(their_config()))
     hidden = normal(ROWS, HIDDEN)
-    ours = ReferenceBlocks().intermediate(hidden, theirs.dense)
+    ours = Blocks().intermediate(hidden, theirs.dense)
     assert_same(ours, theirs(hidden), hidden, *theirs.parameters())
 
 
@@ -98,7 +83,7 @@ def test_embed_is_that_of_transformers() -> None:
     types = torch.randint(2, (ROWS,), generator=generator)
     positions = torch.arange(ROWS).flip(0)
     tables = (theirs.word_embeddings, theirs.token_type_embeddings, theirs.position_embeddings)
-    ours = ReferenceBlocks().embed((words, types, positions), tables, theirs.LayerNorm, None)
+    ours = Blocks().embed((words, types, positions), tables, theirs.LayerNorm, None)
     expected = theirs(words[None], types[None], positions[None])[0]
     assert_same(ours, expected, *theirs.parameters())
 
@@ -107,33 +92,35 @@ def test_project_qkv_of_the_reference_are_three_products() -> None:
     layers = [randomised(nn.Linear(HIDDEN, HIDDEN)) for _ in range(3)]
     hidden, rows = normal(ROWS, HIDDEN), torch.tensor([0, 3, 16])
     wanted = hidden[rows]
-    q, k, v = ReferenceBlocks().project_qkv(hidden, wanted, *layers)
+    q, k, v = Blocks().project_qkv(hidden, wanted, *layers)
     assert torch.equal(q, layers[0](wanted))
     assert torch.equal(k, layers[1](hidden))
     assert torch.equal(v, layers[2](hidden))
 
 
+def chosen(name: Any, device: torch.device, hidden: int) -> str:
+    config = ModelSection(kernels=name, hidden_size=hidden, num_heads=1)
+    return type(choose_blocks(config, device)).__name__
+
+
 @pytest.mark.parametrize("name", ["auto", "reference"])
 @pytest.mark.parametrize("device", [CPU, torch.device("meta")])
 def test_the_reference_is_chosen_without_cuda(name: Any, device: torch.device) -> None:
-    assert isinstance(choose_blocks(name, device, HIDDEN), ReferenceBlocks)
+    assert chosen(name, device, HIDDEN) == "Blocks"
 
 
 @needs_triton
 def test_fused_blocks_are_chosen_on_cuda_while_a_row_fits() -> None:
-    from mlperf_bert.model.fused_blocks import FusedBlocks
-
-    chosen: Blocks = choose_blocks("auto", CUDA, MOST_CHANNELS)
-    assert isinstance(chosen, FusedBlocks)
-    assert isinstance(choose_blocks("fused", CUDA, MOST_CHANNELS), FusedBlocks)
-    assert isinstance(choose_blocks("reference", CUDA, HIDDEN), ReferenceBlocks)
-    assert isinstance(choose_blocks("auto", CUDA, MOST_CHANNELS + 1), ReferenceBlocks)
+    assert chosen("auto", CUDA, MOST_CHANNELS) == "FusedBlocks"
+    assert chosen("fused", CUDA, MOST_CHANNELS) == "FusedBlocks"
+    assert chosen("reference", CUDA, HIDDEN) == "Blocks"
+    assert chosen("auto", CUDA, MOST_CHANNELS + 1) == "Blocks"
 
 
 @pytest.mark.parametrize(("device", "hidden"), [(CPU, HIDDEN), (CUDA, MOST_CHANNELS + 1)])
 def test_fused_blocks_that_cannot_run_are_a_config_error(device: torch.device, hidden: int) -> None:
     with pytest.raises(ConfigError, match=r"model\.kernels.*'reference'"):
-        choose_blocks("fused", device, hidden)
+        chosen("fused", device, hidden)
 
 
 def test_columns_of_one_tensor_are_put_together_without_a_copy() -> None:

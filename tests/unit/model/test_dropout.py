@@ -1,10 +1,7 @@
 """Keyed dropout: its definition, rate, scale and gradient, and on what an element depends."""
 
-import importlib.util
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +10,18 @@ from torch import Tensor
 
 from dropout_cases import DTYPES, SHAPES, is_kept, make_keys, plain_is_kept, plain_words, site_of
 from mlperf_bert.model.dropout import (
-    DropoutSite,
     attention_factors,
     attention_keep_bits,
     dropout,
     keep_bits,
+)
+from mlperf_bert.model.dropout_keys import (
+    DropoutSite,
     make_site,
+    philox,
     scale_of,
     threshold_of,
 )
-from mlperf_bert.model.philox import philox
-from support import run_process
 
 ROWS, CHANNELS = 501, 333  # channels: no multiple of the eight of one counter
 NUM_ELEMENTS = ROWS * CHANNELS
@@ -228,13 +226,3 @@ def test_torchs_generator_is_not_touched_and_none_drops_nothing() -> None:
     dropout(x, site_of(5))
     attention_factors(site_of(6), torch.Size((2, 1, 3, 4)), torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("how", ["interpret", "compile"])
-def test_triton_kernels(how: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: its kernels are not run here")
-    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
-    job = Path(__file__).with_name("triton_dropout_job.py")
-    done = run_process(sys.executable, job, how, **environ)
-    assert done.returncode == 0, done.stderr

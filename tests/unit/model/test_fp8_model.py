@@ -1,6 +1,5 @@
 """A model with FP8 products: what it learns beside bf16, its scales, their restored state."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +8,12 @@ import torch
 from model_cases import CPU, TINY, our_loss, ragged_batch
 from torch import Tensor
 
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.fp8 import check_fp8
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE
+from resume_cases import run_train
+from support import metrics_records
 
 STEPS = 12
 TOLERANCE = 0.01  # of losses near 5 that fall by several times this much
@@ -42,11 +42,8 @@ def losses(precision: str, config: Path, data: Path, directory: Path) -> list[fl
         # A CPU multiplies FP8 matrices a number at a time.
         *("eval.interval_samples=10000", "parallel.local_batch_size=8"),
     )
-    sets = [word for option in options for word in ("--set", option)]
-    places = ["--data", str(data), "--run-dir", str(directory / precision)]
-    assert main(["train", "--config", str(config), *places, *sets]) == TARGET_MISSED
-    lines = (directory / precision / "run_0" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    assert run_train(config, data, directory / precision, *options) == TARGET_MISSED
+    records = metrics_records(directory / precision)
     assert not any(record["skipped_steps"] for record in records)
     return [record["loss"] for record in records]
 

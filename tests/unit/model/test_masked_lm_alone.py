@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import CPU, TINY, gradients, our_loss, ragged_batch, scattered_model
-from transformers import BertConfig, BertForMaskedLM
+from model_cases import (
+    CPU,
+    TINY,
+    gradients,
+    hugging_face_twin,
+    our_loss,
+    ragged_batch,
+    scattered_model,
+)
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.peer import padded_inputs
@@ -25,32 +32,6 @@ LENGTHS = (7, 31, 12, 64, 5, 40, 33)
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 
 
-def twin_of(model: BertForPretraining) -> BertForMaskedLM:
-    config = model.config
-    twin = BertForMaskedLM(
-        BertConfig(
-            vocab_size=config.padded_vocab_size,
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            intermediate_size=config.intermediate_size,
-            max_position_embeddings=config.max_position_embeddings,
-            layer_norm_eps=config.layer_norm_epsilon,
-            attn_implementation="eager",
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    ).to(next(model.parameters()).dtype)
-    found = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not found.unexpected_keys
-    assert set(found.missing_keys) <= {
-        "cls.predictions.decoder.weight",
-        "cls.predictions.decoder.bias",
-    }
-    twin.tie_weights()
-    return twin
-
-
 @pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
 def test_it_is_the_masked_lm_of_transformers(attention: str) -> None:
     config = replace(ALONE, attention=attention)
@@ -59,7 +40,7 @@ def test_it_is_the_masked_lm_of_transformers(attention: str) -> None:
     padded = padded_inputs(batch, batch.max_seqlen)
     labels = padded.pop("labels")
     padded.pop("next_sentence_label")
-    twin = twin_of(model)
+    twin = hugging_face_twin(model)
     theirs = twin(**padded).logits[labels != -100]
     ours = model(batch)
     assert ours.nsp is None

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_tools.bench.batches import run_updates
+from bert_tools.bench.training_run import run_updates
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, blank
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.model import bert, fp8_blocks
-from mlperf_bert.model.attention_choice import AttentionChoice
+from mlperf_bert.model import bert
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.saved_bytes import Kernels, SavedBytes
 from mlperf_bert.parts.memory_plan import (
     expected_forward,
@@ -80,8 +80,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSection], BertForPr
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     monkeypatch.setattr(JITFunction, "run", lambda *_, **__: None)
-    for module in (bert, fp8_blocks):
-        monkeypatch.setattr(module, "choose_blocks", lambda *_: FusedBlocks())
+    monkeypatch.setattr(bert, "choose_blocks", lambda *chosen_by: FusedBlocks(chosen_by[2]))
     attention = AttentionChoice("triton", triton_attention.attend, "")
 
     def make(config: ModelSection) -> BertForPretraining:

@@ -1,9 +1,6 @@
 """Update kernels of flat buffers: compiled ones on the CPU, Triton's interpreted and compiled."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,6 @@ from kernel_cases import (
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.cpu_kernels import BLOCKS_OF_A_THREAD
-from support import run_process
 
 
 @pytest.fixture
@@ -72,12 +68,3 @@ def test_shards_of_a_large_tensor_add_up(ranks: int) -> None:
     whole = cpu_kernels.lamb_norms(case.shard, CONSTANTS, scalars)
     torch.testing.assert_close(summed, whole, rtol=1e-12, atol=0.0)
     assert (whole[[0, *range(3, len(WEIGHT_DECAY))]] == 0).all()  # tensors that are not here
-
-
-@pytest.mark.parametrize("how", ["interpret", "compile"])
-def test_triton_kernels(how: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: its kernels are not run here")
-    environ = {"TRITON_INTERPRET": str(int(how == "interpret")), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = run_process(sys.executable, Path(__file__).with_name("triton_job.py"), how, **environ)
-    assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from mlperf_bert.optim.noise_scale import (
     learning_rate_gain,
 )
 from resume_cases import MISSED, run_train, weights
+from support import metrics_records
 
 
 def test_estimates_invert_the_expected_squares() -> None:
@@ -169,8 +170,7 @@ FORWARDS = ("parallel.grad_accum_steps=2", "parallel.local_batch_size=8")
 
 
 def noise_scales(directory: Path) -> list[tuple[float | None, ...]]:
-    lines = (directory / "run_0/metrics.jsonl").read_text().splitlines()
-    return [tuple(json.loads(line)[key] for key in KEYS) for line in lines]
+    return [tuple(record[key] for key in KEYS) for record in metrics_records(directory)]
 
 
 def config(tiny_config: Path, *settings: str) -> RunConfig:

@@ -1,11 +1,11 @@
 """Today's recipe learns: sequences of an easy language, masked anew each time at 30 %."""
 
-import json
 from pathlib import Path
 
 from easy_text import MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
 from mlperf_bert.data.index import LengthIndex
 from resume_cases import run_train
+from support import metrics_records
 
 TARGET = 0.5
 CONFIG = f"""
@@ -50,8 +50,7 @@ def test_it_reaches_far_more_than_any_guess(tmp_path: Path) -> None:
     config = tmp_path / "encoder.toml"
     config.write_text(CONFIG, encoding="utf-8")
     assert run_train(config, data, tmp_path / "run") == 0
-    lines = (tmp_path / "run/run_0/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = metrics_records(tmp_path / "run")
     baseline = LengthIndex.open(data / "eval").manifest.baseline
     assert baseline is not None and baseline.context_free_accuracy < TARGET / 3
     assert rows[-1]["mlm_accuracy"] >= TARGET

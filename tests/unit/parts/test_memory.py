@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bert_tools.bench import training_run as bench_run
-from bert_tools.bench.batches import run_updates
+from bert_tools.bench.training_run import run_updates
 from bert_tools.plan.buckets_model import parameter_shapes
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import MISTAKE, ConfigError
@@ -198,6 +198,6 @@ def test_out_of_memory_is_one_line_that_names_the_part(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
     monkeypatch.setattr("bert_tools.bench.cli.run", full)
-    assert main(["bench", "train", "--layers", "1", "--hidden", "64"]) == MISTAKE
+    assert main(["bench", "train"]) == MISTAKE
     (line,) = capsys.readouterr().err.splitlines()
     assert "bench train: out of memory" in line and "9 GiB" in line and "plan memory" in line

@@ -22,6 +22,8 @@ from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.eager import weights_dtype
 from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
+from resume_cases import run_train
+from support import metrics_losses, metrics_records
 
 STEPS = 50
 # Absolute, of losses near 4.2 that fall by several times this much. 8, 8 and 11 bits of mantissa;
@@ -48,10 +50,8 @@ def run(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPa
                 *(f"run.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "run.warm_up_steps=1"),
                 *("model.initializer_range=0.1", "eval.interval_samples=10000", *overrides),
             )
-            sets = [word for option in options for word in ("--set", option)]
             made = tmp_path_factory.mktemp("precision") / "run"
-            places = ["--data", str(synthetic_data), "--run-dir", str(made)]
-            assert main(["train", "--config", str(tiny_config), *places, *sets]) == TARGET_MISSED
+            assert run_train(tiny_config, synthetic_data, made, *options) == TARGET_MISSED
             directories[overrides] = made / "run_0"
         return directories[overrides]
 
@@ -59,11 +59,11 @@ def run(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPa
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return metrics_records(run_dir.parent)
 
 
 def losses(run_dir: Path) -> list[float]:
-    return [record["loss"] for record in records(run_dir)]
+    return metrics_losses(run_dir.parent)
 
 
 def saved(run_dir: Path, name: str) -> dict[str, torch.Tensor]:

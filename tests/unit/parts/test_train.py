@@ -15,7 +15,15 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
 from report_pages import checked
-from support import NUM_WORDS, REPOSITORY, prepare_small, run_process
+from resume_cases import run_train
+from support import (
+    NUM_WORDS,
+    REPOSITORY,
+    metrics_losses,
+    metrics_records,
+    prepare_small,
+    run_process,
+)
 
 Train = Callable[..., int]
 
@@ -25,20 +33,9 @@ def train(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Train:
     """Run `mlperf_bert train` in this process, into tmp_path/<name>."""
 
     def run(name: str, *overrides: str, extra: tuple[str, ...] = ()) -> int:
-        sets = [word for override in overrides for word in ("--set", override)]
-        places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / name)]
-        return main(["train", "--config", str(tiny_config), *places, *sets, *extra])
+        return run_train(tiny_config, synthetic_data, tmp_path / name, *overrides, extra=extra)
 
     return run
-
-
-def metrics(run_dir: Path) -> list[dict[str, float]]:
-    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def losses(run_dir: Path) -> list[float]:
-    return [record["loss"] for record in metrics(run_dir)]
 
 
 def test_reaching_the_target_ends_the_run(
@@ -55,7 +52,7 @@ def test_reaching_the_target_ends_the_run(
     names = {path.name for path in (run_dir / "run_0").iterdir()}
     files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
     assert names == {*files, "checkpoints", "vocab.txt"}
-    assert metrics(run_dir)[-1]["samples"] == 160  # stopped at the first evaluation
+    assert metrics_records(run_dir)[-1]["samples"] == 160  # stopped at the first evaluation
     last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
     assert '"run_stop"' in last and '"success"' in last
     assert (run_dir / "run_0" / "checkpoints" / "LATEST").read_text() == "step_00000010\n"
@@ -67,7 +64,7 @@ def test_a_report_shows_all_of_a_run(train: Train, tmp_path: Path) -> None:
     assert main(["report", str(run)]) == 0
     page = checked((run / "report.html").read_text("utf-8"))
     drawn = page.values[1]["series"][0]["y"]
-    assert drawn == [pytest.approx(loss, rel=1e-5) for loss in losses(tmp_path / "a run")]
+    assert drawn == [pytest.approx(loss, rel=1e-5) for loss in metrics_losses(tmp_path / "a run")]
     for words in ("1 rank on cpu", "Where the time went", "run.max_steps", "target reached"):
         assert words in page.words
     assert "there is no" not in page.words  # no file of it was missed
@@ -75,7 +72,7 @@ def test_a_report_shows_all_of_a_run(train: Train, tmp_path: Path) -> None:
 
 def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
     assert train("run", "run.log_interval_steps=7") == TARGET_MISSED
-    records = metrics(tmp_path / "run")
+    records = metrics_records(tmp_path / "run")
     glossary = (REPOSITORY / "docs" / "glossary.md").read_text()
     rows = glossary.split("## Keys of `metrics.jsonl`")[1].splitlines()
     names = [row.split("|")[1] for row in rows if row.startswith("| `")]
@@ -105,8 +102,8 @@ def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train: Train, tmp_pat
     train("a", *dropout)
     train("b", *dropout, "run.warm_up_steps=0")
     train("c", *dropout, "run.seed=12")
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")
-    assert losses(tmp_path / "a") != losses(tmp_path / "c")
+    assert metrics_losses(tmp_path / "a") == metrics_losses(tmp_path / "b")
+    assert metrics_losses(tmp_path / "a") != metrics_losses(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -119,21 +116,21 @@ def test_the_model_learns_from_context(
     rule = (f"optim.name={optimizer}", f"optim.learning_rate={rate}")
     train("run", *rule, *steps, f"model.initializer_range={initializer_range}")
     without_context = math.log(NUM_WORDS) + math.log(2)  # even words, even sentence pairs
-    assert metrics(tmp_path / "run")[-1]["loss"] < without_context - 0.3
+    assert metrics_records(tmp_path / "run")[-1]["loss"] < without_context - 0.3
 
 
 def test_checkpoint_gives_the_same_accuracy_everywhere(
     train: Train, tmp_path: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("first", "optim.learning_rate=1e-2")
-    accuracy = metrics(tmp_path / "first")[-1]["mlm_accuracy"]
+    accuracy = metrics_records(tmp_path / "first")[-1]["mlm_accuracy"]
     checkpoints = str(tmp_path / "first" / "run_0" / "checkpoints")
     frozen = ("run.max_steps=1", "optim.learning_rate=0.0", "run.seed=99")
     train("second", *frozen, extra=("--init-checkpoint", checkpoints))
     for name, weights in (("first", "random"), ("second", "checkpoint")):
         log = (tmp_path / name / "result_0.txt").read_text()
         assert f'"key": "initial_weights", "value": "{weights}"' in log
-    assert metrics(tmp_path / "second")[-1]["mlm_accuracy"] == accuracy
+    assert metrics_records(tmp_path / "second")[-1]["mlm_accuracy"] == accuracy
     capsys.readouterr()
     options = ["--checkpoint", checkpoints, "--data", str(synthetic_data), "--json"]
     assert main(["evaluate", *options]) == 0
@@ -148,7 +145,7 @@ def test_divergence_aborts_the_run(
     assert train("run", "optim.learning_rate=1e38", "clip.policy=none") == TARGET_MISSED
     assert "lower optim.learning_rate" in capsys.readouterr().out
     assert '"aborted"' in (tmp_path / "run" / "result_0.txt").read_text().splitlines()[-1]
-    last = metrics(tmp_path / "run")[-1]
+    last = metrics_records(tmp_path / "run")[-1]
     assert last["step"] < 20
     assert last["grad_norm"] is None  # JSON has no word for what it was
 
@@ -201,18 +198,16 @@ def test_room_for_more_masks_than_any_example_has_is_not_needed(
             with_baseline=True,
         )
     assert train("before", "run.max_steps=10") == TARGET_MISSED
-    places = ["--data", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
-    steps = ["--config", str(tiny_config), "--set", "run.max_steps=10"]
-    assert main(["train", *steps, *places]) == TARGET_MISSED
-    assert losses(tmp_path / "run") == losses(tmp_path / "before")
-    assert main(["train", *steps, *places, "--set", "data.max_predictions=4"]) == 2
+    wide = (tiny_config, tmp_path / "data", tmp_path / "run", "run.max_steps=10")
+    assert run_train(*wide) == TARGET_MISSED
+    assert metrics_losses(tmp_path / "run") == metrics_losses(tmp_path / "before")
+    assert run_train(*wide, "data.max_predictions=4") == 2
 
 
 def test_missing_data_is_one_line(
     tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = ["--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]
-    assert main(["train", "--config", str(tiny_config), *places]) == 2
+    assert run_train(tiny_config, tmp_path / "none", tmp_path / "run") == 2
     error = capsys.readouterr().err
     assert "mlperf_bert prepare" in error and error.count("\n") == 1
 

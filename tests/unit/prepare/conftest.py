@@ -1,4 +1,4 @@
-"""A small text, its vocabulary, and one call that prepares them."""
+"""Small texts and what is made of them: one call that prepares them, files of others, a pair."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from import_cases import make_foreign, make_from_text
 from mlperf_bert.data.index import Manifest
 from support import prepare_small
+from verify_cases import copy_of, make_pair
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
@@ -46,3 +47,15 @@ def from_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def foreign(from_text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Ending -> the examples of both shards of `from_text` as files of that kind."""
     return make_foreign(from_text, tmp_path_factory.mktemp("foreign"))
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The good pair; tests change copies."""
+    return make_pair(tmp_path_factory.mktemp("verify"))
+
+
+@pytest.fixture
+def pair(made: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return copy_of(made, tmp_path)

@@ -4,12 +4,13 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.index import LengthIndex, ShardSettings
 from mlperf_bert.prepare.corpus import (
     collect_documents,
     prepare_embedded,
@@ -18,7 +19,7 @@ from mlperf_bert.prepare.corpus import (
 )
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 
-SETTINGS = {"vocab_size": 2048, "max_seq_length": 64, "max_predictions": 10, "dupe_factor": 1}
+SETTINGS = ShardSettings(max_seq_length=64, max_predictions=10, dupe_factor=1, seed=12345)
 
 
 def documents_in(path: Path) -> list[list[str]]:
@@ -29,7 +30,7 @@ def documents_in(path: Path) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out_dir = tmp_path_factory.mktemp("embedded")
-    assert prepare_embedded(out_dir, **SETTINGS)
+    assert prepare_embedded(out_dir, 2048, SETTINGS)
     return out_dir
 
 
@@ -67,14 +68,15 @@ def test_a_second_call_is_quick_and_imports_nothing_heavy(embedded: Path) -> Non
     code = (
         "import sys, pathlib\n"
         "from mlperf_bert.prepare.corpus import prepare_embedded\n"
-        f"made = prepare_embedded(pathlib.Path({str(embedded)!r}), **{SETTINGS!r})\n"
+        "from mlperf_bert.data.index import ShardSettings\n"
+        f"made = prepare_embedded(pathlib.Path({str(embedded)!r}), 2048, {SETTINGS!r})\n"
         "heavy = {'torch', 'h5py', 'numba', 'rich'} & set(sys.modules)\n"
         "print(made, heavy)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False set()"
     start_s = time.perf_counter()
-    assert not prepare_embedded(embedded, **SETTINGS)
+    assert not prepare_embedded(embedded, 2048, SETTINGS)
     assert time.perf_counter() - start_s < 0.2
 
 
@@ -84,7 +86,7 @@ def test_a_rerun_finishes_an_interrupted_one(embedded: Path, tmp_path: Path) -> 
     shutil.rmtree(copy / "eval")
     (copy / "train" / "index" / "dataset.json").unlink()
     (copy / "train" / "shards" / "train-2.hdf5").unlink()
-    assert prepare_embedded(copy, **SETTINGS)
+    assert prepare_embedded(copy, 2048, SETTINGS)
     for path in embedded.rglob("*"):
         if path.is_file():
             assert (copy / path.relative_to(embedded)).read_bytes() == path.read_bytes(), path
@@ -92,7 +94,7 @@ def test_a_rerun_finishes_an_interrupted_one(embedded: Path, tmp_path: Path) -> 
 
 def test_other_settings_are_refused(embedded: Path) -> None:
     with pytest.raises(DataError, match="max_seq_length = 64, now it is 128"):
-        prepare_embedded(embedded, **{**SETTINGS, "max_seq_length": 128})
+        prepare_embedded(embedded, 2048, replace(SETTINGS, max_seq_length=128))
 
 
 def test_held_out_documents_do_not_depend_on_the_others() -> None:

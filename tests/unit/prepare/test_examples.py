@@ -1,34 +1,193 @@
-"""Taking examples out of many: by number and evenly."""
+"""Compiled example making gives the arrays of the plain-Python one, whatever the text."""
+
+import os
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlperf_bert.prepare.examples import ExampleArrays, pick_evenly, take_examples
+from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare.examples import (
+    ExampleArrays,
+    between,
+    make_examples,
+    new_stream,
+    shuffle,
+    uniform,
+)
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
+from plain_examples import Document, as_documents, plain_examples
 
 
-def examples_of(lengths: list[int], masked_counts: list[int]) -> ExampleArrays:
-    count, num_tokens, num_masked = len(lengths), sum(lengths), sum(masked_counts)
-    return ExampleArrays(
-        input_ids=np.arange(num_tokens, dtype=np.uint32),
-        offsets=np.cumsum([0, *lengths]),
-        segment_b_start=np.arange(count, dtype=np.uint16),
-        masked_lm_positions=np.arange(num_masked, dtype=np.uint16),
-        masked_lm_ids=np.arange(100, 100 + num_masked, dtype=np.uint32),
-        masked_lm_offsets=np.cumsum([0, *masked_counts]),
-        next_sentence_label=np.arange(count, dtype=np.uint8) % 2,
+def vocabulary_of(size: int) -> Vocabulary:
+    tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(size - 5)))
+    return Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
+
+
+VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
+
+
+def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ExampleArrays:
+    documents, vocabulary = as_documents(nested, vocab_size), VOCABULARIES[vocab_size]
+    plain = plain_examples(documents, vocabulary, ShardSettings(**settings))
+    compiled = make_examples(documents, vocabulary, ShardSettings(**settings))
+    for name in plain.__slots__:
+        expected, found = getattr(plain, name), getattr(compiled, name)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+    return compiled
+
+
+SENTENCE_LENGTHS = st.one_of(st.integers(1, 6), st.integers(1, 40), st.integers(100, 700))
+TEXT_SHAPE = st.lists(st.lists(SENTENCE_LENGTHS, min_size=1, max_size=9), min_size=2, max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shape=TEXT_SHAPE,
+    vocab_size=st.sampled_from(sorted(VOCABULARIES)),
+    max_seq_length=st.one_of(st.integers(8, 64), st.sampled_from([128, 512, 65_535])),
+    max_predictions=st.integers(1, 255),
+    dupe_factor=st.integers(1, 4),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_any_text(
+    shape: list[list[int]],
+    vocab_size: int,
+    max_seq_length: int,
+    max_predictions: int,
+    dupe_factor: int,
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    nested = [
+        [[rng.randrange(5, vocab_size) for _ in range(length)] for length in document]
+        for document in shape
+    ]
+    assert_both_agree(
+        nested,
+        vocab_size,
+        dupe_factor=dupe_factor,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        seed=seed,
     )
 
 
-def test_take_examples_keeps_each_whole() -> None:
-    found = take_examples(examples_of([3, 1, 4, 2], [1, 2, 1, 3]), np.array([2, 0, 2]))
-    assert found.input_ids.tolist() == [4, 5, 6, 7, 0, 1, 2, 4, 5, 6, 7]
-    assert found.offsets.tolist() == [0, 4, 7, 11]
-    assert found.segment_b_start.tolist() == [2, 0, 2]
-    assert found.masked_lm_positions.tolist() == [3, 0, 3]
-    assert found.masked_lm_ids.tolist() == [103, 100, 103]
-    assert found.masked_lm_offsets.tolist() == [0, 1, 2, 3]
-    assert found.next_sentence_label.tolist() == [0, 0, 0]
+def test_a_large_text() -> None:
+    rng = random.Random(5)
+    nested = []
+    for _ in range(300):
+        num_sentences = min(400, int(rng.paretovariate(1.1)) + rng.randrange(4))
+        lengths = [max(1, int(rng.lognormvariate(3.1, 0.6))) for _ in range(max(1, num_sentences))]
+        nested.append([[rng.randrange(5, 1000) for _ in range(length)] for length in lengths])
+    options = {"max_seq_length": 128, "max_predictions": 20, "dupe_factor": 3, "seed": 12345}
+    examples = assert_both_agree(nested, 1000, **options)
+    # The text is what it is meant to be: long, short and odd, so that all branches are taken.
+    assert sum(map(len, nested)) > 1500
+    assert min(map(len, nested)) == 1
+    assert max(map(len, nested)) > 50
+    lengths = np.diff(examples.offsets)
+    assert lengths.max() == 128
+    assert lengths.min() < 30
+    assert 0.2 < examples.next_sentence_label.mean() < 0.9
 
 
-def test_pick_evenly_follows_the_formula() -> None:
-    picked = pick_evenly(examples_of([1] * 17, [1] * 17), 5)
-    assert picked.segment_b_start.tolist() == [int(i * 17 / 5) for i in range(5)]
+def test_the_longest_examples() -> None:
+    length = 65_535
+    documents = [[[7] * 70_000], [[5]]]
+    options = {"max_seq_length": length, "max_predictions": 255, "dupe_factor": 2, "seed": 0}
+    examples = assert_both_agree(documents, 1000, **options)
+    assert np.diff(examples.offsets).max() == length
+
+
+def test_no_place_for_machine_code_is_no_error() -> None:
+    code = (
+        "import tempfile\n"
+        "def refuse(*args, **kwargs): raise PermissionError(13, 'Permission denied')\n"
+        "tempfile.TemporaryFile = refuse\n"  # how numba finds out whether it may write
+        "from mlperf_bert.prepare.examples import between\n"
+        "from mlperf_bert.prepare.examples import new_stream\n"
+        "print(between.stats.cache_path, between(new_stream(3), 5, 5))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["None", "5"]
+
+
+COMPILE = """
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.prepare.build import compile_maker
+from mlperf_bert.prepare.examples import add_pass
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
+ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}
+try:
+    compile_maker("pair", Vocabulary(SPECIAL_TOKENS, ids, "", b""))
+    print(sum(add_pass.stats.cache_hits.values()))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_first_uses_at_the_same_time_and_a_damaged_cache(tmp_path: Path) -> None:
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILE]
+    together = [
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() in ("0", "1") for process in together] == [True] * 2
+    later = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert later.stdout.strip() == "1"  # what they left is used
+    for path in tmp_path.rglob("*.nbc"):
+        os.truncate(path, path.stat().st_size // 2)
+    damaged = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert damaged.stdout.startswith(str(tmp_path))
+    assert "cannot be used" in damaged.stdout
+    assert damaged.stdout.count("\n") == 1
+
+
+SEEDS = [0, 1, 12345, 2**32, 2**63 - 1]
+# The largest is the widest range that one 32-bit word can decide.
+LIMITS = sorted({2**k + d for k in range(1, 33) for d in (-1, 0, 1) if 1 <= 2**k + d < 2**32})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_and_randint(seed: int) -> None:
+    stream, rng = new_stream(seed), random.Random(seed)
+    # 624 words make 312 numbers: the state is renewed several times.
+    assert [uniform(stream) for _ in range(2000)] == [rng.random() for _ in range(2000)]
+    for low, high in [*((0, limit - 1) for limit in LIMITS), *pairwise(LIMITS)]:
+        for _ in range(20):
+            assert between(stream, low, high) == rng.randint(low, high)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shuffle(seed: int) -> None:
+    for count in (*range(18), 127, 128, 129, 509, 512, 1025, 100_000):
+        stream, rng = new_stream(seed), random.Random(seed)
+        ours, theirs = np.arange(count), list(range(count))
+        shuffle(stream, ours)
+        rng.shuffle(theirs)
+        assert ours.tolist() == theirs
+        assert uniform(stream) == rng.random()  # as many words drawn
+
+
+def test_mixed_draws() -> None:
+    stream, rng, choice = new_stream(7), random.Random(7), random.Random(8)
+    for _ in range(3000):
+        size = choice.randrange(1, 700)
+        kind = choice.randrange(3)
+        if kind == 0:
+            assert uniform(stream) == rng.random()
+        elif kind == 1:
+            assert between(stream, 1, size) == rng.randint(1, size)
+        else:
+            ours, theirs = np.arange(size), list(range(size))
+            shuffle(stream, ours)
+            rng.shuffle(theirs)
+            assert ours.tolist() == theirs

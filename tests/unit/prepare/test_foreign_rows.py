@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mlperf_bert.prepare import foreign_rows
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES
 from mlperf_bert.prepare.foreign_rows import Bounds, Rows, room_for, take_rows
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES
 
 BOUNDS = Bounds(vocab_size=50, pad_id=1, max_seq_length=8, max_predictions=2)
 Row = dict[str, list[int]]

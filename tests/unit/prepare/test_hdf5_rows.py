@@ -1,6 +1,5 @@
 """HDF5 files of others: rows of every layout, no way to other files, no trust in the child."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -11,17 +10,16 @@ import pytest
 
 from foreign_files import Example, write_fixed, write_packed, write_ragged
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.prepare.foreign_features import (
+from mlperf_bert.prepare.foreign_rows import Rows
+from mlperf_bert.prepare.hdf5_reader import (
     ABSENT,
     FEATURES,
     MOST_ROWS,
     MOST_VALUES,
     NUM_ROWS,
 )
-from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.import_examples import READING, ROWS_READER, read_hdf5
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.sandbox_server import Limits
 
 WIDTH, ROOM = 16, 4
 
@@ -196,21 +194,6 @@ def test_long_rows_of_their_own_lengths_come_in_smaller_lots(box: Sandbox, tmp_p
     assert found == [row.tolist() for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("deed", "problem"),
-    [
-        ("crash", "ends its reader process with SIGSEGV"),
-        ("grow", "needs more than 256 MiB to be read"),
-        ("babble", "makes its reader process answer no rows"),
-    ],
-)
-def test_a_child_that_dies_is_an_error_of_one_line(tmp_path: Path, deed: str, problem: str) -> None:
-    path = tmp_path / "a.hdf5"
-    path.write_text(deed)
-    with sandbox("hostile_readers:obey", Limits(memory_bytes=2**28)) as running:
-        assert problem in refusal(path, running)
-
-
 class Forger:
     """A child that a file took over: it answers what the file holds."""
 
@@ -272,9 +255,3 @@ def test_whatever_is_answered_lies_within_its_values(tmp_path: Path) -> None:
             ends = rows.starts + np.maximum(rows.counts, 0)
             assert rows.starts.min() >= 0 and ends.max() <= len(rows.values)
     assert 0 < accepted < 300
-
-
-def test_what_is_no_file(box: Sandbox, tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "none.hdf5", box)
-    os.mkfifo(tmp_path / "pipe.hdf5")
-    assert "not a regular file" in refusal(tmp_path / "pipe.hdf5", box)

@@ -1,6 +1,5 @@
 """Examples of others: the same ones give the same shard, whatever the format they come in."""
 
-import argparse
 import os
 import shutil
 from pathlib import Path
@@ -9,13 +8,12 @@ import numpy as np
 import pytest
 
 from foreign_files import WRITERS, examples_of
-from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
+from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex, Manifest, examples_digest, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.prepare.cli import add_arguments, run
 from mlperf_bert.prepare.verify.check import verify
-from support import prepare_small, run_cli
+from support import contents, prepare_small, run_cli
 
 OF_TENSORFLOW = Path(__file__).parents[2] / "data" / "tensorflow"
 
@@ -193,11 +191,3 @@ def test_command_line(foreign: dict[str, list[Path]], tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "part-0.packed.hdf5: record 0: has a length that differs" in done.stderr
-
-
-def test_an_option_that_does_not_go_with_it(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    words = ["--hdf5", "a.hdf5", "--vocab", "v", "--out", str(tmp_path), "--seed", "1"]
-    with pytest.raises(ConfigError, match="--seed: does not go with --hdf5"):
-        run(parser.parse_args(words))

@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import random
 import re
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from foreign_files import Writer, examples_of, write_fixed, write_packed, write_ragged
-from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, contents, shard_of
+from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.import_examples import (
@@ -23,32 +22,13 @@ from mlperf_bert.prepare.import_examples import (
     check_examples,
     collect_examples,
     read_hdf5,
-    read_tfrecord,
 )
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from support import contents
 
 OF_TENSORFLOW = Path(__file__).parents[2] / "data/tensorflow/own_seq64_dupe3_seed12345.tfrecord"
 Change = Callable[[Path], None]
-
-
-def test_a_damaged_file_of_tensorflow_is_refused(tmp_path: Path) -> None:
-    whole = OF_TENSORFLOW.read_bytes()
-    path = tmp_path / "damaged"
-    record_bytes = len(whole) // 111
-    rng = random.Random(5)
-    for _ in range(60):
-        changed = bytearray(whole)
-        bit = rng.randrange(8 * len(whole))
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
-        with pytest.raises(DataError, match="record") as raised:
-            list(read_tfrecord(path))
-        (number,) = re.findall(r"record (\d+): has", str(raised.value))
-        assert abs(int(number) - bit // 8 / record_bytes) < 10  # records are of nearly one size
-        path.write_bytes(whole[: rng.randrange(1, record_bytes // 2)])
-        with pytest.raises(DataError, match="record 0: is cut short"):
-            list(read_tfrecord(path))
 
 
 def changed(**arrays: Callable[[np.ndarray], object]) -> Change:
@@ -81,22 +61,14 @@ def fill(value: int) -> Callable[[np.ndarray], None]:
     ("change", "problem"),
     [
         (changed(input_ids=put(3, 1, 480)), r"row 3: has input_ids outside the vocabulary"),
-        (changed(input_ids=put(3, 1, -1)), r"row 3: has input_ids outside the vocabulary"),
-        (changed(masked_lm_ids=put(5, 0, 480)), r"row 5: has masked_lm_ids outside the voc"),
         (changed(masked_lm_positions=put(5, 0, 64)), r"row 5: has masked_lm_positions outside"),
-        (changed(masked_lm_positions=put(5, 0, 0)), r"row 5: has something else than zeros after"),
-        (changed(input_mask=put(2, 1, 0)), r"row 2: has an input_mask that is not ones"),
         (changed(input_mask=fill(0)), r"row 0: has something else than zeros where"),
         (changed(segment_ids=put(4, 0, 1)), r"row 4: has segment_ids that are not zeros"),
-        (changed(segment_ids=fill(0)), r"row 0: has segment_ids that are not zeros and then"),
         (changed(next_sentence_labels=fill(2)), r"row 0: has a next_sentence_labels other"),
         (changed(input_ids=put(6, 0, 7)), r"does not begin with \[CLS\]: sample 6"),
         (changed(masked_lm_positions=fill(0), masked_lm_ids=fill(0)), "row 0: has an example with"),
         (changed(next_sentence_labels=fill(0)), "labels are 1, half or more belong"),
-        (changed(input_ids=lambda values: values[:-1]), "rows, input_ids has"),
         (changed(input_ids=lambda values: values[:, :-1]), "row 0: has segment_ids or input_mask"),
-        (changed(input_ids=lambda values: values / 1), "input_ids holds no integers"),
-        (changed(input_ids=lambda values: values[0]), "rows, input_ids has 64"),
         (changed(input_ids=lambda values: values[None]), "input_ids has 3 dimensions"),
         (changed(input_ids=lambda values: values.astype(np.int64) + 2**40), "32 bits cannot hold"),
     ],
@@ -119,8 +91,6 @@ def refusal(path: Path) -> str:
         vocabulary_sha256=vocabulary.sha256,
         seed=0,
         dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
     )
     with pytest.raises(DataError) as raised:
         examples = collect_examples(path, read_hdf5(path, shared_sandbox()), vocabulary, limits)

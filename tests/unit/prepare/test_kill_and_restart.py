@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support import prepare_small, write_synthetic_text
+from support import contents, prepare_small, write_synthetic_text
 
 NUM_TEXTS = 4
 
@@ -51,14 +51,6 @@ def command(texts: list[Path], vocab: Path, out: Path) -> list[str]:
     for name, value in options.items():
         words += [f"--{name}", value]
     return [str(word) for word in words]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
 
 
 def finished_shards(out: Path) -> int:
@@ -112,23 +104,23 @@ def undisturbed(
     return contents(out)
 
 
-@pytest.mark.parametrize("moment", ["directory made", "in the middle", "one done", "most done"])
-def test_killed_and_restarted(
-    texts: list[Path], vocab: Path, undisturbed: dict[str, bytes], tmp_path: Path, moment: str
+def test_killed_at_one_moment_after_the_other_and_restarted(
+    texts: list[Path], vocab: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "set"
-    is_time = {
+    moments = {
         "directory made": lambda: (out / "vocab.txt").exists(),
         "in the middle": lambda: any(out.glob("shards/.*.tmp")),
         "one done": lambda: finished_shards(out) >= 1,
         "most done": lambda: finished_shards(out) >= NUM_TEXTS - 1,
-    }[moment]
-    for _ in range(5):  # a busy machine may sleep through a short moment
-        if kill_when(command(texts, vocab, out), is_time):
-            break
-        shutil.rmtree(out)
-    assert is_time()
-    assert contents(out) != undisturbed
+    }
+    for moment, is_time in moments.items():
+        for _ in range(5):  # a busy machine may sleep through a short moment
+            if kill_when(command(texts, vocab, out), is_time):
+                break
+            shutil.rmtree(out)
+        assert is_time(), moment
+        assert contents(out) != undisturbed
     subprocess.run(command(texts, vocab, out), check=True, capture_output=True)
     assert contents(out) == undisturbed
 

@@ -13,7 +13,8 @@ from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest, read_sidecar
 from mlperf_bert.prepare import mlcommons
 from mlperf_bert.prepare.mlcommons import OFFICIAL, Official, parse_parts
-from support import REPOSITORY, write_synthetic_text
+from support import REPOSITORY, contents, write_synthetic_text
+from verify_cases import write_vocabulary
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "data"
 TABLE = REPOSITORY / "benchmarks/bert/implementations/pytorch/dataset_files.txt"
@@ -36,8 +37,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Text:
     for number in range(PARTS):
         write_synthetic_text(directory / small.part(number), 12, seed=number)
     write_synthetic_text(directory / "eval.txt", 12, seed=99)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(64))]
-    (directory / "vocab.txt").write_text("\n".join(words) + "\n")
+    write_vocabulary(directory / "vocab.txt")
     sizes = [(directory / small.part(number)).stat().st_size for number in range(PARTS)]
     known = [directory / name for name in ("eval.txt", "vocab.txt", small.part(0))]
     official = Official(
@@ -58,11 +58,6 @@ def call(text: Text, out: Path, *words: object) -> int:
     return main(
         [str(each) for each in ("prepare", "--mlcommons", text.directory, "--out", out, *words)]
     )
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    paths = (path for path in out.rglob("*") if path.is_file())
-    return {path.relative_to(out).as_posix(): path.read_bytes() for path in paths}
 
 
 def digests(printed: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import random
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import Manifest, Segments
+from mlperf_bert.data.index import Manifest
 from mlperf_bert.prepare import own_files, own_parts
-from mlperf_bert.prepare.own_parts import digest_of, documents_of
+from mlperf_bert.prepare.documents import digest_of
+from mlperf_bert.prepare.own_parts import documents_of
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from own_texts import contents, made_up_document, made_up_texts, make, own_text
+from own_texts import SETTINGS, contents, made_up_document, made_up_texts, make, own_text
+
+LONGER = replace(SETTINGS, max_seq_length=64)
 
 
 @pytest.fixture
@@ -32,13 +37,22 @@ def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
     return own_text(tmp_path / "text.txt", texts)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is made of `wanted`; not to be changed."""
+    directory = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(own_parts, "LEAST_PART_BYTES", 4000)
+        return make(own_text(directory / "text.txt", made_up_texts()), directory / "out")
+
+
 def documents_in(out: Path, stem: str) -> list[str]:
     paths = sorted((out / "text").glob(f"{stem}*.txt"))
     return [document for path in paths for document in documents_of(path)]
 
 
-def test_two_sets_and_a_vocabulary(wanted: OwnText, tmp_path: Path, texts: list[str]) -> None:
-    out = make(wanted, tmp_path / "out")
+def test_two_sets_and_a_vocabulary(wanted: OwnText, whole: Path, texts: list[str]) -> None:
+    out = whole
     train, held_out = (Manifest.load(out / name) for name in ("train", "eval"))
     assert len(train.shards) > 1
     assert train.vocabulary_sha256 == held_out.vocabulary_sha256
@@ -59,9 +73,9 @@ def test_two_sets_and_a_vocabulary(wanted: OwnText, tmp_path: Path, texts: list[
 
 
 def test_workers_layout_and_packing_change_nothing(
-    wanted: OwnText, tmp_path: Path, texts: list[str]
+    wanted: OwnText, whole: Path, tmp_path: Path, texts: list[str]
 ) -> None:
-    expected = contents(make(wanted, tmp_path / "one"))
+    expected = contents(whole)
     assert contents(make(wanted, tmp_path / "two", workers=2)) == expected
     # The same name, so that it lies in the same place of the order of files.
     for name, form, packed in (("j.jsonl", "line", False), ("g.txt.gz", "empty-line", True)):
@@ -73,17 +87,15 @@ def test_workers_layout_and_packing_change_nothing(
         (directory / name).write_bytes(packed_text)
         other = replace(wanted, source=directory, documents=form)
         out = make(other, tmp_path / f"out-{name}")
-        assert sorted(documents_in(out, "train")) == sorted(documents_in(tmp_path / "one", "train"))
-        assert (out / "text" / "eval.txt").read_bytes() == (
-            tmp_path / "one" / "text" / "eval.txt"
-        ).read_bytes()
+        assert sorted(documents_in(out, "train")) == sorted(documents_in(whole, "train"))
+        eval_texts = [each / "text" / "eval.txt" for each in (out, whole)]
+        assert eval_texts[0].read_bytes() == eval_texts[1].read_bytes()
         assert (out / "vocab.txt").read_bytes() == expected["vocab.txt"]
 
 
 def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
-    wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: OwnText, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = contents(make(wanted, tmp_path / "whole"))
     rename = Path.replace
     out, stops, number = tmp_path / "stopped", 0, 1
     while True:
@@ -104,26 +116,24 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
             stops, number = stops + 1, number + 2
     monkeypatch.setattr(Path, "replace", rename)
     assert stops > 5
-    assert contents(out) == expected
+    assert contents(out) == contents(whole)
 
 
 def test_added_documents_move_none_across(
-    wanted: OwnText, tmp_path: Path, texts: list[str]
+    wanted: OwnText, whole: Path, tmp_path: Path, texts: list[str]
 ) -> None:
-    before = make(wanted, tmp_path / "before")
     rng = random.Random(9)
     more = [made_up_document(rng) for _ in range(60)]
     wanted.source.write_text("\n\n".join([*more[:30], *texts, *more[30:]]))
     after = make(wanted, tmp_path / "after")
     for stem in ("train", "eval"):
-        assert set(documents_in(before, stem)) < set(documents_in(after, stem))
+        assert set(documents_in(whole, stem)) < set(documents_in(after, stem))
 
 
 def test_held_out_documents_that_training_text_repeats_are_removed(
-    wanted: OwnText, tmp_path: Path, texts: list[str]
+    wanted: OwnText, whole: Path, tmp_path: Path, texts: list[str]
 ) -> None:
-    plain = make(wanted, tmp_path / "plain")
-    held_out = list(documents_of(plain / "text" / "eval.txt"))
+    held_out = list(documents_of(whole / "text" / "eval.txt"))
     copied = held_out[0].split()
     copied[3] = "another"  # so that its digest sends it to the training text, or not
     tries = (" ".join([*copied, "w" + "o" * n, "end."]) for n in range(1, 50))
@@ -154,25 +164,23 @@ def test_long_documents_stay_on_one_side(
     assert all(sides)
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_a_directory_of_something_else_is_refused(
+    wanted: OwnText, whole: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    before = contents(out)
+    for change, problem in (
         ({"held_out_share": 0.3}, "was made with other text, or rules for it"),
         ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
-        ({"max_seq_length": 32}, "was made with max_seq_length = 48, now it is 32"),
-    ],
-)
-def test_a_directory_of_something_else_is_refused(
-    wanted: OwnText, tmp_path: Path, change: dict[str, int], problem: str
-) -> None:
-    out = make(wanted, tmp_path / "out")
-    before = contents(out)
-    with pytest.raises(DataError, match=problem):
-        prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
-    (out / "corpus.json").unlink()  # as if it had been stopped before its end
-    with pytest.raises(DataError):
-        prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
-    assert contents(out) == before
+        ({"settings": LONGER}, "was made with max_seq_length = 48, now it is 64"),
+    ):
+        shutil.copy(whole / "corpus.json", out)
+        with pytest.raises(DataError, match=problem):
+            prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
+        (out / "corpus.json").unlink()  # as if it had been stopped before its end
+        with pytest.raises(DataError):
+            prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
+        assert contents(out) == before
 
 
 @pytest.mark.parametrize(
@@ -195,10 +203,16 @@ def test_too_little_is_one_line(
     assert not (tmp_path / "out" / "train").exists()
 
 
-def test_a_given_vocabulary_is_used_and_kept(wanted: OwnText, tmp_path: Path) -> None:
-    first = make(wanted, tmp_path / "first")
-    given = replace(wanted, vocab_path=first / "vocab.txt")
-    assert contents(make(given, tmp_path / "out")) == contents(first)
+def test_a_given_vocabulary_is_used_and_kept_and_beside_the_text_is_no_text(
+    wanted: OwnText, whole: Path, tmp_path: Path
+) -> None:
+    given = replace(wanted, vocab_path=whole / "vocab.txt")
+    assert contents(make(given, tmp_path / "out")) == contents(whole)
+    (tmp_path / "text").mkdir()
+    wanted.source.rename(tmp_path / "text" / "a.txt")
+    vocab = shutil.copy(whole / "vocab.txt", tmp_path / "text")
+    beside = replace(wanted, source=tmp_path / "text", vocab_path=Path(vocab))
+    assert contents(make(beside, tmp_path / "beside")) == contents(whole)
 
 
 def test_the_share_halves_as_text_grows(tmp_path: Path) -> None:
@@ -226,7 +240,86 @@ def test_rare_characters_leave_a_vocabulary_room() -> None:
     assert with_frequent_characters(dict(shuffled), 128) == found
 
 
-@pytest.mark.parametrize("segments", ["pair", "single"])
-def test_kinds_of_examples(wanted: OwnText, tmp_path: Path, segments: Segments) -> None:
-    out = make(replace(wanted, segments=segments), tmp_path / "out")
-    assert {Manifest.load(out / name).segments for name in ("train", "eval")} == {segments}
+def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
+    out = make(replace(wanted, settings=replace(SETTINGS, segments="single")), tmp_path / "out")
+    assert {Manifest.load(out / name).segments for name in ("train", "eval")} == {"single"}
+
+
+@pytest.mark.parametrize(
+    ("change", "workers", "problem"),
+    [
+        ({"vocab_size": 100}, 1, "--vocab-size: is 100"),
+        ({"settings": replace(SETTINGS, max_seq_length=4)}, 1, "max_seq_length: is 4"),
+        ({"settings": replace(SETTINGS, dupe_factor=-1)}, 1, "dupe_factor: is -1"),
+        ({}, 0, "workers: is 0"),
+        ({}, -3, "workers: is -3"),
+    ],
+)
+def test_options_are_checked_before_the_text_is_read(
+    wanted: OwnText, tmp_path: Path, change: dict[str, int], workers: int, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        prepare_own_text(replace(wanted, **change), tmp_path / "out", workers=workers, quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["text", "text/data", "text/../text/a/b", "."])
+def test_output_is_not_read_as_text(wanted: OwnText, tmp_path: Path, out: str) -> None:
+    (tmp_path / "text").mkdir()
+    wanted.source.rename(tmp_path / "text" / "a.txt")
+    wanted = replace(wanted, source=tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"--out: is .* read as text of --corpus"):
+        prepare_own_text(wanted, tmp_path / out, workers=1, quiet=True)
+    assert [path.name for path in (tmp_path / "text").iterdir()] == ["a.txt"]
+
+
+def test_what_was_lost_is_made_again(wanted: OwnText, whole: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    shutil.rmtree(out / "text")  # which may go
+    os.utime(wanted.source, (1, 1))  # the same text
+    assert not prepare_own_text(wanted, out, workers=1, quiet=True)
+    next((out / "train" / "shards").glob("*.hdf5")).unlink()
+    (out / "vocab.txt").unlink()
+    make(wanted, out)
+    assert contents(out) == contents(whole)
+
+
+def test_a_mended_text_is_not_cleaned_all_over(
+    wanted: OwnText, tmp_path: Path, texts: list[str]
+) -> None:
+    directory = tmp_path / "books"
+    directory.mkdir()
+    for number in range(5):
+        text = "\n\n".join(texts[30 * number : 30 * number + 30]).encode()
+        (directory / f"{number}.txt.gz").write_bytes(gzip.compress(text, mtime=0))
+    wanted = replace(wanted, source=directory)
+    expected = contents(make(wanted, tmp_path / "whole"))
+    damaged = directory / "4.txt.gz"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-8])
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match="is no whole gzip file"):
+        make(wanted, out)
+    done = {path: path.stat().st_mtime_ns for path in (out / "text").glob("job-*.json")}
+    assert done
+    damaged.write_bytes(whole)
+    make(wanted, out)
+    assert contents(out) == expected
+    assert done == {path: path.stat().st_mtime_ns for path in done}
+
+
+def test_text_that_changes_before_the_sets_are_begun(
+    wanted: OwnText, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, original = tmp_path / "out", wanted.source.read_text()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("mlperf_bert.prepare.own_text.prepare_pair", _interrupt)
+        make(wanted, out)
+    assert (out / "vocab.txt").exists()
+    wanted.source.write_text(original.replace("wakord", "wakwort"))
+    expected = contents(make(wanted, tmp_path / "other"))
+    assert contents(make(wanted, out)) == expected
+
+
+def _interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

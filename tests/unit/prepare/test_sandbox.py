@@ -14,8 +14,7 @@ import pytest
 
 from hostile_readers import DEEDS
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.sandbox_server import Limits
+from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
 from support import run_process
 
 LIMITS = Limits(memory_bytes=2**28, cpu_seconds=1, wall_seconds=3, answer_bytes=2**20)
@@ -98,6 +97,16 @@ def test_a_hostile_file_is_an_error_of_one_line(
     assert box.read_record(file_with(tmp_path, "answer"), REMEDY).values
 
 
+def test_a_pickle_is_bytes_and_no_more(box: Sandbox, tmp_path: Path) -> None:
+    path = file_with(tmp_path, "pickled")
+    trap = path.with_suffix(".unpickled")
+    assert "answer no JSON object" in refused(box, path)
+    answer = box.read_bytes(path, REMEDY)
+    assert not trap.exists()
+    pickle.loads(answer)
+    assert trap.exists()  # so it would have been
+
+
 def test_a_file_that_keeps_its_reader_busy(tmp_path: Path) -> None:
     with sandbox("hostile_readers:obey", Limits(cpu_seconds=1)) as running:
         line = refused(running, file_with(tmp_path, "spin"))
@@ -117,7 +126,7 @@ def test_time_is_given_by_the_piece(tmp_path: Path) -> None:
 def test_every_deed_of_the_hostile_reader_is_tried() -> None:
     (mark,) = test_a_hostile_file_is_an_error_of_one_line.pytestmark
     elsewhere = {"answer", "look_around", "spin", "pour", "pour_and_fail"}
-    elsewhere |= {"pour_and_spin"}
+    elsewhere |= {"pour_and_spin", "pickled"}
     assert {deed for deed, _ in mark.args[1]} | elsewhere == set(DEEDS)
 
 

@@ -1,5 +1,6 @@
 """Tokenizer files: special tokens by role, text split as `tokenizers` does, refused in one line."""
 
+import base64
 import json
 import shutil
 import sys
@@ -24,6 +25,7 @@ from support import metrics_losses, prepare_small, run_cli
 from verify_cases import check, failed
 
 LINES = ["The model was trained on text.", "It was a text, it was: a model!", "</s> [MASK] <mask>"]
+HUGE = 2**31 - 1
 SINGLE = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
@@ -191,69 +193,53 @@ def without(*names: str) -> Callable[[], Tokenizer]:
     return lambda: byte_level(tuple(name for name in special if name not in names))
 
 
-@pytest.mark.parametrize("name", ["<s>", "</s>", "<pad>", "<mask>"])
-def test_a_role_without_a_token_is_one_line(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / "tokenizer.json", without(name)())
-    with pytest.raises(DataError) as caught:
-        tokenizer_file.load(path)
-    message = str(caught.value)
-    assert "\n" not in message and name in message and "has no" in message
-
-
 def test_a_vocabulary_of_bytes_needs_no_unknown_word(tmp_path: Path) -> None:
     found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", without("<unk>")()))
     assert found.unk_id == found.pad_id
 
 
-def set_dropout(values: dict[str, Any]) -> None:
-    values["model"]["dropout"] = 0.1
+CHANGED: dict[str, Callable[[Any], object]] = {
+    "dropout": lambda values: values["model"].update(dropout=0.1),
+    "huge id": lambda values: (
+        values["added_tokens"].append({**values["added_tokens"][0], "content": "x", "id": HUGE}),
+        values["model"]["vocab"].update(x=HUGE),
+    ),
+    "no model": lambda values: values.update(model=3),
+    "unknown model": lambda values: values["model"].update(type="Pickle"),
+}
+GARBAGE = (b"", b"\xff\xfe", b"{", b"[]", b"{}", b'{"model": {}}', b'{"a": NaN}', b"[" * 100_000)
 
 
-def set_huge_id(values: dict[str, Any]) -> None:
-    values["added_tokens"].append({**values["added_tokens"][0], "content": "x1", "id": 2**31 - 1})
-    values["model"]["vocab"]["x1"] = 2**31 - 1
-
-
-def set_no_model(values: dict[str, Any]) -> None:
-    values["model"] = 3
-
-
-def set_unknown_model(values: dict[str, Any]) -> None:
-    values["model"]["type"] = "Pickle"
-
-
-@pytest.mark.parametrize("change", [set_dropout, set_huge_id, set_no_model, set_unknown_model])
-def test_what_is_no_tokenizer_for_this_is_one_line(
-    tmp_path: Path, change: Callable[[Any], object]
-) -> None:
-    path = saved(tmp_path / "tokenizer.json", byte_level(), change)
-    with pytest.raises(DataError) as caught:
-        tokenizer_file.load(path)
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "contents",
-    [b"", b"\xff\xfe", b"{", b"[]", b"{}", b'{"model": {}}', b'{"a": NaN}', b"[" * 100_000],
-)
-def test_garbage_is_one_line(tmp_path: Path, contents: bytes) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(contents)
+def refusal(path: Path) -> str:
     with pytest.raises(DataError) as caught:
         load_any_vocabulary(path)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="nowhere"):
-        load_any_vocabulary(tmp_path / "nowhere.json")
+    line = str(caught.value)
+    assert line.isprintable() and line.startswith(str(path))
+    return line
 
 
-def set_endless_pattern(values: dict[str, Any]) -> None:
-    pattern = {"Regex": "(x+x+)+y"}
-    values["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated"}
-    values["pre_tokenizer"]["invert"] = False
+def test_what_is_no_tokenizer_for_this_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for name in ("<s>", "</s>", "<pad>", "<mask>"):
+        line = refusal(saved(path, without(name)()))
+        assert "has no" in line and name in line
+    for change in CHANGED.values():
+        refusal(saved(path, byte_level(), change))
+    for contents in GARBAGE:
+        path.write_bytes(contents)
+        refusal(path)
+    refusal(tmp_path / "nowhere.json")
+    for members in HOSTILE.values():
+        line = refusal(written(path, **members))
+        assert line.startswith(f"{path}: normalizer and pre_tokenizer: ") and "longer" in line
+
+
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
 
 
 def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path: Path) -> None:
-    path = saved(tmp_path / "tokenizer.json", byte_level(), set_endless_pattern)
+    pattern = {"pre_tokenizer": {**ENDLESS, "invert": False}}
+    path = saved(tmp_path / "tokenizer.json", byte_level(), lambda values: values.update(pattern))
     texts = [tmp_path / name for name in ("a.txt", "b.txt")]
     for text in texts:
         text.write_text(LINES[0] + "\n" + "x" * 40 + "\n")
@@ -293,3 +279,117 @@ def test_without_the_package_it_is_one_line(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"tools/venv\.sh tokenizers"):
         tokenizer_file.load(path)
+
+
+TEXT = "\u00e9\u4e00 a text, and a \ufdfa"
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+
+
+def byte_levels(count: int) -> dict[str, Any]:
+    """So many byte level steps."""
+    return in_turn("pretokenizers", *[{"type": "ByteLevel", **BYTE_LEVEL}] * count)
+
+
+def in_turn(key: str, *steps: object) -> dict[str, Any]:
+    """Steps one after the other."""
+    return {"type": "Sequence", key: list(steps)}
+
+
+def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    """A step that exchanges text."""
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def charsmap(*texts: str) -> dict[str, Any]:
+    """A character map of these replacements, and a tree of four empty bytes."""
+    contents = b"".join(text.encode() + b"\0" for text in texts)
+    tree = (4).to_bytes(4, "little") + bytes(4)
+    encoded = base64.b64encode(tree + contents).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": encoded}
+
+
+def written(path: Path, **members: object) -> Path:
+    """A tokenizer of a few dozen tokens with these members."""
+    made = Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
+    made.train_from_iterator([TEXT] * 3, trainer)
+    values = {**json.loads(made.to_str()), **members}
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+WIDE = replace({"String": "a"}, "aa")
+HOSTILE: dict[str, dict[str, Any]] = {
+    "byte level, again and again": {"pre_tokenizer": byte_levels(101)},
+    "nested": {"pre_tokenizer": in_turn("pretokenizers", *[byte_levels(3)] * 4)},
+    "without a type": {
+        "normalizer": {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 9}
+    },
+    "as normalizers": {"normalizer": in_turn("normalizers", *[{"type": "ByteLevel"}] * 9)},
+    "a letter as two": {"normalizer": in_turn("normalizers", *[WIDE] * 9)},
+    "one long text": {"normalizer": replace({"String": "a"}, "x" * 300)},
+    "an expression that finds nothing": {"normalizer": replace({"Regex": "x*"}, "x" * 300)},
+    "an empty string": {"normalizer": replace({"String": ""}, "x" * 300)},
+    "before each piece": {"normalizer": {"type": "Prepend", "prepend": "x" * 300}},
+    "a character map": {"normalizer": charsmap("a", "x" * 300)},
+    "two of them": {"normalizer": in_turn("normalizers", *[charsmap("x" * 30)] * 2)},
+    "both together": {
+        "normalizer": in_turn("normalizers", *[WIDE] * 5),
+        "pre_tokenizer": byte_levels(3),
+    },
+}
+
+
+IN_USE: dict[str, dict[str, Any]] = {
+    "as GPT-2's": {"pre_tokenizer": {"type": "ByteLevel", **BYTE_LEVEL}},
+    "as Llama's of 2023": {
+        "normalizer": in_turn(
+            "normalizers",
+            {"type": "Prepend", "prepend": "\u2581"},
+            replace({"String": " "}, "\u2581"),
+        )
+    },
+    "as ALBERT's": {
+        "normalizer": in_turn(
+            "normalizers",
+            replace({"String": "``"}, '"'),
+            replace({"String": "''"}, '"'),
+            {"type": "NFKD"},
+            {"type": "StripAccents"},
+            {"type": "Lowercase"},
+            replace({"Regex": " {2,}"}, " "),
+        ),
+        "pre_tokenizer": in_turn("pretokenizers", {"type": "WhitespaceSplit"}, METASPACE),
+    },
+    "as BERT's": {
+        "normalizer": {"type": "BertNormalizer", **BERT},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+    },
+    "many splits": {
+        "pre_tokenizer": in_turn(
+            "pretokenizers",
+            *[{"type": "Digits", "individual_digits": True}] * 20,
+            {"type": "ByteLevel", **BYTE_LEVEL},
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", IN_USE)
+def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / "tokenizer.json", **IN_USE[name])
+    theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
+    (ids,) = tokenizer_file.load(path).encode_lines([TEXT])
+    assert ids.tolist() == theirs
+
+
+def test_a_template_that_repeats_the_text_does_not_count(tmp_path: Path) -> None:
+    text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {"single": [text] * 50, "pair": [text, other], "special_tokens": {}}
+    plain = tokenizer_file.load(written(tmp_path / "plain.json")).encode_lines([TEXT])[0]
+    members = {"post_processor": {"type": "TemplateProcessing", **template}}
+    path = written(tmp_path / "tokenizer.json", **members)
+    assert tokenizer_file.load(path).encode_lines([TEXT])[0].tolist() == plain.tolist()

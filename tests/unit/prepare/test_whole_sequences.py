@@ -1,5 +1,6 @@
 """Single segments: every word once a pass, whole sentences where they fit, masked by the rule."""
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,21 +11,18 @@ from hypothesis import strategies as st
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import LengthIndex, Manifest, masked_count_table
+from mlperf_bert.data.index import LengthIndex, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.prepare.whole_sequences import cut
 from support import prepare_small, write_synthetic_text
-from verify_cases import check, failed, spoil
+from verify_cases import check, failed, spoil, write_vocabulary
 
 SIZES = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("words") / "words.txt"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path.write_text("\n".join([*special, *(f"w{n}" for n in range(64))]) + "\n")
-    return path
+    return write_vocabulary(tmp_path_factory.mktemp("words") / "words.txt")
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +34,26 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-def samples_of(set_dir: Path, manifest: Manifest) -> Samples:
-    return SampleReader(set_dir, manifest).read(np.arange(manifest.num_samples))
+@pytest.fixture(scope="module")
+def pair(vocabulary: Path, texts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two texts to train on, one held out; not to be changed."""
+    out = tmp_path_factory.mktemp("pair")
+    prepare_small(texts[:2], vocabulary, out / "train", **SIZES)
+    prepare_small(texts[2:], vocabulary, out / "eval", with_baseline=True, **SIZES)
+    return out
 
 
-def shard_rows(set_dir: Path, half: int) -> tuple[np.ndarray, list[int]]:
-    """Text and masked positions of one of the two passes of the set's first shard."""
+def samples_of(set_dir: Path, first: int = 0, count: int | None = None) -> Samples:
     manifest = LengthIndex.open(set_dir).manifest
-    num = manifest.shards[0].num_samples // 2
-    samples = SampleReader(set_dir, manifest).read(np.arange(num) + half * num)
+    ids = np.arange(first, manifest.num_samples if count is None else first + count)
+    return SampleReader(set_dir, manifest).read(ids)
+
+
+def text_of(samples: Samples) -> np.ndarray:
     rows = np.repeat(np.cumsum(samples.lengths) - samples.lengths, samples.masked_counts)
     text = samples.input_ids.copy()
     text[rows + samples.masked_positions] = samples.masked_ids
-    return text, samples.masked_positions.tolist()
+    return text
 
 
 def plain_cut(documents: list[list[int]], room: int) -> list[int]:
@@ -81,18 +86,12 @@ def test_cuts_equal_the_plain_rule(documents: list[list[int]], room: int) -> Non
     assert np.diff(np.concatenate(([0], ends))).tolist() == plain_cut(documents, room)
 
 
-def test_every_word_is_there_once_in_its_order(
-    vocabulary: Path, texts: list[Path], tmp_path: Path
-) -> None:
-    manifest = prepare_small(texts[:1], vocabulary, tmp_path / "set", **SIZES)
-    samples = samples_of(tmp_path / "set", manifest)
-    rows = np.repeat(np.cumsum(samples.lengths) - samples.lengths, samples.masked_counts)
-    text = samples.input_ids.copy()
-    text[rows + samples.masked_positions] = samples.masked_ids
-    sequences = np.split(text, np.cumsum(samples.lengths)[:-1])
-    assert {(each[0], each[-1]) for each in sequences} == {(manifest.cls_id, manifest.sep_id)}
+def test_every_word_is_there_once_in_its_order(pair: Path, texts: list[Path]) -> None:
+    samples = samples_of(pair / "train")
+    sequences = np.split(text_of(samples), np.cumsum(samples.lengths)[:-1])
+    assert {(each[0], each[-1]) for each in sequences} == {(2, 3)}  # [CLS] and [SEP]
     words = [token for each in sequences for token in each[1:-1].tolist()]
-    written = texts[0].read_text(encoding="utf-8").split()
+    written = [word for path in texts[:2] for word in path.read_text(encoding="utf-8").split()]
     assert words == [5 + int(word[1:]) for word in written]
     assert samples.lengths.max() <= SIZES["max_seq_length"]
     assert samples.segment_b_start.tolist() == samples.lengths.tolist()
@@ -101,15 +100,11 @@ def test_every_word_is_there_once_in_its_order(
     assert samples.masked_counts.tolist() == table[samples.lengths].tolist()
 
 
-def test_the_set_says_what_it_is_and_passes_verification(
-    vocabulary: Path, texts: list[Path], tmp_path: Path
-) -> None:
-    for name, files in (("train", texts[:2]), ("eval", texts[2:])):
-        prepare_small(files, vocabulary, tmp_path / name, with_baseline=name == "eval", **SIZES)
-    manifest = LengthIndex.open(tmp_path / "train").manifest
+def test_the_set_says_what_it_is_and_passes_verification(pair: Path) -> None:
+    manifest = LengthIndex.open(pair / "train").manifest
     assert (manifest.segments, manifest.vocabulary_file) == ("single", "vocab.txt")
-    assert b'"segments": "single"' in (tmp_path / "train/shards/part-0.hdf5.json").read_bytes()
-    assert failed(check(tmp_path, full=True)) == {}
+    assert b'"segments": "single"' in (pair / "train/shards/part-0.hdf5.json").read_bytes()
+    assert failed(check(pair, full=True)) == {}
 
 
 SPOILED = {
@@ -121,10 +116,8 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("words", SPOILED)
-def test_what_is_no_sequence_is_found(
-    vocabulary: Path, texts: list[Path], tmp_path: Path, words: str
-) -> None:
-    prepare_small(texts[:1], vocabulary, tmp_path / "set", **SIZES)
+def test_what_is_no_sequence_is_found(pair: Path, tmp_path: Path, words: str) -> None:
+    set_dir = Path(shutil.copytree(pair / "eval", tmp_path / "set"))
     name, row, change = SPOILED[words]
 
     def spoiled(arrays: dict[str, np.ndarray]) -> None:
@@ -132,21 +125,11 @@ def test_what_is_no_sequence_is_found(
         place = int(unmasked[1]) if name == "input_ids" else row
         arrays[name][place] = change(arrays[name][place])
 
-    spoil(tmp_path / "set/shards/part-0.hdf5", spoiled)
-    assert words in failed(check(tmp_path / "set", full=True))["shard contents"]
-
-
-def test_a_segment_b_is_refused_when_it_is_read(
-    vocabulary: Path, texts: list[Path], tmp_path: Path
-) -> None:
-    prepare_small(texts[:1], vocabulary, tmp_path / "set", **SIZES)
-
-    def spoiled(arrays: dict[str, np.ndarray]) -> None:
-        arrays["segment_b_start"][3] -= 1
-
-    spoil(tmp_path / "set/shards/part-0.hdf5", spoiled)
-    reader = SampleReader(tmp_path / "set", LengthIndex.open(tmp_path / "set").manifest)
-    ids = np.arange(2, 5)
+    spoil(set_dir / "shards/part-2.hdf5", spoiled)
+    assert words in failed(check(set_dir, full=True))["shard contents"]
+    if name != "segment_b_start":
+        return
+    reader, ids = SampleReader(set_dir, LengthIndex.open(set_dir).manifest), np.arange(2, 5)
     with pytest.raises(DataError, match=r"segment_b_start: is out of range in sample 3"):
         reader.read(ids)
     with pytest.raises(DataError, match=r"segment_b_start: is out of range in sample 3"):
@@ -163,43 +146,34 @@ def test_a_set_of_pairs_is_written_as_ever(
 
 
 def test_passes_differ_in_their_masks_alone_and_workers_in_nothing(
-    vocabulary: Path, texts: list[Path], tmp_path: Path
+    vocabulary: Path, texts: list[Path], pair: Path, tmp_path: Path
 ) -> None:
-    made = {}
-    for name, options in {
-        "once": {},
-        "twice": {"dupe_factor": 2},
-        "by two": {"workers": 2},
-    }.items():
-        manifest = prepare_small(texts, vocabulary, tmp_path / name, **{**SIZES, **options})
-        made[name] = samples_of(tmp_path / name, manifest)
+    made = {"once": samples_of(pair / "train")}
+    for name, options in {"twice": {"dupe_factor": 2}, "by two": {"workers": 2}}.items():
+        prepare_small(texts[:2], vocabulary, tmp_path / name, **{**SIZES, **options})
+        made[name] = samples_of(tmp_path / name)
     for field in fields(Samples):
         once, by_two = (getattr(made[name], field.name) for name in ("once", "by two"))
         assert np.array_equal(once, by_two)
     once, twice = made["once"], made["twice"]
     assert sorted(twice.lengths.tolist()) == sorted([*once.lengths.tolist()] * 2)
     # The first text comes first in both, and its first pass is the only one of `once`.
-    of_first = int(once.masked_counts[: len(twice.lengths) // 8].sum())
-    first, second = (shard_rows(tmp_path / "twice", number) for number in (0, 1))
-    assert np.array_equal(first[0], second[0]) and first[1] != second[1]
-    assert np.array_equal(twice.masked_positions[:of_first], once.masked_positions[:of_first])
+    num = LengthIndex.open(tmp_path / "twice").manifest.shards[0].num_samples // 2
+    first, second = (samples_of(tmp_path / "twice", half * num, num) for half in (0, 1))
+    assert np.array_equal(text_of(first), text_of(second))
+    assert not np.array_equal(first.masked_positions, second.masked_positions)
+    of_first = len(first.masked_positions)
+    assert np.array_equal(first.masked_positions, once.masked_positions[:of_first])
 
 
-def test_texts_do_not_share_their_masks(
-    vocabulary: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_texts_do_not_share_their_masks(vocabulary: Path, tmp_path: Path) -> None:
     """Their first sequences have the same number and lengths, and the same seed."""
     sentence = " ".join(f"w{number}" for number in range(22))
     for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text((f"{sentence}\n" * 40) + f"\n{name}\n")
-    made = [
-        prepare_small([tmp_path / f"{name}.txt"], vocabulary, tmp_path / name, **SIZES)
-        for name in ("a", "b")
-    ]
-    first, second = (
-        samples_of(tmp_path / name, manifest)
-        for name, manifest in zip(("a", "b"), made, strict=True)
-    )
+        text = tmp_path / f"{name}.txt"
+        text.write_text((f"{sentence}\n" * 40) + f"\n{name}\n")
+        prepare_small([text], vocabulary, tmp_path / name, **SIZES)
+    first, second = (samples_of(tmp_path / name) for name in ("a", "b"))
     assert first.lengths.tolist() == second.lengths.tolist()
     assert not np.array_equal(first.masked_positions, second.masked_positions)
 

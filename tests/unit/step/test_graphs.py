@@ -1,6 +1,5 @@
 """The captured step on a CPU: static inputs, padding, restored state, dropout by key."""
 
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from graph_cases import (
     to_large,
     to_smallest,
 )
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
@@ -34,8 +32,8 @@ from mlperf_bert.step import captured as graphs
 from mlperf_bert.step.captured import CapturedStep, StaticInputs
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.warm_up import synthetic_batch, warm_up
-
-DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+from resume_cases import DROPOUT, run_train
+from support import metrics_records
 
 
 def captured_run(config: Path, *overrides: str, shapes: tuple[StaticShape, ...] = (LARGE,)) -> Run:
@@ -232,11 +230,6 @@ def halves_of(batch: UnpaddedBatch) -> tuple[UnpaddedBatch, UnpaddedBatch]:
     )
 
 
-def records(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 @pytest.mark.parametrize("sampler", ["uniform", "quantile"])
 def test_a_captured_run_has_the_losses_of_an_eager_one(
     tiny_config: Path, synthetic_data: Path, tmp_path: Path, sampler: str
@@ -244,10 +237,9 @@ def test_a_captured_run_has_the_losses_of_an_eager_one(
     found = {}
     for mode in ("eager", "captured"):
         options = (f"run.step_mode={mode}", f"data.sampler={sampler}", *DROPOUT)
-        sets = [word for option in options for word in ("--set", option)]
-        places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / mode)]
-        assert main(["train", "--config", str(tiny_config), *places, *sets]) == TARGET_MISSED
-        found[mode] = records(tmp_path / mode)
+        done = run_train(tiny_config, synthetic_data, tmp_path / mode, *options)
+        assert done == TARGET_MISSED
+        found[mode] = metrics_records(tmp_path / mode)
         assert sum(record["unpadded_steps"] for record in found[mode]) == 0
     losses = {mode: [record["loss"] for record in rows] for mode, rows in found.items()}
     assert losses["captured"] == pytest.approx(losses["eager"], rel=0, abs=1e-5)

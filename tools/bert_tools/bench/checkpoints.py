@@ -4,6 +4,7 @@ Blocks of steps with one checkpoint and without any take turns, on the same trai
 """
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from typing import Any
 
 import torch
 
-from bert_tools.bench.loader_data import DIGEST
+from bert_tools.bench.synthetic import DIGEST
 from bert_tools.bench.train import heading, surroundings
 from bert_tools.bench.training_run import ALONE, TrainingRun, training_run
 from mlperf_bert.checkpoint.manifest import complete_checkpoints
 from mlperf_bert.checkpoint.state import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 
 NUM_UPDATES = 4  # distinct ones
@@ -33,76 +35,31 @@ class Block:
     waited_s: float = 0.0  # for the checkpoint, after the last step
 
 
-class Blocks:
-    """Runs blocks of steps one after the other.
-
-    Args:
-        run: what trains.
-        writer: of its checkpoints.
-    """
-
-    def __init__(self, run: TrainingRun, writer: CheckpointWriter) -> None:
-        self._run = run
-        self._writer = writer
-        self.step = 0  # steps done so far
-
-    def plain(self, steps: int) -> Block:
-        """A block without a checkpoint."""
-        started = time.perf_counter()
-        self._train(steps)
-        return Block(seconds=time.perf_counter() - started)
-
-    def with_checkpoint(self, steps: int) -> Block:
-        """A block with one, begun in its middle. Raises CheckpointError where it fails."""
-        started = time.perf_counter()
-        self._train(steps // 2)
-        begun = time.perf_counter()
-        self._writer.begin(self._state())
-        going_on = time.perf_counter()
-        self._train(steps - steps // 2)
-        trained = time.perf_counter()
-        self._writer.finish()
-        ended = time.perf_counter()
-        return Block(seconds=ended - started, paused_s=going_on - begun, waited_s=ended - trained)
-
-    def _train(self, steps: int) -> None:
-        for _ in range(steps):
-            loss = self._run(self.step)
-            self.step += 1
-        if steps:
-            loss.item()  # on CUDA: waits for the device, so that the clock means what it says
-
-    def _state(self) -> CheckpointState:
-        config = self._run.config
-        return CheckpointState(
-            step=self.step,
-            samples=self.step * config.parallel.global_batch_size,
-            seed=int(config.run.seed),
-            mlm_accuracy=None,
-            vocabulary_sha256=DIGEST,
-        )
-
-
-def measure_checkpoints(
+def measure(
     config: RunConfig,
     device: torch.device,
-    directory: Path,
+    report: Callable[[str], None],
     *,
     pairs: int,
     steps: int,
-    report: Callable[[str], None],
+    directory: Path | None,
 ) -> dict[str, Any]:
-    """Measure `pairs` pairs of blocks of `steps` steps; the JSON object of `bench checkpoints`.
+    """The JSON object of `bench checkpoints`, of `pairs` pairs of blocks of `steps` steps.
 
-    Checkpoints go below `directory`, of which the last one stays. Which block of a pair comes first
+    Checkpoints go below `directory`, which is left as it was. Which block of a pair comes first
     alternates, as a machine may slow down over time. `report` gets a line of each pair. Raises
-    CheckpointError where one cannot be written.
+    ConfigError or CheckpointError where nothing can be written.
     """
+    try:
+        own = tempfile.TemporaryDirectory(prefix="mlperf_bert-bench-", dir=directory)
+    except OSError as error:
+        problem = f"{error.strerror}: {directory}"
+        raise ConfigError("--directory", problem, "name one that can be written") from None
     report(f"building on {device}, step {config.run.step_mode}")
-    measured: list[tuple[Block, Block]] = []
-    with training_run(config, device, num_updates=NUM_UPDATES) as run:
+    rows: list[dict[str, float]] = []
+    with own as root, training_run(config, device, num_updates=NUM_UPDATES) as run:
         writer = CheckpointWriter(
-            directory,
+            Path(root),
             run.optimizer,
             config,
             ALONE,
@@ -110,31 +67,72 @@ def measure_checkpoints(
             fp8_state=run.model.fp8_state(),
             keep_last=1,
         )
-        blocks = Blocks(run, writer)
-        blocks.with_checkpoint(WARM_UP_STEPS)  # takes the memory of all later copies
+        block(run, 0, WARM_UP_STEPS, writer)  # takes the memory of all later copies
         for number in range(pairs):
-            if number % 2:
-                written = blocks.with_checkpoint(steps)
-                plain = blocks.plain(steps)
-            else:
-                plain = blocks.plain(steps)
-                written = blocks.with_checkpoint(steps)
-            measured.append((plain, written))
-            report(f"pair {number + 1}/{pairs}: {_pair_in_words(_pair(plain, written))}")
-    newest = complete_checkpoints(directory)[0]
-    ratios = sorted(written.seconds / plain.seconds for plain, written in measured)
+            first = WARM_UP_STEPS + 2 * steps * number
+            order = (writer, None) if number % 2 else (None, writer)
+            found = [block(run, first + steps * n, steps, each) for n, each in enumerate(order)]
+            plain, written = found[::-1] if number % 2 else found
+            rows.append(_row(plain, written))
+            report(f"pair {number + 1}/{pairs}: {_pair_in_words(rows[-1])}")
+        newest = complete_checkpoints(Path(root))[0]
+        num_bytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+    ratios = sorted(row["ratio"] for row in rows)
     return {
         "schema_version": 1,
         "median_ratio": statistics.median(ratios),
         "lowest_ratio": ratios[0],
         "highest_ratio": ratios[-1],
-        "pairs": [_pair(plain, written) for plain, written in measured],
+        "pairs": rows,
         "steps_per_block": steps,
-        "checkpoint_bytes": sum(
-            path.stat().st_size for path in newest.rglob("*") if path.is_file()
-        ),
+        "checkpoint_bytes": num_bytes,
         **surroundings(config, device),
     }
+
+
+def _row(plain: Block, written: Block) -> dict[str, float]:
+    return {
+        "without_s": plain.seconds,
+        "with_s": written.seconds,
+        "ratio": written.seconds / plain.seconds,
+        "paused_s": written.paused_s,
+        "waited_s": written.waited_s,
+    }
+
+
+def block(run: TrainingRun, first: int, steps: int, writer: CheckpointWriter | None) -> Block:
+    """Train from step `first` on; with a writer a checkpoint is begun in the middle.
+
+    Raises CheckpointError where it cannot be written.
+    """
+    started = time.perf_counter()
+    if writer is None:
+        _train(run, first, first + steps)
+        return Block(seconds=time.perf_counter() - started)
+    middle = first + steps // 2
+    _train(run, first, middle)
+    state = CheckpointState(
+        step=middle,
+        samples=middle * run.config.parallel.global_batch_size,
+        seed=int(run.config.run.seed),
+        mlm_accuracy=None,
+        vocabulary_sha256=DIGEST,
+    )
+    begun = time.perf_counter()
+    writer.begin(state)
+    going_on = time.perf_counter()
+    _train(run, middle, first + steps)
+    trained = time.perf_counter()
+    writer.finish()
+    ended = time.perf_counter()
+    return Block(seconds=ended - started, paused_s=going_on - begun, waited_s=ended - trained)
+
+
+def _train(run: TrainingRun, start: int, stop: int) -> None:
+    for step in range(start, stop):
+        loss = run(step)
+    if stop > start:
+        loss.item()  # on CUDA: waits for the device, so that the clock means what it says
 
 
 def in_words(result: dict[str, Any]) -> str:
@@ -150,16 +148,6 @@ def in_words(result: dict[str, Any]) -> str:
             f"highest {result['highest_ratio']:.4f})",
         )
     )
-
-
-def _pair(plain: Block, written: Block) -> dict[str, float]:
-    return {
-        "without_s": plain.seconds,
-        "with_s": written.seconds,
-        "ratio": written.seconds / plain.seconds,
-        "paused_s": written.paused_s,
-        "waited_s": written.waited_s,
-    }
 
 
 def _pair_in_words(pair: dict[str, float]) -> str:

@@ -1,42 +1,247 @@
-"""The sub-command `bench`: its measurements, each in a file of its own."""
+"""The sub-command `bench`: its measurements, their options, and the config that they measure.
+
+Torch waits until one of them runs.
+"""
 
 import argparse
+import importlib
+import json
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bert_tools.bench import (
-    against_cli,
-    checkpoints_cli,
-    cost_cli,
-    loader_cli,
-    optimizer_cli,
-    run_cli,
-)
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.options import add_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import Bounds, option_name
+
+if TYPE_CHECKING:
+    import torch
+
+BASE = Path(__file__).with_name("bench.toml")  # what is measured without --config
+HEAD_SIZE = 64  # of every published BERT
+_COUNT = Bounds(1, 10**7)
+_BOUNDS = {
+    **dict.fromkeys(("steps", "samples", "rounds", "pairs", "tokens", "sweep"), _COUNT),
+    **dict.fromkeys(("megabytes", "batches"), _COUNT),
+    "max_batch": Bounds(2, 2**20),
+    "seconds": Bounds(1e-3, 1e6),
+    **dict.fromkeys(("peak_seconds", "total_seconds"), Bounds(1e-12, 1e6)),
+    "threads": Bounds(1, 4096),
+    "seed": Bounds(0, 2**63 - 1),
+}
+
+
+def _number(default: float, text: str) -> dict[str, Any]:
+    kind, text = type(default), f"{text} (default {default:g})"
+    return {"default": default, **_value(kind, "N" if kind is int else "S", text)}
+
+
+def _value(kind: type, metavar: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "metavar": metavar, "help": text}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """`options` are arguments of `add_argument`; `settings` go over bench.toml, None: no config.
+
+    `module`, of its own name by default, has `measure` and `in_words`.
+    """
+
+    text: str
+    options: dict[str, dict[str, Any]]
+    settings: tuple[str, ...] | None = ()
+    module: str = ""
+
+
+MEASUREMENTS = {
+    "against": Measurement(
+        text="our training step against that of `transformers`, which pads",
+        options={
+            "steps": _number(12, "measured steps of each side at most"),
+            "seconds": _number(300.0, "begin no step after this, once every batch was measured"),
+            "compile": {
+                "action": argparse.BooleanOptionalAction,
+                "help": "the other side through torch.compile as well (default: on CUDA)",
+            },
+        },
+    ),
+    "train": Measurement(
+        text="our training step: rate, MFU, memory",
+        options={
+            "steps": _number(40, "measured steps at most"),
+            "seconds": _number(20.0, "of measured steps, about"),
+            # Long enough for clocks to fall.
+            "peak-seconds": _number(3.0, "of the long run of matrix products"),
+        },
+    ),
+    "profile": Measurement(
+        text="where the time of our step goes",
+        options={
+            "steps": _number(3, "profiled"),
+            "trace": _value(
+                Path, "FILE", "one more step as torch's trace, gzipped JSON (.json.gz) for Perfetto"
+            ),
+        },
+    ),
+    "scale": Measurement(
+        text="rate by batch size, eager against captured",
+        options={
+            "steps": _number(20, "measured steps at most"),
+            "seconds": _number(2.0, "of measured steps, about"),
+            "max-batch": _number(1024, "sequences at most, while memory and time last"),
+            "sweep": _value(
+                int, "B", "instead: batches of B sequences, by their tokens in steps of 128"
+            ),
+            "plot": _value(Path, "FILE", "a PNG of the table"),
+            "total-seconds": _number(600.0, "begin no further row after this"),
+        },
+    ),
+    "eval": Measurement(
+        module="evaluation",
+        text="evaluation, and its share of a run",
+        options={
+            "steps": _number(20, "measured steps at most"),
+            "seconds": _number(5.0, "of measured steps, about"),
+            "samples": _number(10_000, "held out"),
+            "rounds": _number(3, "evaluations measured"),
+        },
+    ),
+    "checkpoints": Measurement(
+        text="training while a checkpoint is written, against training alone",
+        options={
+            "pairs": _number(10, "pairs of blocks"),
+            "steps": _number(200, "of a block"),
+            "directory": _value(
+                Path,
+                "DIR",
+                "on the disk to write to; is emptied again (default: a temporary directory)",
+            ),
+        },
+        settings=("data.max_seq_length=128", "parallel.local_batch_size=8"),
+    ),
+    "cost": Measurement(
+        text="data.cost_a and data.cost_b of a model, measured",
+        options={
+            "tokens": _value(
+                int, "N", "of the larger batches (default: about those of a rank's forward)"
+            ),
+            "seconds": _number(45.0, "begin no further round after this"),
+        },
+        settings=("model.num_layers=2", "parallel.local_batch_size=12"),
+    ),
+    "loader": Measurement(
+        text="our loader against nvidia-dali's and torch's",
+        options={
+            "dir": _value(
+                Path, "DIR", "a made-up set, made there where none is (default: a temporary one)"
+            ),
+            "megabytes": _number(220, "of the shard, where it is made"),
+            "rounds": _number(5, "visits of each loader, the file in memory"),
+            "batches": {
+                "nargs": "+",
+                "default": [16, 56],
+                **_value(int, "N", "sequences a batch (default 16 56)"),
+            },
+            "seconds": _number(2.0, "of one visit"),
+            "seed": _number(1, "of the set and of the order of its samples"),
+        },
+        settings=None,
+    ),
+    "optimizer": Measurement(
+        text="our update against a loop and torch's",
+        options={
+            "steps": _number(12, "measured updates by each at most"),
+            "seconds": _number(300.0, "of each rule: begin no further update after this"),
+        },
+        settings=("model.num_layers=12", "model.hidden_size=768"),
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the measurements, which are sub-commands of `bench`."""
-    measurements = parser.add_subparsers(required=True, metavar="MEASUREMENT")
-    against_cli.add_arguments(
-        measurements.add_parser(
-            "against", help="our training step against that of `transformers`, which pads"
-        )
-    )
-    run_cli.add_parsers(measurements)
-    checkpoints_cli.add_arguments(
-        measurements.add_parser(
-            "checkpoints", help="training while a checkpoint is written, against training alone"
-        )
-    )
-    cost_cli.add_arguments(
-        measurements.add_parser("cost", help="data.cost_a and data.cost_b of a model, measured")
-    )
-    loader_cli.add_arguments(
-        measurements.add_parser("loader", help="our loader against nvidia-dali's and torch's")
-    )
-    optimizer_cli.add_arguments(
-        measurements.add_parser("optimizer", help="our update against a loop and torch's")
-    )
+    commands = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
+    for name, measurement in MEASUREMENTS.items():
+        command = commands.add_parser(name, help=measurement.text)
+        options = dict(measurement.options)
+        if measurement.settings is not None:
+            add_config(command, "as one rank of this config (default: a small one)", required=False)
+            options["threads"] = _number(2, "CPU threads")
+            options["seed"] = _number(1, "of weights, samples and dropout")
+            command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+        for option, arguments in options.items():
+            command.add_argument(f"--{option}", **arguments)
+        command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen measurement. Raises ConfigError for what the user can mend."""
-    return int(args.measure(args))
+    chosen = MEASUREMENTS[args.measurement]
+    for name, bounds in _BOUNDS.items():
+        given = getattr(args, name, None)
+        for number in given if isinstance(given, list) else (given,):
+            if number is not None:
+                bounds.check(option_name(name), number)
+    names = (option.replace("-", "_") for option in chosen.options)
+    options = {name: getattr(args, name) for name in names}
+    what: tuple[Any, ...] = ()
+    if chosen.settings is not None:
+        config = make_config(args)  # mistakes show before torch is imported
+        device = _device(args)
+        says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
+        if args.measurement == "against" and device.type == "cuda" and not says_mode:
+            config = replace(config, run=replace(config.run, step_mode="captured"))
+        what = config, device
+    module = importlib.import_module(f"bert_tools.bench.{chosen.module or args.measurement}")
+    result = module.measure(*what, _report, **options)
+    print(json.dumps(result) if args.json else module.in_words(result))
+    return 0
+
+
+def make_config(args: argparse.Namespace) -> RunConfig:
+    """The config of one rank, from --config or bench.toml, and --set. Raises ConfigError."""
+    fixed = [f"run.seed={args.seed}", f'run.device="{args.device}"']
+    if args.config:
+        one_rank = ["parallel.nodes=1", "parallel.ranks_per_node=1"]
+        return load_config(args.config, [*args.set, *one_rank, *fixed])
+    settings = MEASUREMENTS[args.measurement].settings or ()
+    return small_config(*settings, *args.set, *fixed)
+
+
+def small_config(*settings: str) -> RunConfig:
+    """bench.toml with `settings` as --set takes them. Raises ConfigError.
+
+    Where these do not say otherwise, heads have 64 channels, the feed-forward halves are four times
+    as wide as a token, and there are as many positions as tokens.
+    """
+    given = {name.strip(): value.strip() for name, _, value in (e.partition("=") for e in settings)}
+    hidden, length = (
+        re.fullmatch(r"\d{1,9}", given.get(name, ""))
+        for name in ("model.hidden_size", "data.max_seq_length")
+    )
+    derived = []
+    if hidden:
+        channels = int(hidden[0])
+        derived.append(f"model.num_heads={max(1, channels // HEAD_SIZE)}")
+        derived.append(f"model.intermediate_size={4 * channels}")
+    if length:
+        derived.append(f"model.max_position_embeddings={length[0]}")
+    return load_config(BASE, [*derived, *settings])
+
+
+def _device(args: argparse.Namespace) -> "torch.device":
+    """The device of the options, and as many CPU threads as they say."""
+    import torch
+
+    from mlperf_bert.distributed.binding import choose_device
+    from mlperf_bert.distributed.launch import read_rank_info
+
+    torch.set_num_threads(args.threads)
+    return choose_device(args.device, read_rank_info())
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

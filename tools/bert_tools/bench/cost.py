@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bert_tools.bench.against import attention_name
 from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.bench.timing import Contender, InterleavedTimes
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.model.bert import BertForPretraining
@@ -34,19 +33,6 @@ MOST_ROUNDS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CostSettings:
-    """What is measured, and for how long: no round begins after `seconds` but the first."""
-
-    model: ModelSection
-    max_length: int
-    max_predictions: int
-    tokens: int  # of the larger batches; the smaller ones have half as many
-    threads: int
-    seconds: float
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
     """Least squares of ms = constant + cost_a * tokens + cost_b * sum of squared lengths."""
 
@@ -57,29 +43,34 @@ class Fit:
     fitted_ms: Float64Array
 
 
-def measure_cost(
-    settings: CostSettings, device: torch.device, report: Callable[[str], None]
+def measure(
+    config: RunConfig,
+    device: torch.device,
+    report: Callable[[str], None],
+    *,
+    tokens: int | None,
+    seconds: float,
 ) -> dict[str, Any]:
-    """Measure, and return the JSON object of `bench cost`; `report` gets lines of progress.
+    """The JSON object of `bench cost`; no round begins after `seconds` but the first.
 
-    Raises ConfigError where the time does not grow with the tokens.
+    `tokens`: of the larger batches, by default about a rank's forward; the smaller ones have half
+    as many. Raises ConfigError where the time does not grow with the tokens.
     """
-    torch.set_num_threads(settings.threads)
-    torch.manual_seed(derive_seed(settings.seed, "dropout"))
-    model = BertForPretraining(settings.model, device, seed=derive_seed(settings.seed, "weights"))
-    model.to(weights_dtype(settings.model.precision))
-    shapes = batch_shapes(settings.tokens, settings.max_length)
+    seed, longest = int(config.run.seed), config.data.max_seq_length
+    torch.manual_seed(derive_seed(seed, "dropout"))
+    model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+    model.to(weights_dtype(config.model.precision))
+    shapes = batch_shapes(tokens or config.parallel.local_batch_size * longest // 2, longest)
     contenders = {
-        f"{count} x {length}": _contender(model, _batch(count, length, settings).to(device))
+        f"{count} x {length}": _contender(model, _batch(count, length, config).to(device))
         for count, length in shapes
     }
     report(f"{len(contenders)} shapes, each once to warm up, then in turn")
-    for run in contenders.values():
-        run(0).item()
     times = InterleavedTimes(contenders, num_batches=1)
+    times.run_once()
     times.measure(
         num_steps=MOST_ROUNDS,
-        seconds=settings.seconds,
+        seconds=seconds,
         report=lambda line: report(line.partition(":")[0].replace("step", "round")),
     )
     ms = np.array([1e3 * times.seconds_per_batch(name) for name in contenders])
@@ -100,14 +91,14 @@ def measure_cost(
         "largest_residual": float(np.abs(deviation).max()),
         "free_cost_b": fit.free_cost_b,
         "rounds": times.num_steps,
-        "layers": settings.model.num_layers,
-        "hidden": settings.model.hidden_size,
-        "heads": settings.model.num_heads,
-        "vocabulary": settings.model.vocab_size,
-        "attention": attention_name(model),
-        "precision": settings.model.precision,
+        "layers": config.model.num_layers,
+        "hidden": config.model.hidden_size,
+        "heads": config.model.num_heads,
+        "vocabulary": config.model.vocab_size,
+        "attention": model.attention.name,
+        "precision": config.model.precision,
         "device": device.type,
-        "threads": settings.threads,
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
 
@@ -191,12 +182,12 @@ def _least_squares(terms: Float64Array, ms: Float64Array) -> list[float]:
     return coefficients
 
 
-def _batch(count: int, length: int, settings: CostSettings) -> UnpaddedBatch:
+def _batch(count: int, length: int, config: RunConfig) -> UnpaddedBatch:
     samples = synthetic_samples(
         np.full(count, length),
-        vocab_size=settings.model.vocab_size,
-        max_predictions=settings.max_predictions,
-        seed=derive_seed(settings.seed, "samples", length),
+        vocab_size=config.model.vocab_size,
+        max_predictions=config.data.max_predictions,
+        seed=derive_seed(int(config.run.seed), "samples", length),
     )
     num_masked = int(samples.masked_counts.sum())
     return make_batch(samples, np.arange(count), mlm_denominator=num_masked, nsp_denominator=count)

@@ -9,14 +9,10 @@ from typing import Any
 
 import torch
 
-from bert_tools.bench.loader_data import DIGEST, write_set
-from bert_tools.bench.synthetic import synthetic_samples
-from bert_tools.bench.train import HowLong, heading, rates, surroundings, timed
+from bert_tools.bench.synthetic import make_held_out
+from bert_tools.bench.train import heading, rates, surroundings, timed
 from bert_tools.bench.training_run import ALONE, TrainingRun, training_run
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.index import LengthIndex, ShardSettings
-from mlperf_bert.data.length_histogram import real_lengths
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.parts.build import make_evaluator
 
@@ -24,37 +20,39 @@ NUM_UPDATES = 4
 FORWARD_SHARE = 1 / 3  # of the operations of a training step
 
 
-def measure_evaluation(
+def measure(
     config: RunConfig,
-    num_samples: int,
-    rounds: int,
     device: torch.device,
-    how_long: HowLong,
     report: Callable[[str], None],
+    *,
+    steps: int,
+    seconds: float,
+    samples: int,
+    rounds: int,
 ) -> dict[str, Any]:
-    """Measure training, then `rounds` evaluations after the first; the JSON object of `bench eval`.
+    """The JSON object of `bench eval`: training, then `rounds` evaluations after the first.
 
-    The held-out set is made up, of real lengths. `report` gets lines of progress.
+    The held-out set is made up, of so many `samples` of real lengths.
     """
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
-        train_rate = rates(run, timed(run, how_long))["samples_per_s"]
-        report(f"training {train_rate:.1f} samples/s; evaluating {num_samples} samples")
+        train_rate = rates(run, timed(run, steps, seconds))["samples_per_s"]
+        report(f"training {train_rate:.1f} samples/s; evaluating {samples} samples")
         with tempfile.TemporaryDirectory(prefix="mlperf_bert-bench-") as directory:
-            first, later = _evaluations(run, Path(directory), num_samples, rounds, report)
-    seconds, interval = statistics.median(later), config.eval_interval_samples
+            first, *later = _seconds(run, Path(directory), samples, rounds, report)
+    middle, interval = statistics.median(later), config.eval_interval_samples
     training_s = interval / train_rate
     return {
         "schema_version": 1,
-        "num_samples": num_samples,
-        "evaluation_s": seconds,
+        "num_samples": samples,
+        "evaluation_s": middle,
         "first_evaluation_s": first,
-        "evaluation_samples_per_s": num_samples / seconds,
+        "evaluation_samples_per_s": samples / middle,
         "train_samples_per_s": train_rate,
         "interval_samples": interval,
-        "share_of_training": seconds / training_s,
-        "share_of_run": seconds / (seconds + training_s),
-        "floor_share": FORWARD_SHARE * num_samples / interval,
+        "share_of_training": middle / training_s,
+        "share_of_run": middle / (middle + training_s),
+        "floor_share": FORWARD_SHARE * samples / interval,
         "rounds": rounds,
         **surroundings(config, device),
     }
@@ -77,18 +75,13 @@ def in_words(result: dict[str, Any]) -> str:
     )
 
 
-def _evaluations(
-    run: TrainingRun,
-    directory: Path,
-    num_samples: int,
-    rounds: int,
-    report: Callable[[str], None],
-) -> tuple[float, list[float]]:
-    """Seconds of the first evaluation, and of each later one."""
-    config = run.config
-    index = write_held_out(directory, config, num_samples)
-    reader = SampleReader(directory, index.manifest)
-    evaluator = make_evaluator(config, index, reader, ALONE, run.device)
+def _seconds(
+    run: TrainingRun, set_dir: Path, samples: int, rounds: int, report: Callable[[str], None]
+) -> list[float]:
+    """Of the first evaluation, and of each of `rounds` later ones."""
+    index = make_held_out(set_dir, run.config, samples)
+    reader = SampleReader(set_dir, index.manifest)
+    evaluator = make_evaluator(run.config, index, reader, ALONE, run.device)
     evaluator.prepare(run.model)
     seconds = []
     with evaluator:
@@ -97,26 +90,4 @@ def _evaluations(
             evaluator(run.model)  # its counts reach the host, so all of it is done
             seconds.append(time.perf_counter() - start)
             report(f"evaluation {number + 1}/{1 + rounds}: {seconds[-1]:.3f} s")
-    return seconds[0], seconds[1:]
-
-
-def write_held_out(directory: Path, config: RunConfig, num_samples: int) -> LengthIndex:
-    """A held-out set of made-up samples of real lengths, in `directory`."""
-    data, seed = config.data, derive_seed(int(config.run.seed), "held-out samples")
-    samples = synthetic_samples(
-        real_lengths(num_samples, data.max_seq_length, seed),
-        vocab_size=config.model.vocab_size,
-        max_predictions=data.max_predictions,
-        seed=seed,
-    )
-    settings = ShardSettings(
-        vocabulary_sha256=DIGEST,
-        max_seq_length=data.max_seq_length,
-        max_predictions=data.max_predictions,
-        seed=seed,
-        dupe_factor=1,
-        split_sentences=False,
-        pick_eval=None,
-    )
-    write_set(directory, samples, settings, config.model.vocab_size)
-    return LengthIndex.open(directory)
+    return seconds

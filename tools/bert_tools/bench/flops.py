@@ -1,4 +1,8 @@
-"""Floating-point operations of a training step: as publications count them, and as ours does them.
+"""Floating-point operations: of a training step, and a second of matrix products on this machine.
+
+A step's are counted as publications do, and as ours does them. MFU is a share of the machine's,
+which is measured on the spot: products of the model's feed-forward halves, with as many rows as a
+batch has tokens, in a short burst and in a long run, in which clocks fall.
 
 A multiply-add is 2 of them, and backward costs twice a forward. Matrix products alone count:
 normalisation, softmax, dropout and the update do not.
@@ -7,14 +11,23 @@ Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width,
 (padded), P masked positions, B sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.model.bert import COMPUTED_IN
 
 PER_MULTIPLY_ADD = 2
 PASSES = 3  # forward, gradients of the inputs, gradients of the weights
+BURST_SECONDS = 0.2
+LONG_SECONDS = 3.0
+ROW_MULTIPLE = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,3 +113,65 @@ def _flops(
         head=factor * (hidden**2 + hidden * model.padded_vocab_size) * num_masked,
         pooler=factor * (hidden**2 + 2 * hidden) * num_pairs,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """TFLOP/s of products in `dtype`; None, with a reason, where there are no such products."""
+
+    dtype: str
+    burst_tflops: float | None = None
+    long_tflops: float | None = None
+    reason: str | None = None
+
+
+def measure_peak(
+    model: ModelSection, num_tokens: int, device: torch.device, long_seconds: float
+) -> Peak:
+    """Products of [num_tokens, hidden] with feed-forward matrices, in a burst and a long run.
+
+    `long_seconds`: LONG_SECONDS, or less where the number does not matter.
+    """
+    dtype = torch.float8_e4m3fn if model.precision == "fp8" else COMPUTED_IN[model.precision]
+    name = str(dtype).removeprefix("torch.")
+    rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
+    try:
+        products = _products(rows, model.hidden_size, model.intermediate_size, dtype, device)
+        timer = Timer(
+            "products()", globals={"products": products}, num_threads=torch.get_num_threads()
+        )
+        once = timer.timeit(1).mean
+        burst, long = (
+            timer.timeit(max(1, round(each / once))).mean
+            for each in (min(BURST_SECONDS, long_seconds), long_seconds)
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        return Peak(dtype=name, reason=str(error).splitlines()[0])
+    # Two products a call.
+    tera = 2 * PER_MULTIPLY_ADD * rows * model.hidden_size * model.intermediate_size / 1e12
+    return Peak(dtype=name, burst_tflops=tera / burst, long_tflops=tera / long)
+
+
+def _products(
+    rows: int, hidden: int, wide: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], None]:
+    """A function that does both products of a feed-forward half."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    pairs = (
+        (random(rows, hidden), random(wide, hidden)),
+        (random(rows, wide), random(hidden, wide)),
+    )
+    one = torch.ones((), device=device)
+
+    def plain() -> None:
+        for x, weight in pairs:
+            F.linear(x, weight)
+
+    def scaled() -> None:
+        for x, weight in pairs:
+            torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return scaled if dtype == torch.float8_e4m3fn else plain

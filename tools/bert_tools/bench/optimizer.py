@@ -14,7 +14,8 @@ from bert_tools.bench.peer import usual_adamw
 from bert_tools.bench.timing import Contender, InterleavedTimes
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
-from mlperf_bert.config.sections import ModelSection, OptimSection
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
@@ -28,17 +29,6 @@ GRADIENT_SIZE = 1e-3  # standard deviation
 LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; single ones move by about the rate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What is measured, and for how long: no step begins after `seconds` but the first."""
-
-    model: ModelSection
-    threads: int
-    steps: int
-    seconds: float
-    seed: int
-
-
 @dataclass(frozen=True, slots=True)
 class Updater:
     """A contender, and the weights that it updates, in the model's order."""
@@ -47,30 +37,60 @@ class Updater:
     weights: list[Tensor]
 
 
-def compare(
-    settings: Settings, device: torch.device, report: Callable[[str], None]
+def measure(
+    config: RunConfig,
+    device: torch.device,
+    report: Callable[[str], None],
+    *,
+    steps: int,
+    seconds: float,
 ) -> dict[str, Any]:
-    """Measure, and return the JSON object of `bench optimizer`; `report` gets lines of progress.
+    """The JSON object of `bench optimizer`, of at most `steps` updates by each.
 
-    Raises ConfigError where a contender's weights are not the reference's.
+    Of each rule none but the first begins after `seconds`. Raises ConfigError where a contender's
+    weights are not the reference's.
     """
-    torch.set_num_threads(settings.threads)
-    rows = [row for rule in RULES for row in _compare_rule(rule, settings, device, report)]
-    parameters = list(BertForPretraining(settings.model, torch.device("meta"), seed=0).parameters())
+    seed, rows = int(config.run.seed), []
+    for rule in RULES:
+        # In fp32, whatever the config's precision is: the weights of no contender are rounded.
+        model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+        rows += _compared(rule, model, seed, steps, seconds, report)
+    parameters = list(model.parameters())
     return {
         "schema_version": 1,
         "rows": rows,
         "parameters": sum(parameter.numel() for parameter in parameters),
         "tensors": len(parameters),
-        "layers": settings.model.num_layers,
-        "hidden": settings.model.hidden_size,
-        "vocabulary": settings.model.vocab_size,
+        "layers": config.model.num_layers,
+        "hidden": config.model.hidden_size,
+        "vocabulary": config.model.vocab_size,
         "largest_difference_allowed": LARGEST_DIFFERENCE,
         "device": device.type,
-        "threads": settings.threads,
-        "seed": settings.seed,
+        "threads": torch.get_num_threads(),
+        "seed": config.run.seed,
         "torch": torch.__version__,
     }
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [
+        f"{result['layers']} layers, hidden {result['hidden']}, {result['vocabulary']} words: "
+        f"{result['parameters']:,} parameters in {result['tensors']} tensors, fp32 on "
+        f"{result['device']}, {result['threads']} threads",
+        f"one update, median of {result['rows'][0]['steps']}; ratio: updates while the loop over "
+        "tensors does one; difference: of any",
+        "weight from the loop's at the end, at most "
+        f"{result['largest_difference_allowed']:g}; single ones: lowest, median, highest ratio",
+        f"{'rule':6} {'updater':32} {'ms':>8} {'ratio':>6}  {'single ones':18} {'difference':>10}",
+    ]
+    for row in result["rows"]:
+        singles = ", ".join(f"{ratio:.2f}" for ratio in row["ratio_range"])
+        lines.append(
+            f"{row['rule']:6} {row['updater']:32} {row['ms']:8.1f} {row['ratio']:6.2f} "
+            f" {singles:18} {row['largest_difference']:10.1e}"
+        )
+    return "\n".join(lines)
 
 
 def make_updaters(
@@ -117,26 +137,25 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
     return differences
 
 
-def _compare_rule(
+def _compared(
     rule: OptimSection,
-    settings: Settings,
-    device: torch.device,
+    model: BertForPretraining,
+    seed: int,
+    steps: int,
+    seconds: float,
     report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """A row for each updater."""
-    seed = derive_seed(settings.seed, "weights")
-    model = BertForPretraining(settings.model, device, seed=seed)
-    updaters, new_gradients = make_updaters(model, rule, settings.seed)
+    updaters, new_gradients = make_updaters(model, rule, seed)
     contenders = {
         "new gradients": new_gradients,
         **{name: updater.run for name, updater in updaters.items()},
     }
-    for run in contenders.values():  # warm-up
-        run(0).item()
     times = InterleavedTimes(contenders, num_batches=1)
+    times.run_once()
     times.measure(
-        num_steps=settings.steps,
-        seconds=settings.seconds,
+        num_steps=steps,
+        seconds=seconds,
         report=lambda line: report(f"{rule.name}, {line}"),
     )
     differences = check_same_weights(rule, updaters)

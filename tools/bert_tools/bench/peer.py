@@ -1,20 +1,55 @@
-"""The other side of `bench against`: `transformers`' BertForPreTraining on padded batches.
+"""The other side of `bench against`: `transformers`' BertForPreTraining in every form.
 
-Shape letters: B sequences, S padded length, D hidden.
+On padded batches, also compiled and with fused attention; and without padding, in one row of T
+tokens, where attention goes through its AttentionInterface to torch's nested tensors, whose fused
+kernels on CUDA take sequences of unequal length and dropout, and all else is its own code, the
+logits of all T tokens included.
+
+Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 """
 
 import importlib
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bert_tools.bench.timing import Contender, free_memory, reason_of
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import ModelSection, OptimSection, Precision
+from mlperf_bert.config.sections import ClipSection, ModelSection, OptimSection, Precision
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.optim.optimizers import param_groups
+
+OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
+CLIP = ClipSection()
+OPTIMIZER_IN_WORDS = f"fused AdamW after clipping to norm {CLIP.max_norm:g}, on both sides"
+ATTENTION_NAME = "mlperf_bert_nested"
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+LossOf = Callable[[int], Tensor]
+"""The loss of the batch of this number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """The same samples for both sides, already on the device: no step waits for its batch."""
+
+    batches: list[UnpaddedBatch]
+    padded: list[dict[str, Tensor]]  # to the maximum length
+    padded_to_longest: list[dict[str, Tensor]]  # to the longest of each batch
+
+    @classmethod
+    def of(cls, batches: list[UnpaddedBatch], max_length: int) -> "Data":
+        """Pad them."""
+        return cls(
+            batches=batches,
+            padded=[padded_inputs(batch, max_length) for batch in batches],
+            padded_to_longest=[padded_inputs(batch, batch.max_seqlen) for batch in batches],
+        )
 
 
 def import_transformers() -> ModuleType:
@@ -65,8 +100,6 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
         rows.repeat_interleave(torch.tensor(batch.lengths, device=device)),
         batch.position_ids,
     )
-    labels = torch.full_like(batch.input_ids, IGNORED)
-    labels[batch.masked_token_index] = batch.labels
 
     def pad(values: Tensor, padding: int) -> Tensor:
         return torch.full(shape, padding, device=device).index_put(places, values)
@@ -75,9 +108,15 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
         "input_ids": pad(batch.input_ids, 0),
         "token_type_ids": pad(batch.token_type_ids, 0),
         "attention_mask": pad(torch.ones_like(batch.input_ids), 0),
-        "labels": pad(labels, IGNORED),
+        "labels": pad(_labels(batch), IGNORED),
         "next_sentence_label": batch.next_sentence_label,
     }
+
+
+def _labels(batch: UnpaddedBatch) -> Tensor:
+    labels = torch.full_like(batch.input_ids, IGNORED)
+    labels[batch.masked_token_index] = batch.labels
+    return labels
 
 
 def usual_adamw(
@@ -110,31 +149,194 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
-class PeerStep:
-    """One update as users of `transformers` write it: forward, backward, clip, optimizer."""
+def peer_step(
+    peer: Any, loss_of: Callable[[Any], Tensor], precision: Precision
+) -> Callable[[Any], Tensor]:
+    """One update as users of `transformers` write it: forward, backward, clip, optimizer.
 
-    def __init__(
-        self,
-        peer: Any,
-        loss_of: Callable[[Any], Tensor],
-        optimizer: torch.optim.Optimizer,
-        max_norm: float,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._peer = peer
-        self._loss_of = loss_of
-        self._optimizer = optimizer
-        self._max_norm = max_norm
-        self._dtype = dtype
+    It takes what `loss_of` takes, and returns the loss before the update; no gradient is left,
+    whatever happens.
+    """
+    optimizer, dtype = usual_adamw(peer, OPTIM, "fused"), autocast_dtype(precision)
 
-    def __call__(self, inputs: Any) -> Tensor:
-        """Update once; the loss before it. No gradient is left, whatever happens."""
+    def step(inputs: Any) -> Tensor:
         try:
-            with autocast(self._peer.device, self._dtype):
-                loss = self._loss_of(inputs)
+            with autocast(peer.device, dtype):
+                loss = loss_of(inputs)
             loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self._peer.parameters(), self._max_norm)
-            self._optimizer.step()
+            nn.utils.clip_grad_norm_(peer.parameters(), CLIP.max_norm)
+            optimizer.step()
         finally:
-            self._optimizer.zero_grad()
+            optimizer.zero_grad()
         return loss.detach()
+
+    return step
+
+
+def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
+    """What `unpadded_loss` takes, on the batch's device; [1, T] tensors among others."""
+    return {
+        "tokens": {
+            "input_ids": batch.input_ids[None],
+            "token_type_ids": batch.token_type_ids[None],
+            "position_ids": batch.position_ids[None],
+            "cu_seqlens": batch.cu_seqlens.long(),
+            "longest": batch.max_seqlen,
+            "shortest": min(batch.lengths),
+        },
+        "first": batch.cu_seqlens[:-1].long(),
+        "labels": _labels(batch),
+        "next_sentence_label": batch.next_sentence_label,
+    }
+
+
+def use_nested_attention(peer: Any) -> None:
+    """Let `peer` attend within the sequences of `cu_seqlens` only."""
+    import_transformers().AttentionInterface.register(ATTENTION_NAME, nested_attention)
+    peer.set_attn_implementation(ATTENTION_NAME)
+
+
+def nested_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seqlens: Tensor,
+    longest: int,
+    shortest: int,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Context [1, T, N, H] of [1, N, T, H] each; the signature is that of AttentionInterface."""
+
+    def nest(x: Tensor) -> Tensor:  # [1, N, T, H] -> [B, N, each length, H]
+        nested = torch.nested.nested_tensor_from_jagged(
+            x[0].transpose(0, 1), cu_seqlens, min_seqlen=shortest, max_seqlen=longest
+        )
+        return nested.transpose(1, 2)
+
+    context = F.scaled_dot_product_attention(
+        nest(query), nest(key), nest(value), dropout_p=dropout, scale=scaling
+    )
+    return context.transpose(1, 2).values()[None], None
+
+
+def unpadded_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
+    """The loss of BertForPreTraining, whose own forward takes one first token a row."""
+    hidden = peer.bert(**inputs["tokens"]).last_hidden_state[0]
+    pooled = peer.bert.pooler(hidden[inputs["first"]][:, None])
+    words, pairs = peer.cls(hidden, pooled)
+    loss: Tensor = F.cross_entropy(words, inputs["labels"]) + F.cross_entropy(
+        pairs, inputs["next_sentence_label"]
+    )
+    return loss
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPeers:
+    """Those that run here, and why the others do not, by name."""
+
+    contenders: dict[str, Contender]
+    reasons: dict[str, str]
+
+
+def make_other_peers(
+    make_peer: Callable[[], Any],
+    data: Data,
+    precision: Precision,
+    *,
+    device: torch.device,
+    with_compile: bool,
+    check: Callable[[Tensor], object],
+    report: Callable[[str], None],
+) -> OtherPeers:
+    """Build each of BUILDERS and run it once.
+
+    Args:
+        make_peer: a BertForPreTraining of its own for each, in training mode.
+        data: the batches of all.
+        precision: ours; theirs is `autocast_dtype` of it.
+        device: where all is.
+        with_compile: whether torch.compile is wanted.
+        check: gets the loss of the first batch without dropout, and raises ConfigError where that
+            is another model's.
+        report: gets lines of progress.
+    """
+    peers = OtherPeers({}, {})
+    for name, build in BUILDERS.items():
+        reason = _reason_against(name, device, with_compile)
+        if reason is None:
+            report(f"preparing {name}")
+            # The plain module would be compiled again.
+            own_check = None if name == "padded_compiled" else check
+            try:
+                peers.contenders[name] = _prepared(make_peer(), build, data, precision, own_check)
+            except ConfigError:
+                raise
+            except torch.OutOfMemoryError as error:
+                reason = reason_of(error)
+            except Exception as error:  # of any kind, out of others' code: a finding, no failure
+                lines = str(error).splitlines() or [""]
+                reason = f"{type(error).__name__}: {lines[0]}"
+            free_memory()
+        if reason is not None:
+            peers.reasons[name] = reason
+            report(f"{name}: {reason}")
+    return peers
+
+
+def _prepared(
+    peer: Any,
+    build: Callable[[Any, Data], LossOf],
+    data: Data,
+    precision: Precision,
+    check: Callable[[Tensor], object] | None,
+) -> Contender:
+    """A step that has run once. In a function of its own: what fails leaves nothing behind."""
+    loss_of = build(peer, data)
+    if check is not None:
+        peer.eval()
+        with torch.no_grad(), autocast(peer.device, autocast_dtype(precision)):
+            check(loss_of(0))
+        peer.train()
+    step = peer_step(peer, loss_of, precision)
+    step(0).item()
+    return step
+
+
+def _compiled(peer: Any, data: Data) -> LossOf:
+    compiled = torch.compile(peer, dynamic=False)
+    return lambda number: compiled(**data.padded[number]).loss  # type: ignore[no-untyped-call]
+
+
+def _flash(peer: Any, data: Data) -> LossOf:
+    peer.set_attn_implementation("sdpa")
+
+    def loss_of(number: int) -> Tensor:
+        with sdpa_kernel(FUSED):
+            loss: Tensor = peer(**data.padded[number]).loss
+        return loss
+
+    return loss_of
+
+
+def _unpadded(peer: Any, data: Data) -> LossOf:
+    use_nested_attention(peer)
+    inputs = [unpadded_inputs(batch) for batch in data.batches]
+    return lambda number: unpadded_loss(peer, inputs[number])
+
+
+BUILDERS = MappingProxyType(
+    {"padded_compiled": _compiled, "padded_flash": _flash, "unpadded_peer": _unpadded}
+)
+
+
+def _reason_against(name: str, device: torch.device, with_compile: bool) -> str | None:
+    if name == "padded_compiled":
+        return None if with_compile else "torch.compile was not asked for: --compile"
+    if device.type != "cuda":
+        return f"its attention kernels are for CUDA; this run is on {device.type}"
+    return None

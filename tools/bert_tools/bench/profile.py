@@ -1,75 +1,154 @@
-"""`bench profile`: where the time of a training step goes, as a table and a picture of one step."""
+"""`bench profile`: where the time of a training step goes, as torch's profiler saw it.
 
-from collections.abc import Callable
+Kernels on CUDA, operators on a CPU, these without the time of what they call.
+"""
+
+import gzip
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
-from bert_tools.bench.profile_plot import kind_of
-from bert_tools.bench.spans import Span, gaps, largest, record_spans
 from bert_tools.bench.train import heading, surroundings
 from bert_tools.bench.training_run import TrainingRun, training_run
+from mlperf_bert.common.atomic import check_writable, write_file
 from mlperf_bert.config.run_config import RunConfig
 
 NUM_UPDATES = 2
 WARM_UP = 5
 MOST_ROWS = 10
+OTHER = "other"
+# The first pattern that a name contains says its kind; our own kernels' names begin with "_".
+_KINDS = (
+    ("attention", r"attention|flash|fmha|sdpa|attend"),
+    ("matrix product", r"gemm|matmul|addmm|::mm|::bmm|baddbmm|linear|cutlass|nvjet|xmma"),
+    (
+        "update",
+        r"adam|lamb|optim|multi_tensor|clip|norm_squared|^_(moments_and_squares|sum_squares|apply)",
+    ),
+    ("normalisation", r"layer_?norm|norm"),
+    ("loss", r"softmax|nll|cross_entropy"),
+    ("copy", r"memcpy|memset|copy|fill|zero|index|gather|scatter|cat|embedding|^_transpose"),
+    (
+        "elementwise",
+        r"elementwise|gelu|dropout|^_keep_bits|^_cast_to_fp8|add|mul|sum|reduce|vectorized",
+    ),
+)
 
 
-def profile_training(
-    config: RunConfig, device: torch.device, num_steps: int, report: Callable[[str], None]
-) -> tuple[dict[str, Any], list[Span]]:
-    """The JSON object of `bench profile`, of `num_steps` steps, and the spans of one more.
+def measure(
+    config: RunConfig,
+    device: torch.device,
+    report: Callable[[str], None],
+    *,
+    steps: int,
+    trace: Path | None,
+) -> dict[str, Any]:
+    """The JSON object of `bench profile`, of `steps` steps.
 
-    `report` gets lines of progress.
+    One more is written to `trace`, as gzipped JSON that chrome://tracing and Perfetto show. Raises
+    DataError where that cannot be written.
     """
+    if trace is not None:
+        check_writable(trace)
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         for number in range(WARM_UP):
             run(number).item()
-        report(f"profiling {num_steps} steps, then one for a picture")
-        spans = record_spans(lambda: _steps(run, num_steps), device)
-        one_step = record_spans(lambda: _steps(run, 1), device)
-    result = {
+        report(f"profiling {steps} steps" + (", then one for the trace" if trace else ""))
+        recorded = record(lambda: _steps(run, steps), device)
+        if trace is not None:
+            _write_trace(record(lambda: _steps(run, 1), device), trace)
+    return {
         "schema_version": 1,
-        **tables(spans, num_steps),
+        **tables(recorded, steps, device),
         "unit_of_work": "kernel" if device.type == "cuda" else "operator",
         **surroundings(config, device),
     }
-    return result, one_step
 
 
-def tables(spans: list[Span], num_steps: int) -> dict[str, Any]:
-    """The largest names, the same by kind, and the time between spans: a step, on average."""
-    total = sum(span.self_us for span in spans)
-    idle = gaps(spans)
+def record(run: Callable[[], None], device: torch.device) -> Any:
+    """The profile of everything that `run` does on `device`."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    with profiler(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as found:
+        run()
+        if is_cuda:
+            torch.cuda.synchronize(device)
+    return found
+
+
+def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
+    """The largest names, the same by kind, and time in which nothing ran: of a step."""
+    is_cuda = device.type == "cuda"
+    wanted = DeviceType.CUDA if is_cuda else DeviceType.CPU
+    events = [
+        event
+        for event in recorded.events() or ()
+        if event.device_type == wanted and not getattr(event, "is_user_annotation", False)
+    ]
+    of_name: dict[str, list[float]] = {}
+    for each in events:
+        own_us = each.time_range.elapsed_us() if is_cuda else each.self_cpu_time_total
+        of_name.setdefault(each.name, []).append(own_us)
+    names = [(name, len(us), sum(us)) for name, us in of_name.items()]
+    spans = [(each.time_range.start, each.time_range.end) for each in events]
+    total = sum(us for _, _, us in names)
     of_kind: dict[str, float] = {}
-    for span in spans:
-        kind = kind_of(span.name)
-        of_kind[kind] = of_kind.get(kind, 0.0) + span.self_us
+    for name, _, us in names:
+        of_kind[kind_of(name)] = of_kind.get(kind_of(name), 0.0) + us
+    whole_us, idle_us = gaps(spans)
     return {
         "steps": num_steps,
-        "step_ms": idle.span_us / 1e3 / num_steps,
+        "step_ms": whole_us / 1e3 / num_steps,
         "rows": [
             {
-                "name": row.name,
-                "kind": kind_of(row.name),
-                "ms": row.self_us / 1e3 / num_steps,
-                "share": row.self_us / total,
-                "calls": row.calls / num_steps,
+                "name": name,
+                "kind": kind_of(name),
+                "ms": us / 1e3 / num_steps,
+                "share": us / total,
+                "calls": calls / num_steps,
             }
-            for row in largest(spans, MOST_ROWS)
+            for name, calls, us in sorted(names, key=lambda each: -each[2])[:MOST_ROWS]
         ],
         "kinds": {
             kind: {"ms": us / 1e3 / num_steps, "share": us / total}
             for kind, us in sorted(of_kind.items(), key=lambda pair: -pair[1])
         },
         "calls": len(spans) / num_steps,
-        "gap_ms": idle.total_us / 1e3 / num_steps,
-        "gap_share": idle.share,
-        "gaps": idle.count / num_steps,
-        "longest_gap_us": idle.longest_us,
+        "gap_ms": sum(idle_us) / 1e3 / num_steps,
+        "gap_share": sum(idle_us) / whole_us,
+        "gaps": len(idle_us) / num_steps,
+        "longest_gap_us": max(idle_us, default=0.0),
     }
+
+
+def kind_of(name: str) -> str:
+    """What a kernel or operator is for, as far as its name tells."""
+    lower = name.lower()
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, lower)), OTHER)
+
+
+def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
+    """From the first start to the last end, and each stretch between in which nothing ran.
+
+    `spans` are starts and ends, at least one, on whatever streams and threads.
+    """
+    idle = []
+    ordered = sorted(spans)
+    end = ordered[0][1]
+    for start, stop in ordered:
+        if start > end:
+            idle.append(start - end)
+        end = max(end, stop)
+    return end - ordered[0][0], idle
 
 
 def in_words(result: dict[str, Any]) -> str:
@@ -98,3 +177,10 @@ def _steps(run: TrainingRun, count: int) -> None:
     for number in range(count):
         loss = run(number)
     loss.item()  # the device has done everything
+
+
+def _write_trace(recorded: Any, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as directory:  # torch tells nothing of a full disk
+        plain = Path(directory) / "trace.json"
+        recorded.export_chrome_trace(str(plain))
+        write_file(path, gzip.compress(plain.read_bytes()))

@@ -1,15 +1,18 @@
 """`bench scale`: rate by sequences of a forward, eager and captured, and by its tokens."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_tools.bench.batches import run_updates
-from bert_tools.bench.out_of_memory import OUT_OF_MEMORY, free_memory, reason_of
-from bert_tools.bench.train import HowLong, model_in_words, rates, surroundings, timed
-from bert_tools.bench.training_run import training_run
+from bert_tools.bench.timing import OUT_OF_MEMORY, free_memory, reason_of
+from bert_tools.bench.train import heading, model_in_words, rates, surroundings, timed
+from bert_tools.bench.training_run import run_updates, training_run
+from bert_tools.common.figures import check_picture, new_figure, png
+from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.length_histogram import SHORTEST
@@ -20,15 +23,55 @@ CAPACITY_STEP = 128  # tokens: rows of a tile of a matrix product
 CAPACITIES_EACH_WAY = 4
 PUBLISHED_BATCH = 448  # a global batch of the published runs, on one GPU
 MODES = ("eager", "captured")
+Form = tuple[dict[str, Any], RunConfig]
+"""What opens a row, and what runs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Of a whole sweep: no row begins after `total_seconds` but the first."""
+def measure(
+    config: RunConfig,
+    device: torch.device,
+    report: Callable[[str], None],
+    *,
+    steps: int,
+    seconds: float,
+    max_batch: int,
+    sweep: int | None,
+    total_seconds: float,
+    plot: Path | None,
+) -> dict[str, Any]:
+    """The JSON object of `bench scale`, and its rows as a PNG in `plot`.
 
-    of_row: HowLong
-    total_seconds: float
-    clock: Callable[[], float]
+    Every size up to `max_batch`, eager and captured; a mode goes no further when it is out of
+    memory. Or forwards of `sweep` sequences, all of exactly so many tokens, more and fewer than the
+    mean. Only the first row begins after `total_seconds`. Raises ConfigError for what cannot be.
+    """
+    if plot is not None:
+        check_picture(plot, "--plot")
+    rows: list[dict[str, Any]] = []
+    is_full: set[str] = set()
+    start = time.perf_counter()
+    forms = _batches(config, max_batch) if sweep is None else _capacities(config, sweep)
+    for head, of_row in forms:
+        mode = of_row.run.step_mode
+        row = {**head, "samples_per_s": None}
+        if mode in is_full:
+            row["reason"] = "fewer sequences were out of memory already"
+        elif rows and time.perf_counter() - start > total_seconds:
+            row["reason"] = f"not begun after {total_seconds:g} s"
+        else:
+            row |= _measured(of_row, device, steps, seconds, head.get("tokens"))
+        if sweep is None and row.get("reason", "").startswith(OUT_OF_MEMORY):
+            is_full.add(mode)
+        report(_progress(row))
+        rows.append(row)
+    result = {
+        "schema_version": 1,
+        "rows" if sweep is None else "sweep": rows,
+        **surroundings(config if sweep is None else _with(config, sweep), device),
+    }
+    if plot is not None:
+        write_file(plot, _picture(result))
+    return result
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -39,62 +82,25 @@ def batch_sizes(largest: int) -> list[int]:
     return sorted(sizes)
 
 
-def measure_batches(
-    config: RunConfig,
-    sizes: Sequence[int],
-    device: torch.device,
-    limits: Limits,
-    report: Callable[[str], None],
-) -> dict[str, Any]:
-    """The JSON object of `bench scale`: every size, eager and captured. `report` gets progress.
-
-    A mode goes no further when it is out of memory.
-    """
-    start = limits.clock()
-    rows: list[dict[str, Any]] = []
-    is_full: set[str] = set()
-    for size in sizes:
-        for mode in MODES:
-            row: dict[str, Any] = {"batch": size, "step_mode": mode, "samples_per_s": None}
-            if mode in is_full:
-                row["reason"] = "fewer sequences were out of memory already"
-            elif rows and limits.clock() - start > limits.total_seconds:
-                row["reason"] = f"not begun after {limits.total_seconds:g} s"
-            else:
-                row |= _measured(_with(config, batch=size, mode=mode), device, limits.of_row, None)
-                if row.get("reason", "").startswith(OUT_OF_MEMORY):
-                    is_full.add(mode)
-            report(_progress(f"batch {size}, {mode}", row))
-            rows.append(row)
-    return {"schema_version": 1, "rows": rows, **surroundings(config, device)}
+def _with(config: RunConfig, batch: int, **run: Any) -> RunConfig:
+    parallel = replace(config.parallel, local_batch_size=batch)
+    return replace(config, parallel=parallel, run=replace(config.run, **run))
 
 
-def measure_capacities(
-    config: RunConfig, device: torch.device, limits: Limits, report: Callable[[str], None]
-) -> dict[str, Any]:
-    """The JSON object of `bench scale --sweep`: forwards of more and fewer tokens than the mean.
-
-    Every forward has the same sequences and exactly that many tokens. `report` gets progress.
-    """
-    start = limits.clock()
-    rows: list[dict[str, Any]] = []
-    for tokens in capacities(config):
-        row: dict[str, Any] = {"tokens": tokens, "samples_per_s": None}
-        if rows and limits.clock() - start > limits.total_seconds:
-            row["reason"] = f"not begun after {limits.total_seconds:g} s"
-        else:
-            row |= _measured(config, device, limits.of_row, tokens)
-        report(_progress(f"{tokens} tokens", row))
-        rows.append(row)
-    return {"schema_version": 1, "sweep": rows, **surroundings(config, device)}
+def _batches(config: RunConfig, max_batch: int) -> list[Form]:
+    return [
+        ({"batch": size, "step_mode": mode}, _with(config, size, step_mode=mode))
+        for size in batch_sizes(max_batch)
+        for mode in MODES
+    ]
 
 
-def capacities(config: RunConfig) -> list[int]:
+def _capacities(config: RunConfig, batch: int) -> list[Form]:
     """Multiples of CAPACITY_STEP around a forward's mean tokens, within what sequences can have.
 
     Raises ConfigError where a forward is too small for two of them.
     """
-    batch, longest = config.parallel.local_batch_size, config.data.max_seq_length
+    config, longest = _with(config, batch), config.data.max_seq_length
     tokens = [len(part.input_ids) for update in run_updates(config, 8) for part in update]
     middle = round(sum(tokens) / len(tokens) / CAPACITY_STEP)
     found = [
@@ -105,20 +111,15 @@ def capacities(config: RunConfig) -> list[int]:
     if len(found) < 2:
         problem = f"{batch} sequences of at most {longest} tokens leave nothing to sweep"
         raise ConfigError("--sweep", problem, f"use more: steps are of {CAPACITY_STEP} tokens")
-    return found
-
-
-def _with(config: RunConfig, *, batch: int, mode: Any) -> RunConfig:
-    parallel = replace(config.parallel, local_batch_size=batch)
-    return replace(config, parallel=parallel, run=replace(config.run, step_mode=mode))
+    return [({"tokens": count}, config) for count in found]
 
 
 def _measured(
-    config: RunConfig, device: torch.device, how_long: HowLong, tokens: int | None
+    config: RunConfig, device: torch.device, steps: int, seconds: float, tokens: int | None
 ) -> dict[str, Any]:
     """The measured part of a row, or the reason why there is none."""
     try:
-        return _rates_of_run(config, device, how_long, tokens)
+        return _rates_of_run(config, device, steps, seconds, tokens)
     except torch.OutOfMemoryError as error:
         return {"reason": reason_of(error)}
     except ConfigError as error:
@@ -128,14 +129,16 @@ def _measured(
 
 
 def _rates_of_run(
-    config: RunConfig, device: torch.device, how_long: HowLong, tokens: int | None
+    config: RunConfig, device: torch.device, steps: int, seconds: float, tokens: int | None
 ) -> dict[str, Any]:
     # A function of its own, so that nothing holds the run's parts when memory is collected.
     with training_run(config, device, num_updates=NUM_UPDATES, tokens=tokens) as run:
-        return {**rates(run, timed(run, how_long)), "memory_peak_bytes": memory_bytes(device)}
+        return {**rates(run, timed(run, steps, seconds)), "memory_peak_bytes": memory_bytes(device)}
 
 
-def _progress(what: str, row: dict[str, Any]) -> str:
+def _progress(row: dict[str, Any]) -> str:
+    what = f"batch {row['batch']}, {row['step_mode']}" if "batch" in row else ""
+    what = what or f"{row['tokens']} tokens"
     if row["samples_per_s"] is None:
         return f"{what}: {row['reason']}"
     return f"{what}: {row['samples_per_s']:.1f} samples/s, step {row['step_ms']:.2f} ms"
@@ -143,33 +146,51 @@ def _progress(what: str, row: dict[str, Any]) -> str:
 
 def title(result: dict[str, Any]) -> str:
     """What was measured, in one line for people."""
-    if "sweep" not in result:
-        return model_in_words(result)
-    config = result["config"]
-    batch, mode = config["parallel"]["local_batch_size"], config["run"]["step_mode"]
-    return f"{model_in_words(result)}, batch {batch}, step {mode}"
+    return heading(result) if "sweep" in result else model_in_words(result)
 
 
 def in_words(result: dict[str, Any]) -> str:
     """The result for people."""
     if "sweep" in result:
         lines = [title(result), "  tokens  samples/s   tokens/s  step ms"]
-        for row in result["sweep"]:
-            lines.append(f"{row['tokens']:8} " + _cells(row, ("samples_per_s", "tokens_per_s")))
-        return "\n".join(lines)
+        return "\n".join(lines + [f"{row['tokens']:8} {_cells(row)}" for row in result["sweep"]])
     lines = [
         title(result),
         "batch  step mode  samples/s   tokens/s  step ms  padding  memory MiB",
     ]
     for row in result["rows"]:
-        cells = _cells(row, ("samples_per_s", "tokens_per_s"))
+        cells = _cells(row)
         if row["samples_per_s"] is not None:
             cells += f"  {row['padding_share']:7.2%} {row['memory_peak_bytes'] / 2**20:11.0f}"
         lines.append(f"{row['batch']:5}  {row['step_mode']:9} {cells}")
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any], names: Sequence[str]) -> str:
+def _cells(row: dict[str, Any]) -> str:
     if row["samples_per_s"] is None:
         return f"not measured: {row['reason']}"
-    return " ".join(f"{row[name]:10.1f}" for name in names) + f" {row['step_ms']:8.2f}"
+    return f"{row['samples_per_s']:10.1f} {row['tokens_per_s']:10.1f} {row['step_ms']:8.2f}"
+
+
+def _picture(result: dict[str, Any]) -> bytes:
+    """A PNG of the rows that were measured."""
+    figure = new_figure(8, 5)
+    axes = figure.subplots()
+    rows, x, y = result.get("sweep", ()), "tokens", "tokens_per_s"
+    axes.set(xlabel="tokens of a forward", ylabel="tokens a second")
+    if "rows" in result:
+        rows, x, y = result["rows"], "batch", "samples_per_s"
+        axes.set(xlabel="sequences of a forward", ylabel="sequences a second")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for mode in dict.fromkeys(row.get("step_mode") for row in rows):
+        of_mode = [row for row in rows if row.get("step_mode") == mode]
+        measured = [row for row in of_mode if row["samples_per_s"] is not None]
+        axes.plot([row[x] for row in measured], [row[y] for row in measured], "o-", label=mode)
+    if "rows" in result:
+        axes.legend(frameon=False)
+    axes.set_ylim(bottom=0)
+    axes.set_title(title(result), fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    return png(figure)

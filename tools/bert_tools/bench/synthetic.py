@@ -1,8 +1,37 @@
-"""Samples of real lengths with made-up words, shaped as preparation would shape them."""
+"""Made-up samples of real lengths, and prepared sets of them, which need no text."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mlperf_bert.common.atomic import make_directory
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import MAX_PREDICTIONS
+from mlperf_bert.data.index import (
+    LengthIndex,
+    Manifest,
+    ShardEntry,
+    ShardSettings,
+    write_index,
+)
+from mlperf_bert.data.length_histogram import (
+    SHORTEST,
+    masked_counts_of,
+    real_lengths,
+    wikipedia_lengths,
+)
 from mlperf_bert.data.shards import IntArray, Samples
+from mlperf_bert.prepare.build import write_shard
+from mlperf_bert.prepare.examples import ExampleArrays
+
+DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
+VOCAB_SIZE = 30522
+DIGEST = "0" * 64  # of the vocabulary and the text, which do not exist
 
 
 def synthetic_samples(
@@ -21,7 +50,7 @@ def synthetic_samples(
     """
     generator = np.random.default_rng(seed)
     segment_b_start = generator.integers(3, lengths - 1)
-    masked_counts = np.clip(np.rint(lengths * 0.15).astype(np.int64), 1, max_predictions)
+    masked_counts = masked_counts_of(lengths, max_predictions)
     masked_positions = []
     for length, start, count in zip(lengths, segment_b_start, masked_counts, strict=True):
         words = np.delete(np.arange(1, length - 1), start - 2)  # not [CLS], not the [SEP]s
@@ -35,3 +64,97 @@ def synthetic_samples(
         masked_counts=masked_counts,
         next_sentence_label=generator.integers(0, 2, len(lengths)),
     )
+
+
+def open_or_make_set(set_dir: Path, *, num_bytes: int, seed: int) -> LengthIndex:
+    """The set in `set_dir`, made there where none is: one shard of at least `num_bytes`.
+
+    Raises DataError when what is there cannot be read, or a file cannot be written.
+    """
+    if not os.path.exists(set_dir / "index" / "dataset.json"):
+        histogram = wikipedia_lengths()
+        samples = synthetic_samples(
+            np.maximum(histogram.draw_evenly(DISTINCT_SAMPLES, seed), SHORTEST),
+            vocab_size=VOCAB_SIZE,
+            max_predictions=MAX_PREDICTIONS,
+            seed=seed,
+        )
+        once = as_examples(samples)
+        repeats = -(-num_bytes // sum(getattr(once, each.name).nbytes for each in fields(once)))
+        settings = set_settings(histogram.max_length, MAX_PREDICTIONS, seed, repeats)
+        write_set(set_dir, [as_examples(samples, repeats=repeats)], settings, VOCAB_SIZE)
+    return LengthIndex.open(set_dir)
+
+
+def make_held_out(set_dir: Path, config: RunConfig, num_samples: int) -> LengthIndex:
+    """A held-out set of samples of real lengths for `config`, made in `set_dir`."""
+    data, seed = config.data, derive_seed(int(config.run.seed), "held-out samples")
+    samples = synthetic_samples(
+        real_lengths(num_samples, data.max_seq_length, seed),
+        vocab_size=config.model.vocab_size,
+        max_predictions=data.max_predictions,
+        seed=seed,
+    )
+    settings = set_settings(data.max_seq_length, data.max_predictions, seed)
+    write_set(set_dir, [as_examples(samples)], settings, config.model.vocab_size)
+    return LengthIndex.open(set_dir)
+
+
+def set_settings(
+    max_seq_length: int, max_predictions: int, seed: int, dupe_factor: int = 1
+) -> ShardSettings:
+    """Settings of a made-up set."""
+    return ShardSettings(
+        vocabulary_sha256=DIGEST,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        seed=seed,
+        dupe_factor=dupe_factor,
+    )
+
+
+def as_examples(samples: Samples, dtype: str = "<u2", repeats: int = 1) -> ExampleArrays:
+    """What a shard holds of the samples, `repeats` times over; `dtype` is that of its words."""
+
+    def offsets(counts: IntArray) -> NDArray[np.int64]:
+        return np.concatenate(([0], np.cumsum(np.tile(counts, repeats))))
+
+    return ExampleArrays(
+        input_ids=np.tile(samples.input_ids.astype(dtype), repeats),
+        offsets=offsets(samples.lengths),
+        segment_b_start=np.tile(samples.segment_b_start.astype(np.uint16), repeats),
+        masked_lm_positions=np.tile(samples.masked_positions.astype(np.uint16), repeats),
+        masked_lm_ids=np.tile(samples.masked_ids.astype(dtype), repeats),
+        masked_lm_offsets=offsets(samples.masked_counts),
+        next_sentence_label=np.tile(samples.next_sentence_label.astype(np.uint8), repeats),
+    )
+
+
+def write_set(
+    set_dir: Path, shards: Sequence[ExampleArrays], settings: ShardSettings, vocab_size: int
+) -> Manifest:
+    """Write the shards and their index. Raises DataError where a file cannot be written."""
+    make_directory(set_dir / "shards")
+    entries = []
+    for number, examples in enumerate(shards):
+        path = set_dir / "shards" / f"part-{number}.hdf5"
+        write_shard(path, examples, source_name="made up", source_sha256=DIGEST, settings=settings)
+        entries.append(ShardEntry.of(path))
+    manifest = Manifest(
+        num_samples=sum(entry.num_samples for entry in entries),
+        vocab_size=vocab_size,
+        vocabulary_sha256=DIGEST,
+        pad_id=0,
+        unk_id=1,
+        cls_id=2,
+        sep_id=3,
+        mask_id=4,
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
+        seed=settings.seed,
+        dupe_factor=settings.dupe_factor,
+        shards=tuple(entries),
+    )
+    lengths = np.concatenate([np.diff(each.offsets) for each in shards])
+    masked_counts = np.concatenate([np.diff(each.masked_lm_offsets) for each in shards])
+    return write_index(set_dir, manifest, lengths.astype(np.uint16), masked_counts.astype(np.uint8))

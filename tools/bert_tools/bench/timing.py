@@ -1,16 +1,72 @@
-"""Seconds of several contenders doing the same work in turn, so that a busy machine slows all."""
+"""Seconds of steps: of several contenders in turn, or of one after the other, and want of memory.
 
+Contenders do the same work in turn, so that a busy machine slows all.
+"""
+
+import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert_tools.bench.out_of_memory import free_memory, reason_of
-
 Contender = Callable[[int], Tensor]
 """Does one step on the batch of this number and returns a scalar that depends on its work."""
+OUT_OF_MEMORY = "out of memory"
+FEWEST_STEPS = 3
+
+
+def reason_of(error: torch.OutOfMemoryError) -> str:
+    """The error's first line, as the reason why there is no figure."""
+    return f"{OUT_OF_MEMORY} ({(str(error).splitlines() or [''])[0]})"
+
+
+def free_memory() -> None:
+    """Free what nothing holds any more; call it behind the `except`, as an error holds tensors."""
+    gc.collect()  # a model's parts refer to each other
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def seconds_of(run: Contender, batch: int) -> float:
+    """Wall seconds of one step; reading its scalar waits for whatever device computes it."""
+    start = time.perf_counter()
+    run(batch).item()
+    return time.perf_counter() - start
+
+
+def time_steps(
+    run: Contender, device: torch.device, *, warm_up: int, steps: int, seconds: float
+) -> list[float]:
+    """Milliseconds of each measured step, queued one behind the other; the host waits at the end.
+
+    As many as the last one of the warm-up lets expect within `seconds`: FEWEST_STEPS at least,
+    `steps` at most.
+    """
+    is_cuda = device.type == "cuda"
+    taken = 0.0
+    for number in range(warm_up):
+        taken = seconds_of(run, number)
+    count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
+
+    def mark() -> Any:  # on CUDA when all that was queued is done: marking does not wait
+        if not is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    marks = [mark()]
+    for number in range(warm_up, warm_up + count):
+        run(number)
+        marks.append(mark())
+    if is_cuda:
+        torch.cuda.synchronize(device)
+        return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+    return [1e3 * (after - before) for before, after in itertools.pairwise(marks)]
 
 
 class InterleavedTimes:
@@ -88,10 +144,3 @@ class InterleavedTimes:
         pairs = zip(self._seconds[above], self._seconds[below], strict=True)
         ratios = [a / b for many in pairs for a, b in zip(*many, strict=True)]
         return [min(ratios), statistics.median(ratios), max(ratios)]
-
-
-def seconds_of(run: Contender, batch: int) -> float:
-    """Wall seconds of one step; reading its scalar waits for whatever device computes it."""
-    start = time.perf_counter()
-    run(batch).item()
-    return time.perf_counter() - start

@@ -1,128 +1,57 @@
-"""`bench train`: how fast a training step of ours is, and what share of the machine it uses.
+"""`bench train`: how fast a training step of ours is, and what share of the machine it uses."""
 
-Milliseconds lie between marks on the device where the work is done; the host waits at the end.
-"""
-
-import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from bert_tools.bench.flops import done_flops, model_flops
-from bert_tools.bench.peak import Peak, measure_peak
+from bert_tools.bench.flops import Peak, done_flops, measure_peak, model_flops
+from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.run.metrics import memory_bytes
 
-FEWEST_STEPS = 3
-
 NUM_UPDATES = 4  # distinct ones; each is measured several times
 
 
-class Stopwatch:
-    """On CUDA marks are events on the current stream, so that marking does not wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._events: list[torch.cuda.Event] = []
-        self._seconds: list[float] = []
-
-    def mark(self) -> None:
-        """Now; on CUDA: when all that was queued is done."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._events.append(event)
-        else:
-            self._seconds.append(time.perf_counter())
-
-    def milliseconds(self) -> list[float]:
-        """Of each stretch from one mark to the next, all of them over."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return [
-                before.elapsed_time(after) for before, after in itertools.pairwise(self._events)
-            ]
-        marks = self._seconds
-        return [1e3 * (after - before) for before, after in itertools.pairwise(marks)]
-
-
-def time_steps(
-    run: Callable[[int], Tensor], device: torch.device, *, warm_up: int, steps: int, seconds: float
-) -> list[float]:
-    """Milliseconds of each measured step, queued one behind the other.
-
-    As many as the last one of the warm-up lets expect within `seconds`: FEWEST_STEPS at least,
-    `steps` at most.
-    """
-    taken = 0.0
-    for number in range(warm_up):
-        start = time.perf_counter()
-        run(number).item()  # waits for the device
-        taken = time.perf_counter() - start
-    count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
-    stopwatch = Stopwatch(device)
-    stopwatch.mark()
-    for number in range(warm_up, warm_up + count):
-        run(number)
-        stopwatch.mark()
-    return stopwatch.milliseconds()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HowLong:
-    """How many steps are measured at most, and for about how long."""
-
-    steps: int
-    seconds: float
-
-
-def measure_training(
+def measure(
     config: RunConfig,
     device: torch.device,
-    how_long: HowLong,
-    peak_seconds: float,
     report: Callable[[str], None],
+    *,
+    steps: int,
+    seconds: float,
+    peak_seconds: float,
 ) -> dict[str, Any]:
-    """Measure, and return the JSON object of `bench train`; `report` gets lines of progress.
+    """The JSON object of `bench train`, of at most `steps` steps in about `seconds`.
 
     `peak_seconds`: of the long run of matrix products.
     """
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
-        milliseconds = timed(run, how_long)
+        milliseconds = timed(run, steps, seconds)
         memory = memory_bytes(device)
         loss = run(len(milliseconds)).item()
     report(f"{len(milliseconds)} steps; now the rate of matrix products alone")
-    forward = [len(batch.input_ids) for update in run.updates for batch in update]
-    tokens = round(statistics.fmean(forward))
-    peak = measure_peak(config.model, tokens, device, peak_seconds)
+    tokens = statistics.fmean(len(batch.input_ids) for update in run.updates for batch in update)
+    peak = measure_peak(config.model, round(tokens), device, peak_seconds)
     return {
         "schema_version": 1,
         **rates(run, milliseconds),
-        **utilisation(run, milliseconds, peak),
+        **_utilisation(run, milliseconds, peak),
         "memory_peak_bytes": memory,
         "loss": loss if math.isfinite(loss) else None,
         **surroundings(config, device),
     }
 
 
-def timed(run: TrainingRun, how_long: HowLong) -> list[float]:
+def timed(run: TrainingRun, steps: int, seconds: float) -> list[float]:
     """Milliseconds of each measured step, after a warm-up with every update."""
-    return time_steps(
-        run,
-        run.device,
-        warm_up=max(3, len(run.updates)),
-        steps=how_long.steps,
-        seconds=how_long.seconds,
-    )
+    warm_up = max(3, len(run.updates))
+    return time_steps(run, run.device, warm_up=warm_up, steps=steps, seconds=seconds)
 
 
 def rates(run: TrainingRun, milliseconds: list[float]) -> dict[str, Any]:
@@ -146,7 +75,7 @@ def rates(run: TrainingRun, milliseconds: list[float]) -> dict[str, Any]:
     }
 
 
-def utilisation(run: TrainingRun, milliseconds: list[float], peak: Peak) -> dict[str, Any]:
+def _utilisation(run: TrainingRun, milliseconds: list[float], peak: Peak) -> dict[str, Any]:
     """Operations a sequence and a second, by the published count and as done, and MFU."""
     model, num_updates = run.config.model, len(run.updates)
     batches = [batch for update in run.host_updates for batch in update]
@@ -164,7 +93,10 @@ def utilisation(run: TrainingRun, milliseconds: list[float], peak: Peak) -> dict
         "tflops_done": really / seconds / 1e12,
         "mfu": tflops / peak.long_tflops if peak.long_tflops else None,
         "mfu_of_burst": tflops / peak.burst_tflops if peak.burst_tflops else None,
-        **peak.facts(),
+        "peak_dtype": peak.dtype,
+        "peak_burst_tflops": peak.burst_tflops,
+        "peak_long_tflops": peak.long_tflops,
+        "peak_reason": peak.reason,
     }
 
 

@@ -1,4 +1,7 @@
-"""A step of ours as a run would do it, with batches for it on the device: what `bench` measures."""
+"""A step of ours as a run would do it, with batches for it on the device: what `bench` measures.
+
+The batches are of made-up words in published lengths, padded as a run would pad them.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,24 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.bench.batches import Update, on_device, padded, run_updates, shape_of
+from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch, pad
-from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.length_histogram import run_shapes
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
+from mlperf_bert.data.capacity import CapacityPlan, StaticShape
+from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes
+from mlperf_bert.data.shards import IntArray
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.build import build_step, check_memory, make_model
 from mlperf_bert.parts.memory_plan import forward_of_lengths, forward_of_shape
-from mlperf_bert.step.eager import Step
+from mlperf_bert.step.captured import Step
 from mlperf_bert.step.warm_up import synthetic_batch
 
 ALONE = RankInfo(
     rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, launcher="single"
 )
+Update = tuple[UnpaddedBatch, ...]
+"""The micro-batches of one step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +55,7 @@ class TrainingRun:
     def padding_share(self) -> float:
         """Of the tokens that are computed, how many are padding."""
         real, computed = (
-            sum(batch.input_ids.shape[0] for update in updates for batch in update)
+            sum(len(batch.input_ids) for update in updates for batch in update)
             for updates in (self.host_updates, self.updates)
         )
         return 1 - real / computed
@@ -85,23 +91,6 @@ def training_run(
             yield run
 
 
-def _largest_forward(
-    config: RunConfig, updates: list[Update], shapes: tuple[StaticShape, ...]
-) -> Forward:
-    """Of these updates, padded to the smallest of `shapes` that has the room."""
-    largest = max((batch for update in updates for batch in update), key=_num_tokens)
-    tokens, masked = _num_tokens(largest), len(largest.labels)
-    fitting = (each for each in shapes if each.tokens >= tokens and each.masked >= masked)
-    shape = next(fitting, None)
-    if shape is not None:
-        return forward_of_shape(shape)
-    return forward_of_lengths(config, np.array(largest.lengths), np.array(largest.masked_counts))
-
-
-def _num_tokens(batch: UnpaddedBatch) -> int:
-    return len(batch.input_ids)
-
-
 @contextmanager
 def run_of_model(
     model: BertForPretraining,
@@ -132,5 +121,88 @@ def run_of_model(
             optimizer=optimizer,
             step=step,
             host_updates=updates,
-            updates=on_device(padded_updates, device),
+            updates=[tuple(batch.to(device) for batch in update) for update in padded_updates],
         )
+
+
+def run_updates(config: RunConfig, num_updates: int, tokens: int | None = None) -> list[Update]:
+    """Distinct updates as one rank of `config` gets them, on the host, not padded.
+
+    `tokens`: of every forward; without it, as many as its sequences happen to have.
+    """
+    seed, parallel, data = int(config.run.seed), config.parallel, config.data
+    count = num_updates * parallel.grad_accum_steps * parallel.local_batch_size
+    lengths = real_lengths(count, data.max_seq_length, derive_seed(seed, "lengths"))
+    forwards = np.split(np.arange(count), num_updates * parallel.grad_accum_steps)
+    samples = []
+    for number, ids in enumerate(forwards):
+        of_forward = lengths[ids]
+        if tokens is not None:
+            of_forward = with_total(of_forward, tokens, data.max_seq_length)
+        samples.append(
+            synthetic_samples(
+                of_forward,
+                vocab_size=config.model.vocab_size,
+                max_predictions=data.max_predictions,
+                seed=derive_seed(seed, "samples", number),
+            )
+        )
+    updates = []
+    for first in range(0, len(forwards), parallel.grad_accum_steps):
+        of_update = slice(first, first + parallel.grad_accum_steps)
+        num_masked = float(sum(each.masked_counts.sum() for each in samples[of_update]))
+        num_sequences = float(parallel.grad_accum_steps * parallel.local_batch_size)
+        updates.append(
+            tuple(
+                make_batch(each, ids, mlm_denominator=num_masked, nsp_denominator=num_sequences)
+                for each, ids in zip(samples[of_update], forwards[of_update], strict=True)
+            )
+        )
+    return updates
+
+
+def with_total(lengths: IntArray, total: int, longest: int) -> IntArray:
+    """Lengths, each within SHORTEST .. `longest`, that sum to `total`: the first ones changed."""
+    missing = total - int(lengths.sum())
+    room = longest - lengths if missing > 0 else lengths - SHORTEST
+    before = np.cumsum(room) - room
+    changed: IntArray = lengths + np.sign(missing) * np.clip(abs(missing) - before, 0, room)
+    return changed
+
+
+def shape_of(config: RunConfig, updates: list[Update]) -> StaticShape:
+    """The smallest shape that holds every forward of these updates."""
+    forwards = [batch for update in updates for batch in update]
+    capacity = CapacityPlan(
+        tokens=max(len(batch.input_ids) for batch in forwards),
+        sequences=config.parallel.local_batch_size,
+        masked=max(len(batch.labels) for batch in forwards),
+        basis="exact",
+    )
+    data = config.data
+    return StaticShape.of(capacity, max_seqlen=data.max_seq_length, max_masked=data.max_predictions)
+
+
+def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
+    """The update padded to the smallest shape that holds it; as it is where none does."""
+    sizes = {
+        "tokens": np.array([len(batch.input_ids) for batch in update]),
+        "sequences": np.array([len(batch.lengths) for batch in update]),
+        "masked": np.array([len(batch.labels) for batch in update]),
+    }
+    shape = next((shape for shape in shapes if shape.holds(**sizes)), None)
+    return update if shape is None else tuple(pad(batch, shape) for batch in update)
+
+
+def _largest_forward(
+    config: RunConfig, updates: list[Update], shapes: tuple[StaticShape, ...]
+) -> Forward:
+    """Of these updates, padded to the smallest of `shapes` that has the room."""
+    batches = [batch for update in updates for batch in update]
+    largest = max(batches, key=lambda batch: len(batch.input_ids))
+    tokens, masked = len(largest.input_ids), len(largest.labels)
+    fitting = (each for each in shapes if each.tokens >= tokens and each.masked >= masked)
+    shape = next(fitting, None)
+    if shape is not None:
+        return forward_of_shape(shape)
+    return forward_of_lengths(config, np.array(largest.lengths), np.array(largest.masked_counts))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +32,7 @@ from bert_tools.convert.tensorflow_parts import (
     place_parts,
 )
 from bert_tools.convert.tensorflow_table import MAX_INDEX_BYTES, open_table, read_into
-from mlperf_bert.common.crc32c import crc32c, mask, masked_crc32c
+from mlperf_bert.common.crc32c import mask, masked_crc32c
 from mlperf_bert.common.untrusted import in_brief, open_regular_file
 
 _HEADER_KEY = b""
@@ -78,10 +79,10 @@ class BundleTensor:
             if size != len(found) - place - 4:
                 raise ValueError("has a text of another length than it says")
             # The length is checked as four bytes; its checksum counts as contents.
-            before = crc32c(size.to_bytes(4, "little"))
+            before = google_crc32c.value(size.to_bytes(4, "little"))
             if mask(before) != int.from_bytes(found[place : place + 4].tobytes(), "little"):
                 raise ValueError("has a wrong checksum")
-            if mask(crc32c(found[place:], before)) != self.crc:
+            if mask(google_crc32c.extend(before, found[place:])) != self.crc:
                 raise ValueError("has a wrong checksum")
             return found[place + 4 :].tobytes()
 

@@ -7,15 +7,15 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
+from bert_tools.bench.cli import small_config
 from bert_tools.bench.training_run import TrainingRun, training_run
-from bert_tools.doctor.burn_in_config import candidates
 from bert_tools.doctor.burn_in_findings import judge, progress_line
 from bert_tools.doctor.gpus import heat
 from mlperf_bert.common.errors import ConfigError
@@ -39,6 +39,14 @@ _COMPARED_S = 60.0  # the first and the last minute, or a third of what there is
 _BUILD_S = 600.0  # by which the last rank may be later than the first: kernels are compiled
 _MORE_S = 30.0  # over a limit that rank 0 keeps
 _NAME = "burn_in"
+SEED = 1
+_GIB = 2**30
+_LARGEST_BATCH = 448  # the global batch of the published runs on one node
+# Of BERT-large in 16 bits: weights, moments and kernels' own; then what a sequence of the mean
+# length keeps for its backward. By arithmetic, with room to spare; what does not fit is halved.
+_FIXED_BYTES = 10 * _GIB
+_SEQUENCE_BYTES = 0.28 * _GIB
+_CPU_BATCH = 8
 
 Report = Callable[["Trace"], None]
 Show = Callable[[list[Finding], dict[str, Any]], None]
@@ -157,10 +165,10 @@ def _on_device(info: RankInfo, seconds: float, options: Options, report: Report)
     else:
         set_cpu_threads(info)
     config, trace = train_what_runs(options.config, device, seconds, report)
-    return {"device": str(device), "device_name": name, **facts(config, trace, device)}
+    return {"device": str(device), "device_name": name, **_facts(config, trace, device)}
 
 
-def facts(config: RunConfig, trace: Trace, device: torch.device) -> dict[str, Any]:
+def _facts(config: RunConfig, trace: Trace, device: torch.device) -> dict[str, Any]:
     """The result of one device, ready for JSON; rates in sequences a second."""
     first, last, part = trace.ends(_COMPARED_S)
     model = asdict(config.model)
@@ -183,6 +191,48 @@ def facts(config: RunConfig, trace: Trace, device: torch.device) -> dict[str, An
         "step_mode": config.run.step_mode,
         **{key: model[key] for key in ("num_layers", "hidden_size", "precision")},
     }
+
+
+def candidates(
+    given: RunConfig | None, device: torch.device, free_bytes: int
+) -> Iterator[RunConfig]:
+    """Configs of one rank to try in turn, until one runs and fits. `free_bytes`: of the GPU.
+
+    One that was given is the only one, as one rank of it.
+    """
+    if given is not None:
+        yield _one_rank(given)
+        return
+    if device.type == "cpu":
+        yield _config(_CPU_BATCH)  # a model whose step takes a CPU a second or so
+        return
+    precision = "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+    batch = batch_for(free_bytes)
+    while batch:
+        for step_mode in ("captured", "eager"):
+            large = ("model.num_layers=24", "model.hidden_size=1024")
+            mode = (f"model.precision={precision}", f"run.step_mode={step_mode}")
+            yield _config(batch, *large, *mode)
+        batch //= 2
+
+
+def _one_rank(given: RunConfig) -> RunConfig:
+    data = given.data
+    if data.sampler.startswith("strata"):  # which one rank's batch may be too small for
+        data = replace(data, sampler="uniform")
+    parallel = replace(given.parallel, nodes=1, ranks_per_node=1)
+    return replace(given, parallel=parallel, data=data, run=replace(given.run, seed=SEED))
+
+
+def batch_for(free_bytes: int) -> int:
+    """Sequences of BERT-large in 16 bits that should fit, a multiple of 8 where there are 8."""
+    batch = int((free_bytes - _FIXED_BYTES) / _SEQUENCE_BYTES)
+    batch = max(1, min(_LARGEST_BATCH, batch))
+    return batch - batch % 8 if batch >= 8 else batch
+
+
+def _config(batch: int, *settings: str) -> RunConfig:
+    return small_config(f"run.seed={SEED}", f"parallel.local_batch_size={batch}", *settings)
 
 
 def train_what_runs(

@@ -1,6 +1,8 @@
 """The sub-command `doctor`: its arguments, and what prints; heavy imports wait until it runs."""
 
 import argparse
+import importlib
+import itertools
 import json
 import re
 import tempfile
@@ -10,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.doctor.checks import NAMES, make
 from mlperf_bert.common.errors import FAULT, STOPPED, ConfigError
 from mlperf_bert.config.options import add_config
 from mlperf_bert.distributed.network_test.findings import (
@@ -18,6 +19,7 @@ from mlperf_bert.distributed.network_test.findings import (
     Finding,
     Options,
     as_json,
+    examined,
     exit_status,
     fail,
     from_json,
@@ -27,6 +29,16 @@ from mlperf_bert.distributed.network_test.findings import (
 if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
 
+_LOCAL = {  # the checks of a machine alone, in the order in which they are made
+    "gpus": "gpus.check",
+    "machine": "host.check_machine",
+    "disk": "storage.check_disk",
+    "limits": "host.check_limits",
+    "packages": "packages.check",
+    "data": "storage.check_data",
+    "caches": "host.check_caches",
+}
+NAMES = (*_LOCAL, NETWORK)
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST_S = 7 * 24 * 3600
 _CPU_RANKS = 2  # of the network check, where there are fewer than two GPUs
@@ -68,12 +80,25 @@ def run(args: argparse.Namespace) -> int:
     if info is not None and info.world_size > 1:
         from mlperf_bert.distributed.network_test.all_ranks import examine
 
-        own = {name: partial(make, name, options) for name in names if name != NETWORK}
+        own = {name: partial(_make, name, options) for name in names if name != NETWORK}
         return examine(info, own, options, printer.show_all, network=NETWORK in names)
     for name in names:
-        printer.show(_network_alone(options) if name == NETWORK else make(name, options))
+        printer.show(_network_alone(options) if name == NETWORK else _make(name, options))
     printer.finish({})
     return exit_status(printer.findings)
+
+
+def _make(name: str, options: Options) -> list[Finding]:
+    """Make one of the local checks; it never raises."""
+
+    def check() -> list[Finding]:
+        # Imported here, so that what is not installed fails its own check and no other.
+        module, _, function = _LOCAL[name].partition(".")
+        found = importlib.import_module(f"bert_tools.doctor.{module}")
+        findings: list[Finding] = getattr(found, function)(options)
+        return findings
+
+    return examined(name, check, options.timeout_s)
 
 
 def parse_duration(option: str, text: str) -> float:
@@ -122,19 +147,15 @@ def _options(args: argparse.Namespace) -> Options:
                 raise ConfigError(option, "is given beside --burn-in", "give one of them")
     if args.set and args.config is None:
         raise ConfigError("--set", "is given without --config", "give a config")
-    command = ["doctor", "--timeout", str(args.timeout)]
-    if args.config is not None:
-        command += ["--config", str(args.config)]
-    for override in args.set:
-        command += ["--set", override]
-    if args.burn_in is not None:
-        command += ["--burn-in", args.burn_in]
+    given = [("--timeout", args.timeout), ("--config", args.config), ("--burn-in", args.burn_in)]
+    given += [("--set", override) for override in args.set]
+    words = [(option, str(value)) for option, value in given if value is not None]
     return Options(
         config=load_config(args.config, args.set) if args.config else None,
         data=args.data,
         device=args.device,
         timeout_s=args.timeout,
-        command=tuple(command),
+        command=("doctor", *itertools.chain(*words)),
     )
 
 

@@ -1,6 +1,7 @@
 """The check `gpus`: what torch and the driver see, and whether the config's ranks find theirs."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +50,11 @@ def judge(facts: Facts, config: RunConfig | None, *, wants_cuda: bool) -> list[F
     torch_in_words = f"torch {facts.torch}, " + (f"CUDA {facts.cuda}" if facts.cuda else "no CUDA")
     if not facts.gpus:
         return [_without(facts, torch_in_words, wants_cuda)]
-    findings = [_all_equal(facts, torch_in_words), *_each(facts.gpus)]
-    if config is not None and (few := _too_few(config, len(facts.gpus))):
-        findings.append(few)
-    return findings
+    return [
+        _all_equal(facts, torch_in_words),
+        *_each(facts.gpus),
+        *_too_few(config, len(facts.gpus)),
+    ]
 
 
 def _without(facts: Facts, torch_in_words: str, wants_cuda: bool) -> Finding:
@@ -103,14 +105,14 @@ def _each(gpus: tuple[GpuFacts, ...]) -> list[Finding]:
     return findings
 
 
-def _too_few(config: RunConfig, num_gpus: int) -> Finding | None:
-    parallel = config.parallel
-    if config.run.device == "cpu" or parallel.share_gpu == "allow":
-        return None
-    if parallel.ranks_per_node <= num_gpus:
-        return None
-    found = f"{num_gpus} for {parallel.ranks_per_node} ranks a node of the config"
-    return fail(_NAME + ".ranks", found, "use the config of this machine's size")
+def _too_few(config: RunConfig | None, num_gpus: int) -> list[Finding]:
+    if config is None or config.run.device == "cpu" or config.parallel.share_gpu == "allow":
+        return []
+    ranks = config.parallel.ranks_per_node
+    if ranks <= num_gpus:
+        return []
+    found = f"{num_gpus} for {ranks} ranks a node of the config"
+    return [fail(_NAME + ".ranks", found, "use the config of this machine's size")]
 
 
 def read_facts() -> Facts:
@@ -134,36 +136,28 @@ def _read_gpu(index: int) -> GpuFacts:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
+    told = nvml_handle(index)
     return GpuFacts(
         name=properties.name,
         memory_bytes=properties.total_memory,
         capability=(properties.major, properties.minor),
-        **_from_nvml(index),
+        **({} if told is None else _from_nvml(*told)),
     )
 
 
-def _from_nvml(index: int) -> dict[str, Any]:
-    found = nvml_handle(index)
-    if found is None:
-        return {}
-    nvml, handle = found
-    return {
-        "ecc": _asked(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
-        "uncorrected_errors": _asked(
-            lambda: int(
-                nvml.nvmlDeviceGetTotalEccErrors(
-                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-                )
-            )
+def _from_nvml(nvml: Any, handle: Any) -> dict[str, Any]:
+    questions: dict[str, Callable[[], object]] = {
+        "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
+        "uncorrected_errors": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
-        "clock_mhz": _asked(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        "most_clock_mhz": _asked(
-            lambda: int(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
-        ),
+        "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "most_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
     }
+    return {name: _asked(question) for name, question in questions.items()}
 
 
-def _asked(question: Any) -> Any:
+def _asked(question: Callable[[], object]) -> Any:
     """NVML's answer; None where this GPU has none."""
     try:
         return question()
@@ -177,8 +171,8 @@ def heat(index: int) -> tuple[int | None, tuple[str, ...]]:
     if found is None:
         return None, ()
     nvml, handle = found
-    degrees = _asked(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
-    bits = _asked(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+    degrees = _asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    bits = _asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     return degrees, throttle_words(bits or 0)
 
 

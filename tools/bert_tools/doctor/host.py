@@ -134,37 +134,26 @@ def _soft_limit(kind: int) -> int | None:
 
 def judge_limits(limits: Limits) -> list[Finding]:
     """What is too little for ranks that share a machine."""
-    return [_shared_memory(limits), _open_files(limits), *_locked_memory(limits)]
-
-
-def _shared_memory(limits: Limits) -> Finding:
     name, size = "limits.shared_memory", limits.shared_memory_bytes
-    if size is None:
-        return ok(name, "this system has no /dev/shm")
-    found = f"/dev/shm has {size / _GIB:.1f} GiB"
-    if size < LEAST_SHARED_MEMORY:
-        remedy = "NCCL's ranks of a node share it: docker run --ipc=host, or --shm-size 8g"
-        return warn(name, found, remedy)
-    return ok(name, found)
+    found = "this system has no /dev/shm" if size is None else f"/dev/shm has {size / _GIB:.1f} GiB"
+    remedy = "NCCL's ranks of a node share it: docker run --ipc=host, or --shm-size 8g"
+    is_small = size is not None and size < LEAST_SHARED_MEMORY
+    findings = [warn(name, found, remedy) if is_small else ok(name, found)]
 
-
-def _open_files(limits: Limits) -> Finding:
-    name = "limits.open_files"
-    if limits.open_files is None or limits.open_files >= LEAST_OPEN_FILES:
-        return ok(name, f"{limits.open_files or 'unlimited'}")
+    name, files = "limits.open_files", limits.open_files
     remedy = f"a rank keeps a map of each shard open: ulimit -n {LEAST_OPEN_FILES}"
-    return warn(name, str(limits.open_files), remedy)
+    is_few = files is not None and files < LEAST_OPEN_FILES
+    found = str(files or "unlimited")
+    findings.append(warn(name, found, remedy) if is_few else ok(name, found))
 
-
-def _locked_memory(limits: Limits) -> list[Finding]:
-    if not limits.has_infiniband:
-        return []
     name, size = "limits.locked_memory", limits.locked_memory_bytes
-    if size is None:
-        return [ok(name, "unlimited, as InfiniBand wants it")]
-    found = f"{size // 1024} KiB, and there is InfiniBand, which locks its buffers"
-    remedy = "ulimit -l unlimited (limits.conf; docker run --ulimit memlock=-1)"
-    return [fail(name, found, remedy)]
+    if limits.has_infiniband and size is None:
+        findings.append(ok(name, "unlimited, as InfiniBand wants it"))
+    elif limits.has_infiniband and size is not None:
+        found = f"{size // 1024} KiB, and there is InfiniBand, which locks its buffers"
+        remedy = "ulimit -l unlimited (limits.conf; docker run --ulimit memlock=-1)"
+        findings.append(fail(name, found, remedy))
+    return findings
 
 
 def check_caches(options: Options) -> list[Finding]:

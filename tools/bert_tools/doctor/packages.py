@@ -5,7 +5,9 @@ import importlib.util
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
@@ -19,79 +21,68 @@ _ASK_MPI = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Package:
-    """`cost`: what is lost without it; `source`: what to install for it, where not its name."""
+    """`cost`: what is lost without it; `source`: what to install for it; needed where it is empty.
+
+    Tried from version `lowest` on, below `below`.
+    """
 
     name: str
     module: str
     cost: str
-    source: str = ""
     lowest: tuple[int, ...] = ()
     below: tuple[int, ...] = ()
+    source: str = ""
 
 
 NEEDED = (
-    Package(name="torch", module="torch", cost="trains nothing", lowest=(2, 11), below=(2, 14)),
-    Package(name="numpy", module="numpy", cost="trains nothing", lowest=(2, 0)),
-    Package(name="numba", module="numba", cost="trains nothing", lowest=(0, 61)),
-    Package(name="h5py", module="h5py", cost="prepares no data", lowest=(3, 12)),
-    Package(name="safetensors", module="safetensors", cost="saves no weights", lowest=(0, 5)),
-    Package(name="mlperf-logging", module="mlperf_logging", cost="writes no log", lowest=(4, 1)),
-    Package(name="rich", module="rich", cost="shows no progress", lowest=(13,)),
-    Package(name="matplotlib", module="matplotlib", cost="draws no picture", lowest=(3, 9)),
+    Package("torch", "torch", "trains nothing", (2, 11), (2, 14)),
+    Package("numpy", "numpy", "trains nothing", (2, 0)),
+    Package("numba", "numba", "trains nothing", (0, 61)),
+    Package("h5py", "h5py", "prepares no data", (3, 12)),
+    Package("safetensors", "safetensors", "saves no weights", (0, 8)),
+    Package("mlperf-logging", "mlperf_logging", "writes no log", (4, 1, 68)),
+    Package("scipy", "scipy", "fits no curve", (1, 15)),
+    Package("google-crc32c", "google_crc32c", "reads no TensorFlow file", (1, 7)),
+    Package("jinja2", "jinja2", "writes no report page", (3, 1, 6)),
+    Package("rich", "rich", "shows no progress", (13,)),
 )
 OPTIONAL = (
+    # The module is compiled; the project called apex on PyPI is something else.
     Package(
-        name="apex",
-        module="amp_C",  # compiled; the project called apex on PyPI is something else
-        cost="no optim.implementation 'apex'",
-        source="an image that has NVIDIA's apex",
+        "apex", "amp_C", "no optim.implementation 'apex'", source="an image that has NVIDIA's apex"
     ),
-    Package(
-        name="nvidia-dali",
-        module="nvidia.dali",
-        cost="no data.loader 'dali'",
-        source="extra 'dali'",
-    ),
-    Package(name="triton", module="triton", cost="no fused kernels on a GPU"),
-    Package(name="transformers", module="transformers", cost="no `bench against`"),
-    Package(
-        name="pynvml",
-        module="pynvml",
-        cost="no GPU temperatures and clocks here",
-        source="nvidia-ml-py",
-    ),
+    Package("nvidia-dali", "nvidia.dali", "no data.loader 'dali'", source="extra 'dali'"),
+    Package("matplotlib", "matplotlib", "no pictures", (3, 9), source="extra 'plots'"),
+    Package("triton", "triton", "no fused kernels on a GPU", source="triton"),
+    Package("transformers", "transformers", "no `bench against`", source="transformers"),
+    Package("pynvml", "pynvml", "no GPU temperatures and clocks here", source="nvidia-ml-py"),
 )
 
 
 def check(options: Options) -> list[Finding]:
     """Look for all of them; nothing is imported but an MPI, in a process of its own."""
-    findings = [judge_needed(package, installed_version(package)) for package in NEEDED]
-    findings.append(judge_ruleset(installed_rulesets()))
-    findings += [judge_optional(package, installed_version(package)) for package in OPTIONAL]
-    return [*findings, judge_mpi(*_mpi_library())]
+    needed, optional = (
+        [judge(package, installed_version(package)) for package in group]
+        for group in (NEEDED, OPTIONAL)
+    )
+    return [*needed, judge_ruleset(installed_rulesets()), *optional, judge_mpi(*_mpi_library())]
 
 
-def judge_needed(package: Package, version: str | None) -> Finding:
+def judge(package: Package, version: str | None) -> Finding:
     """`version`: None where it is not installed, empty where that is all that is known."""
     name = f"packages.{package.name}"
+    if version is None and package.source:
+        return warn(name, f"not found: {package.cost}", f"if you need it: {package.source}")
     if version is None:
         return fail(name, f"missing: {package.cost}", _INSTALL)
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
     if numbers and (numbers < package.lowest or (package.below and numbers >= package.below)):
-        remedy = f"not tried with this one, but with {requirement(package)}; {_INSTALL}"
+        bounds = ((">=", package.lowest), ("<", package.below))
+        tried = ",".join(sign + ".".join(map(str, each)) for sign, each in bounds if each)
+        remedy = f"not tried with this one, but with {package.name}{tried}; {_INSTALL}"
         return warn(name, version, remedy)
-    return ok(name, version or "installed")
-
-
-def judge_optional(package: Package, version: str | None) -> Finding:
-    """As `judge_needed`, for what training can do without."""
-    name = f"packages.{package.name}"
-    if version is None:
-        return warn(
-            name, f"not found: {package.cost}", f"if you need it: {package.source or package.name}"
-        )
     return ok(name, version or "installed")
 
 
@@ -115,29 +106,21 @@ def judge_mpi(library: str | None, reason: str) -> Finding:
     return ok(name, library)
 
 
-def requirement(package: Package) -> str:
-    """For pip."""
-    text = package.name
-    if package.lowest:
-        text += ">=" + ".".join(str(number) for number in package.lowest)
-    if package.below:
-        text += ",<" + ".".join(str(number) for number in package.below)
-    return text
-
-
 def installed_version(package: Package) -> str | None:
     """Its version, empty where it has none, None where the module is not to be found."""
-    try:
-        if importlib.util.find_spec(package.module) is None:
-            return None
-    except (ImportError, ValueError):  # a part of a package that is not there
+    if _spec(package.module) is None:
         return None
     for name in _distributions(package):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return ""
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a part of a package that is not there
+        return None
 
 
 def _distributions(package: Package) -> list[str]:
@@ -152,10 +135,7 @@ def _distributions(package: Package) -> list[str]:
 
 def installed_rulesets() -> tuple[str, ...] | None:
     """Versions of MLPerf training's rules that the installed checkers know."""
-    try:
-        spec = importlib.util.find_spec("mlperf_logging")
-    except (ImportError, ValueError):
-        return None
+    spec = _spec("mlperf_logging")
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(next(iter(spec.submodule_search_locations))) / "compliance_checker"

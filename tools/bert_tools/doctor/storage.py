@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,37 +80,34 @@ def measure_read(directory: Path) -> ReadRate | None:
     if not directory.is_dir():
         return None
     shards = sorted(directory.glob("**/shards/*.hdf5"))
-    if sum(path.stat().st_size for path in shards) >= _ENOUGH_BYTES:
-        return _measure(directory, "shards", shards)
-    try:
-        # Without a name from the start, so that nothing is left behind whatever happens.
-        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-            _fill(file.fileno())
-            count, seconds = _read_cold(file.fileno(), _READ_BYTES)
-    except OSError:
-        return _measure(directory, "shards", shards) if shards else None
-    return _rate(directory, "a file of its own", count, seconds)
-
-
-def _measure(directory: Path, source: str, files: Sequence[Path]) -> ReadRate:
-    count, seconds = 0, 0.0
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
+    if sum(path.stat().st_size for path in shards) < _ENOUGH_BYTES:
         try:
-            more, taken = _read_cold(descriptor, _READ_BYTES - count)
-        finally:
-            os.close(descriptor)
+            # Without a name from the start, so that nothing is left behind whatever happens.
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                _fill(file.fileno())
+                read = _read_cold(file.fileno(), _READ_BYTES)
+                return _rate(directory, "a file of its own", *read)
+        except OSError:
+            if not shards:
+                return None
+    count, seconds = 0, 0.0
+    for path in shards:
+        with path.open("rb", buffering=0) as file:
+            more, taken = _read_cold(file.fileno(), _READ_BYTES - count)
         count, seconds = count + more, seconds + taken
         if count >= _READ_BYTES or seconds > _SECONDS:
             break
-    return _rate(directory, source, count, seconds)
+    return _rate(directory, "shards", count, seconds)
 
 
 def _rate(directory: Path, source: str, count: int, seconds: float) -> ReadRate:
+    mounts = ""
+    with suppress(OSError):
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
     return ReadRate(
         where=directory,
         source=source,
-        file_system=file_system_of(directory, _mounts()),
+        file_system=file_system_of(directory, mounts),
         bytes_read=count,
         seconds=seconds,
     )
@@ -138,13 +134,6 @@ def _read_cold(descriptor: int, most: int) -> tuple[int, float]:
             break
         count += len(block)
     return count, time.perf_counter() - start
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def file_system_of(directory: Path, mounts: str) -> str:

@@ -1,11 +1,19 @@
-"""What a chart of a report is, whoever draws it."""
+"""What a chart is, whoever draws it: curves, scales, and numbers with few digits."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from bert_tools.report.series import Point
-
 Style: TypeAlias = Literal["solid", "second", "published"]
+Point: TypeAlias = tuple[float, float | None]  # where, and the value; None is a gap
+
+MINUS = "\N{MINUS SIGN}"
+_MINUTE, _HOUR = 60.0, 3600.0
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MOST_PLAIN = 1e15
+_ROOM = 0.06  # above the highest value, and below the lowest where nothing else is the floor
+MOST_DOTS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,13 +22,26 @@ class Series:
 
     run: int
     label: str
-    style: Style
+    style: Style = "solid"
     points: tuple[Point, ...]
 
     @property
     def values(self) -> list[float]:
         """Without the gaps."""
         return [value for _, value in self.points if value is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """One axis: its range, and its ticks with their labels."""
+
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+
+    def share(self, value: float) -> float:
+        """Where a value lies, 0 at the low end and 1 at the high one."""
+        return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +55,120 @@ class Chart:
 
     key: str
     title: str
-    unit: str
-    about: str
+    unit: str = ""
+    about: str = ""
     series: tuple[Series, ...]
     floor: float | None = None
     levels: tuple[tuple[float, str], ...] = ()
     marks: tuple[tuple[float, str, int], ...] = ()
     has_dots: bool = False
     across: str = "samples"
+
+    def sample_scale(self) -> Scale:
+        """From 0 to the last value or mark."""
+        ends = [x for series in self.series for x, _ in series.points]
+        ends += [x for x, _, _ in self.marks]
+        return _scale(0.0, max(ends, default=0.0) or 1.0)
+
+    def value_scale(self) -> Scale:
+        """Around all values and levels, from the floor where there is one."""
+        values = [value for series in self.series for value in series.values]
+        values += [value for value, _ in self.levels]
+        low, high = min(values, default=0.0), max(values, default=1.0)
+        if self.floor is not None:
+            low = min(low, self.floor)
+        if not high > low:
+            room = abs(high) * _ROOM or 1.0
+            return _scale(low if self.floor is not None else low - room, high + room)
+        room = high * _ROOM - low * _ROOM
+        return _scale(low if self.floor == low else low - room, high + room)
+
+    def dots_of(self, series: Series) -> bool:
+        """Whether its values are shown one by one: a single one makes no line."""
+        few = len(series.values) <= (MOST_DOTS if self.has_dots else 1)
+        return few and series.style != "published"
+
+
+def _scale(low: float, high: float) -> Scale:
+    places = ticks(low, high)
+    return Scale(low, high, tuple(zip(places, tick_labels(places), strict=True)))
+
+
+def curve_label(run_label: str, name: str, *, several: bool) -> str:
+    """What a curve is called: by its run, where there are several, and by its own name."""
+    return ", ".join(filter(None, (run_label if several else "", name))) or "this run"
+
+
+def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
+    """At most about `most` points, at least 8: the first and the last, and of each of equally many
+    points in a row the lowest, the highest and a gap, where there is one.
+    """
+    if len(points) <= max(most, 8):
+        return tuple(points)
+    parts = max(1, (most - 2) // 2)
+    inner = points[1:-1]
+    kept: list[Point] = [points[0]]
+    for part in range(parts):
+        start, stop = part * len(inner) // parts, (part + 1) * len(inner) // parts
+        values = {n: value for n in range(start, stop) if (value := inner[n][1]) is not None}
+        chosen = {n for n in range(start, stop) if n not in values}
+        chosen = {min(chosen)} if chosen else set()
+        if values:
+            chosen |= {min(values, key=values.__getitem__), max(values, key=values.__getitem__)}
+        kept += [inner[n] for n in sorted(chosen)]
+    return (*kept, points[-1])
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """With so many significant digits or all those before the point, as 36,272 or 0.2719."""
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < _MOST_PLAIN:
+        return f"{value:.{max(0, digits - 2)}e}".replace("-", MINUS)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}".replace("-", MINUS)
+
+
+def seconds(value: float) -> str:
+    """As `95.2 s`, `12 min 05 s` or `3 h 07 min`."""
+    if value < 2 * _MINUTE:
+        return f"{value:.1f} s" if value >= 1 or value == 0 else f"{value:.3f} s"
+    if value < 2 * _HOUR:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes} min {rest:02d} s"
+    if value >= _MOST_PLAIN:
+        return f"{value / _HOUR:.2e} h"
+    hours, rest = divmod(round(value / _MINUTE), 60)
+    return f"{hours:,} h {rest:02d} min"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Even values within low .. high, each a multiple of 1, 2 or 5 times a power of ten."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw)) if raw >= 1e-300 else 0.0
+    if not power or not math.isfinite(power):
+        return [low, high]
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if last - first > 2 * most:  # a range below what floating point can part
+        return [low, high]
+    return [number * step for number in range(first, last + 1)] or [low, high]
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Of ticks in a row: as many decimals as they differ by, and one prefix for all, as 40 k."""
+    largest = max(map(abs, values), default=0.0)
+    step = values[1] - values[0] if len(values) > 1 else largest
+    if largest >= _MOST_PLAIN or 0 < step < 1e-4:
+        return [f"{value:.1e}".replace("-", MINUS) if value else "0" for value in values]
+    found = [pair for pair in _PREFIXES if largest >= max(1e4, pair[0])]
+    factor, prefix = found[0] if found else (1.0, "")
+    decimals = 0  # in which multiples of the step differ
+    while decimals < 6 and abs((step / factor * 10**decimals + 0.5) % 1 - 0.5) > 1e-6:
+        decimals += 1
+    return [
+        f"{value / factor:,.{decimals}f} {prefix}".strip().replace("-", MINUS) if value else "0"
+        for value in values
+    ]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from mlperf_bert.common.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
-    from bert_tools.report.chart import Chart
     from bert_tools.report.facts import RunFacts
 
 PAGE = "report.html"
@@ -62,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def _diagnose(args: argparse.Namespace) -> int:
     from bert_tools.report.doctor import diagnose
     from bert_tools.report.run import read_run
+    from bert_tools.report.run_files import only_run
     from mlperf_bert.data.index import Manifest
 
     if len(args.run_paths) > 1:
@@ -70,7 +70,8 @@ def _diagnose(args: argparse.Namespace) -> int:
         problem = "writes no files"
         raise ConfigError("--doctor", problem, "leave out --out, --png and --tensorboard")
     baseline = Manifest.load(args.data / "eval").baseline if args.data else None
-    diagnosis = diagnose(read_run(args.run_paths[0]), baseline)
+    run = read_run(only_run(args.run_paths[0]), needs_config=True)
+    diagnosis = diagnose(run, baseline)
     print(json.dumps(diagnosis.as_json()) if args.json else "\n".join(diagnosis.lines()))
     return diagnosis.exit_status
 
@@ -78,19 +79,37 @@ def _diagnose(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from bert_tools.report.charts import charts_of
     from bert_tools.report.facts import read_facts
+    from bert_tools.report.measures import as_json, lines_of
+    from bert_tools.report.pictures import chart_picture
     from bert_tools.report.run_files import find_runs
-    from bert_tools.report.summary import as_json, lines_of
+    from bert_tools.report.tensorboard import write_scalars
+    from mlperf_bert.common.atomic import write_file
 
     if args.data:
         raise ConfigError("--data", "is for --doctor", "leave it out, or add --doctor")
     runs = [read_facts(files) for files in find_runs(args.run_paths)]
     charts, quiet = charts_of(runs)
     scalars = _scalar_directories(args.tensorboard, runs) if args.tensorboard else []
-    page = args.out or (None if args.json else _default_page(args.run_paths))
+    page = args.out
+    if page is None and not args.json:  # of the only run, or here
+        paths = args.run_paths
+        page = paths[0] / PAGE if len(paths) == 1 and paths[0].is_dir() else Path(PAGE)
     _check_places(page, args.png, scalars)
-    written = _write_scalars(args.tensorboard, scalars, runs) if scalars else []
-    written += _write_pictures(args.png, charts) if args.png else []
-    written += _write_page(page, runs, charts, quiet) if page else []
+    written = []
+    if scalars:
+        count = sum(write_scalars(*each) for each in zip(scalars, runs, strict=True))
+        written.append(f"{count:,} scalars, for tensorboard --logdir {args.tensorboard}")
+    if args.png:
+        for chart in charts:
+            write_file(args.png / f"{chart.key}.png", chart_picture(chart))
+        written.append(f"{len(charts)} pictures: {args.png}")
+    if page:
+        from bert_tools.report.page import report_page  # with jinja2
+
+        contents = report_page(runs, charts, quiet).encode("utf-8")
+        write_file(page, contents)
+        size = f"{len(contents) / 1e3:,.0f} kB"
+        written.append(f"page, {size}, to be opened in a browser: {page}")
     shown = [*lines_of(runs), *map(one_line, written)]
     print(json.dumps(as_json(runs)) if args.json else "\n".join(shown))
     return 0
@@ -98,45 +117,21 @@ def _report(args: argparse.Namespace) -> int:
 
 def _check_places(page: Path | None, pictures: Path | None, scalars: Sequence[Path]) -> None:
     """Raise DataError or ConfigError where one of them cannot be written, before any is."""
+    from bert_tools.common.figures import new_figure
+    from bert_tools.report.tensorboard import check_directory
     from mlperf_bert.common.atomic import check_writable, make_directory
 
     if page is not None:
         if page.is_dir():
             raise ConfigError("--out", f"{page} is a directory", f"name a file, as {page / PAGE}")
         check_writable(page)
-    if scalars:
-        from bert_tools.report.tensorboard import check_directory
-
-        for directory in scalars:
-            check_directory(directory)
+    if pictures is not None:
+        new_figure(1, 1)  # says where matplotlib is missing
+    for directory in scalars:
+        check_directory(directory)
     for directory in (*scalars, *filter(None, [pictures])):
         make_directory(directory)
         check_writable(directory / PAGE)
-
-
-def _default_page(paths: Sequence[Path]) -> Path:
-    """In the directory of the only run, or in the current directory."""
-    return paths[0] / PAGE if len(paths) == 1 and paths[0].is_dir() else Path(PAGE)
-
-
-def _write_page(
-    path: Path, runs: "Sequence[RunFacts]", charts: "Sequence[Chart]", quiet: Sequence[str]
-) -> list[str]:
-    from bert_tools.report.page import report_page
-    from mlperf_bert.common.atomic import write_file
-
-    contents = report_page(runs, charts, quiet).encode("utf-8")
-    write_file(path, contents)
-    return [f"page, {len(contents) / 1e3:,.0f} kB, to be opened in a browser: {path}"]
-
-
-def _write_pictures(directory: Path, charts: "Sequence[Chart]") -> list[str]:
-    from bert_tools.report.pictures import chart_picture, picture_names
-    from mlperf_bert.common.atomic import write_file
-
-    for name, chart in zip(picture_names(charts), charts, strict=True):
-        write_file(directory / name, chart_picture(chart))
-    return [f"{len(charts)} pictures: {directory}"]
 
 
 def _scalar_directories(directory: Path, runs: "Sequence[RunFacts]") -> list[Path]:
@@ -147,13 +142,3 @@ def _scalar_directories(directory: Path, runs: "Sequence[RunFacts]") -> list[Pat
     if len({name.lower() for name in names}) < len(names):
         names = [f"{number}_{name}" for number, name in enumerate(names, 1)]
     return [directory / name for name in names]
-
-
-def _write_scalars(
-    directory: Path, directories: Sequence[Path], runs: "Sequence[RunFacts]"
-) -> list[str]:
-    from bert_tools.report.tensorboard import write_scalars
-
-    pairs = zip(directories, runs, strict=True)
-    count = sum(write_scalars(each, facts) for each, facts in pairs)
-    return [f"{count:,} scalars, for tensorboard --logdir {directory}"]

@@ -1,22 +1,24 @@
 """Which batch would be best now: of runs that measured their gradients' noise (docs/goodput.md)."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bert_tools.report.chart import Chart, Series
+from bert_tools.report.chart import Chart, Point, Series, curve_label, significant
 from bert_tools.report.facts import RunFacts
-from bert_tools.report.series import Point
 from bert_tools.report.throughput_model import Measured, Setup, ThroughputModel, best_setup, fit
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.optim.noise_scale import efficiency, goodput
+from mlperf_bert.optim.noise_scale import efficiency, goodput, learning_rate_gain
 
 BATCH = "sequences a batch"
 _MOST_NOISE, _MOST_SECONDS = 1e12, 1e9  # beyond: not what a run of ours wrote
 _POINTS = 60  # of a curve
 _LARGER_FORWARDS = 4  # than any that was measured: beyond, memory and speed are guesses
 _MOST_FORWARDS = 64
+_FACTORS = (1, 2, 4, 8, 16, 32)
+_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +89,15 @@ def batch_charts(runs: Sequence[RunFacts]) -> list[Chart]:
         Chart(
             key="batch_efficiency",
             title="Efficiency of a batch",
-            unit="",
             about="what a sample is worth in a batch, over one in the run's own; a mark: that one",
-            series=tuple(_efficiency_curve(each, several=several) for each in found),
+            series=tuple(
+                Series(
+                    run=each.run,
+                    label=curve_label(each.label, "", several=several),
+                    points=tuple((x, each.efficiency_at(x)) for x in _batches(each)),
+                )
+                for each in found
+            ),
             floor=0.0,
             levels=((0.5, "half"),),
             marks=now,
@@ -110,24 +118,23 @@ def batch_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     ]
 
 
-def _efficiency_curve(each: BatchFacts, *, several: bool) -> Series:
-    points: tuple[Point, ...] = tuple((x, each.efficiency_at(x)) for x in _batches(each))
-    return Series(run=each.run, label=_label(each, "", several), style="solid", points=points)
-
-
 def _goodput_curve(each: BatchFacts, *, several: bool) -> Series:
+    points: list[Point]
     if each.model is None:
-        points: tuple[Point, ...] = tuple((x, each.with_more_ranks(x)) for x in _batches(each))
-        label = _label(each, "with more ranks, each as fast", several)
-        return Series(run=each.run, label=label, style="solid", points=points)
-    best: dict[int, float] = {}
-    last = max(_batches(each)[-1], each.best.global_batch_size if each.best else 0)
-    for setup in each.candidates:
-        batch, value = setup.global_batch_size, each.goodput_of(setup)
-        if batch <= last:
-            best[batch] = max(best.get(batch, 0.0), value)
-    label = _label(each, "on the same ranks", several)
-    return Series(run=each.run, label=label, style="solid", points=tuple(sorted(best.items())))
+        words = "with more ranks, each as fast"
+        points = [(x, each.with_more_ranks(x)) for x in _batches(each)]
+    else:
+        words = "on the same ranks"
+        last = max(_batches(each)[-1], each.best.global_batch_size if each.best else 0)
+        best: dict[float, float | None] = {}
+        for value, batch in sorted(
+            (each.goodput_of(x), x.global_batch_size) for x in each.candidates
+        ):
+            if batch <= last:
+                best[batch] = value
+        points = sorted(best.items())
+    label = curve_label(each.label, words, several=several)
+    return Series(run=each.run, label=label, points=tuple(points))
 
 
 def _batches(each: BatchFacts) -> list[float]:
@@ -136,29 +143,24 @@ def _batches(each: BatchFacts) -> list[float]:
     return [low + (high - low) * place / _POINTS for place in range(_POINTS + 1)]
 
 
-def _label(each: BatchFacts, words: str, several: bool) -> str:
-    return ", ".join(filter(None, (each.label if several else "", words))) or "this run"
-
-
 def _of_run(number: int, facts: RunFacts, runs: Sequence[RunFacts]) -> BatchFacts | None:
-    config, records = facts.run.config, facts.run.records
-    known = [each for each in records if _is_noise(each.get("noise_scale"))]
+    config = facts.run.config
+    known = [each for each in facts.run.records if _is_noise(each.get("noise_scale"))]
     timed = _measured(facts)
     if config is None or timed is None or not known:
         return None
-    last = known[-1]
     others = [each for each in runs if _is_alike(config, each)]
     measured = tuple(each for each in map(_measured, others) if each is not None)
     setups = {each.setup for each in measured}
     model = _fitted(measured) if len(setups) > 1 else None
     largest = max(each.local_batch_size for each in setups)
     candidates = tuple(_candidates(timed.setup, largest))
-    phi, batch = float(last["noise_scale"]), timed.setup.global_batch_size
-    plain = last.get("noise_scale_plain")
+    phi, batch = float(known[-1]["noise_scale"]), timed.setup.global_batch_size
+    plain = known[-1].get("noise_scale_plain")
     return BatchFacts(
         run=number,
         label=facts.label,
-        step=last["step"],
+        step=known[-1]["step"],
         setup=timed.setup,
         noise_scale=phi,
         plain=float(plain) if plain is not None and _is_noise(plain) else None,
@@ -192,10 +194,7 @@ def _is_alike(config: RunConfig, other: RunFacts) -> bool:
 def _measured(facts: RunFacts) -> Measured | None:
     """What an update of a run took, the median of its intervals."""
     config = facts.run.config
-    times = [each.get("step_ms") for each in facts.run.records]
-    known = [
-        value / 1e3 for value in times if value is not None and 0 < value < 1e3 * _MOST_SECONDS
-    ]
+    known = [each / 1e3 for each in facts.run.known("step_ms") if 0 < each < 1e3 * _MOST_SECONDS]
     if config is None or not known:
         return None
     parallel = config.parallel
@@ -217,11 +216,53 @@ def _candidates(setup: Setup, largest: int) -> Iterator[Setup]:
     while local <= largest * _LARGER_FORWARDS:
         forwards = 1
         while forwards <= _MOST_FORWARDS:
-            yield Setup(
-                ranks=setup.ranks,
-                nodes=setup.nodes,
-                local_batch_size=local,
-                grad_accum_steps=forwards,
-            )
+            yield replace(setup, local_batch_size=local, grad_accum_steps=forwards)
             forwards *= 2
         local *= 2
+
+
+def in_words(each: BatchFacts) -> list[str]:
+    """What follows from the noise scale, in sentences."""
+    plain = "" if each.plain is None else f" ({significant(each.plain, 3)} of plain gradients)"
+    words = [
+        f"At step {each.step:,} the noise scale is {significant(each.noise_scale, 3)} "
+        f"sequences{plain}; the batch has {each.batch:,}.",
+        f"Up to {round(each.batch_of(0.9)):,} sequences a sample keeps 90 % of its worth, up to "
+        f"{round(each.batch_of(0.5)):,} half of it.",
+    ]
+    if each.best is None or each.model is None:
+        words.append(
+            "One setup was timed, which does not say how long other batches take: report this run "
+            "together with short ones of another local_batch_size to see the best on these ranks."
+        )
+        return words
+    best, error = each.best, each.model.error  # of the fitted times, in logarithms
+    gain = each.goodput_of(best) / each.goodput_of(each.setup)
+    last = (
+        f"On these {each.setup.ranks} ranks the best batch is {best.global_batch_size:,} "
+        f"(local_batch_size {best.local_batch_size}, grad_accum_steps {best.grad_accum_steps}): "
+        f"{significant(gain, 3)} {_TIMES} the goodput of now, by times fitted within "
+        f"{100 * error:.1f} %."
+    )
+    if best != each.setup and math.log(gain) <= error:
+        last += " That is no more than the fit is off by: the batch of now may be as good."
+    if best.local_batch_size > each.largest_forward:
+        last += " No run shown had so large a forward: see whether it fits in memory."
+    return [*words, last]
+
+
+def batch_rows(each: BatchFacts) -> Iterator[list[str]]:
+    """The run's batch and larger ones: worth, samples and updates needed, learning rates."""
+    for factor in _FACTORS:
+        batch = each.batch * factor
+        worth = each.efficiency_at(batch)
+        root = learning_rate_gain(each.noise_scale, each.batch, batch, "square_root")
+        # AdaScale is of SGD, which sees gradients as they are.
+        adascale = None
+        if each.plain is not None:
+            adascale = learning_rate_gain(each.plain, each.batch, batch, "adascale")
+        times = [
+            "unknown" if value is None else f"{significant(value, 3)} {_TIMES}"
+            for value in (1 / worth, 1 / worth / factor, root, adascale)
+        ]
+        yield [f"{batch:,}", f"{100 * worth:.1f} %", *times]

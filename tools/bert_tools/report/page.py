@@ -1,148 +1,178 @@
-"""The page of a report: one HTML file that asks nothing of any network.
+"""The page of a report: one HTML file that asks nothing of any network, made of page.html.
 
 The values that its script shows under the pointer stand in it as JSON.
 """
 
 import base64
 import hashlib
-import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
-from bert_tools.report.chart import Chart
-from bert_tools.report.charts import CONVERGENCE_POINT, comparable_curves
+from jinja2 import Environment, StrictUndefined
+
+from bert_tools.report.chart import Chart, Scale, Series, seconds, significant
+from bert_tools.report.charts import CONVERGENCE_POINT
 from bert_tools.report.facts import RunFacts
-from bert_tools.report.goodput import BATCH
-from bert_tools.report.goodput_section import goodput_section
-from bert_tools.report.markup import Markup, element, joined, raw
-from bert_tools.report.scale import sample_scale
-from bert_tools.report.sections import (
-    absent_section,
-    difference_section,
-    header,
-    section,
-    surroundings_sections,
-    time_section,
-    verdict_section,
+from bert_tools.report.goodput import BATCH, batch_facts, batch_rows, in_words
+from bert_tools.report.measures import (
+    MEASURES,
+    Number,
+    differences,
+    environment_rows,
+    numbers_of,
+    setting_rows,
+    time_split,
 )
-from bert_tools.report.svg import chart_card, run_class
-from bert_tools.report.tables import measure_table, tiles
+from bert_tools.report.published import curves_for
+from bert_tools.report.run_files import device_in_words
 from mlperf_bert.common.errors import one_line
 
-_PUBLISHED = (
-    "Published curves: one typical run of each of Samsung's open submissions to MLPerf Training "
-    "v1.1 and v2.0, named by round and number of GPUs."
-)
-
+COLOURS = 8  # of the style sheet, --c0 and on
+_BOX = 1000  # units of the stretched part of a chart, across and up
+_LEAST_CHANGE = 0.0005  # which is written as 0.1 %
 _DIGITS = 7  # significant
 _MOST_EXACT = 2**53  # of JavaScript's numbers
+_TILES = (
+    *("time_to_train_s", "samples_to_target", "best_accuracy"),
+    *("samples_per_s", "tokens_per_s", "memory_gib"),
+)
+_STATE_SIGNS = {
+    "target reached": ("good", "\N{CHECK MARK}"),
+    "target missed": ("bad", "\N{MULTIPLICATION SIGN}"),
+    "stopped": ("warn", "\N{BLACK SQUARE}"),
+    "no end recorded": ("warn", "\N{HORIZONTAL ELLIPSIS}"),
+}
+_VERDICT_SIGNS = {
+    "on track": ("good", "\N{CHECK MARK}"),
+    "behind": ("warn", "!"),
+    "off": ("bad", "\N{MULTIPLICATION SIGN}"),
+    "cannot be judged": ("plain", "?"),
+}
+_PARTS = {
+    "init": "start-up",
+    "steps": "steps",
+    "wait": "wait for data",
+    "evaluation": "evaluation",
+    "rest": "rest",
+}
 
 
 def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]) -> str:
-    """The whole page for one run or several."""
+    """The whole page for one run or several; `quiet`: what is not drawn, in words."""
     style, script = _text_of("page.css"), _text_of("page.js")
-    title = ", ".join(each.label for each in runs)
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"Report: {title}"),
-        element("style", raw(style)),
+    environment = Environment(
+        autoescape=True,
+        finalize=_finalized,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    body = element(
-        "body",
-        element("main", *_parts(runs, charts, quiet)),
-        hover_data(charts),
-        element("script", raw(script)),
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    filters = (percent, run_class, significant, seconds, device_in_words)
+    environment.filters |= {each.__name__: each for each in filters}
+    environment.filters |= {"state_in_words": _state_in_words, "said": _said}
+    first = numbers_of(runs[0])
+    drawn = [(chart, chart.sample_scale(), chart.value_scale()) for chart in charts]
+    return environment.from_string(_text_of("page.html")).render(
+        runs=runs,
+        drawn=drawn,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        values=[_hover_values(chart, across) for chart, across, _ in drawn],
+        path_of=path_of,
+        box=_BOX,
+        batch=BATCH,
+        state_signs=_STATE_SIGNS,
+        verdict_signs=_VERDICT_SIGNS,
+        parts=_PARTS.items(),
+        tiles=[
+            (each, value)
+            for each in MEASURES
+            if each.key in _TILES and (value := first[each.key]) is not None
+        ],
+        measures=list(_measure_rows(runs)),
+        differences=differences(runs) if len(runs) > 1 else [],
+        is_known=all(each.run.config is not None and each.environment for each in runs),
+        has_published=any(curves_for(each.run.task) for each in runs),
+        has_point=any(mark[1] == CONVERGENCE_POINT for chart in charts for mark in chart.marks),
+        batches=[(each, in_words(each), batch_rows(each)) for each in batch_facts(runs)],
+        time_bars=list(_time_bars(runs)),
+        not_shown=_not_shown(runs, quiet),
+        environment=environment_rows(runs),
+        settings=setting_rows(runs),
     )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _parts(
-    runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]
-) -> list[Markup | None]:
-    is_one = len(runs) == 1
-    cards = [chart_card(chart, number) for number, chart in enumerate(charts)]
-    of_batch = [card for chart, card in zip(charts, cards, strict=True) if chart.across == BATCH]
-    over_samples = cards[: len(cards) - len(of_batch)]  # those come first
-    numbers = section("In numbers" if is_one else "Side by side", measure_table(runs))
-    return [
-        element("header", element("h1", "Training report"), header(runs)),
-        tiles(runs[0])
-        if is_one
-        else element("div", numbers, difference_section(runs), class_="pair"),
-        _curves(runs, charts, over_samples),
-        goodput_section(runs, of_batch),
-        time_section(runs),
-        verdict_section(runs),
-        numbers if is_one else None,
-        absent_section(runs, quiet),
-        *surroundings_sections(runs),
-        element("footer", f"Made by mlperf_bert report of {_names(runs)}."),
-    ]
+def _finalized(value: object) -> object:
+    """What the page may hold of a value, before it is escaped: one printable line."""
+    if value is None or hasattr(value, "__html__"):  # markup of the template's own
+        return value or ""
+    return one_line(str(value))
 
 
-def _names(runs: Sequence[RunFacts]) -> str:
-    return ", ".join(each.run.name for each in runs)
-
-
-def _curves(
-    runs: Sequence[RunFacts], charts: Sequence[Chart], cards: Sequence[Markup]
-) -> Markup | None:
-    if not cards:
-        return None
-    has_published = any(comparable_curves(each) for each in runs)
-    missing = "No curve is published for this model, target, batch and optimizer."
-    if any(label == CONVERGENCE_POINT for chart in charts for _, label, _ in chart.marks):
-        missing += " MLPerf's reference needs as many samples as the convergence point says."
-    return section(
-        "Curves",
-        element("div", *cards, class_="cards"),
-        element("p", _PUBLISHED if has_published else missing, class_="about"),
-    )
+def _text_of(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _policy(style: str, script: str) -> str:
     """Nothing is loaded, and only this style sheet and this script are obeyed."""
+    digests = (hashlib.sha256(text.encode()).digest() for text in (style, script))
+    of_style, of_script = (base64.b64encode(each).decode("ascii") for each in digests)
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        f"default-src 'none'; style-src 'sha256-{of_style}'; script-src 'sha256-{of_script}'; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(joined(raw(text)).encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+def run_class(run: int) -> str:
+    """The style-sheet class of a run's colour and, beyond the eighth, of its dashes."""
+    return "published" if run < 0 else f"r{run % COLOURS} dash{run // COLOURS}"
 
 
-def _text_of(name: str) -> str:
-    return resources.files("bert_tools.report").joinpath(name).read_text("utf-8")
+def percent(share: float) -> str:
+    """As SVG takes it."""
+    return f"{100 * share:.2f}%"
 
 
-def hover_data(charts: Sequence[Chart]) -> Markup:
-    """A script element of data, which no browser runs."""
-    text = json.dumps([_of_chart(chart) for chart in charts], separators=(",", ":"))
-    for sign in "<>&":  # as no text from outside may end the element
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return element("script", raw(text), type="application/json", id="values")
+def path_of(series: Series, across: Scale, up: Scale) -> str:
+    """The curve in the stretched units; a gap begins it anew."""
+    words, pen = [], "M"
+    for x, value in series.points:
+        if value is None:
+            pen = "M"
+            continue
+        left, top = across.share(x) * _BOX, (1 - up.share(value)) * _BOX
+        words.append(f"{pen}{left:.1f} {top:.1f}")
+        pen = "L"
+    return "".join(words)
 
 
-def _of_chart(chart: Chart) -> dict[str, Any]:
-    scale = sample_scale(chart)
+def _said(chart: Chart) -> str:
+    """The chart for who cannot see it."""
+    curves = "; ".join(
+        f"{each.label}, {len(each.values)} values, the last {significant(each.values[-1])}"
+        for each in chart.series
+        if each.values
+    )
+    return f"{chart.title} over {chart.across}: {curves}"
+
+
+def _hover_values(chart: Chart, across: Scale) -> dict[str, Any]:
     return {
         "unit": chart.unit,
         "across": chart.across,
-        "low": scale.low,
-        "high": scale.high,
+        "low": across.low,
+        "high": across.high,
         "series": [
             {
                 "label": one_line(each.label),
                 "class": f"{run_class(each.run)} {each.style}",
                 "x": [_short(x) for x, value in each.points if value is not None],
-                "y": [_short(value) for _, value in each.points if value is not None],
+                "y": [_short(value) for value in each.values],
             }
             for each in chart.series
         ],
@@ -153,3 +183,81 @@ def _short(value: float) -> int | float:
     if abs(value) < _MOST_EXACT and value == int(value):
         return int(value)
     return float(f"{value:.{_DIGITS}g}")
+
+
+def _state_in_words(facts: RunFacts) -> str:
+    words: str = facts.state
+    if facts.run.outcome is not None and facts.run.outcome.stopped_by:
+        words = f"stopped by {facts.run.outcome.stopped_by}, can be resumed"
+    if facts.last_written is not None:
+        written = time.gmtime(min(max(facts.last_written, 0.0), 2.0**32))
+        utc = time.strftime("%Y-%m-%d %H:%M:%SZ", written)
+        words = f"no end recorded: under way, or ended by a fault; last written {utc}"
+    if facts.attempts:
+        words += f"; {facts.attempts + 1} attempts"
+    if facts.resumes:
+        words += f"; resumed at {' and '.join(f'{each:,}' for each in facts.resumes)} samples"
+    return words
+
+
+def _measure_rows(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """All single numbers: for each run how much it differs from the first, and the number."""
+    columns = [numbers_of(each) for each in runs]
+    for measure in MEASURES:
+        values = [column[measure.key] for column in columns]
+        if any(value is not None for value in values):
+            yield (
+                measure.label,
+                [
+                    ("", "")
+                    if value is None
+                    else (_change(values[0], value) if place else "", measure.in_words(value))
+                    for place, value in enumerate(values)
+                ],
+            )
+
+
+def _change(first: Number | None, value: Number) -> str:
+    if not first or not value or abs(value) > 1e6 * abs(first):
+        return ""
+    ratio = value / first
+    if abs(ratio - 1) < _LEAST_CHANGE:
+        return ""
+    if 0.1 < ratio < 10:
+        return f"{100 * (ratio - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
+    return f"{significant(ratio, 2)} \N{MULTIPLICATION SIGN}"
+
+
+def _time_bars(runs: Sequence[RunFacts]) -> Iterator[tuple[object, ...]]:
+    """For each run whose log is of all of it, what its time went into: its number, itself, the
+    total, parts with where they begin and their share, and the same in words.
+    """
+    for number, facts in enumerate(runs):
+        if (split := time_split(facts)) is None:
+            continue
+        parts = {part: float(getattr(split, part)) for part in _PARTS}
+        shares = [value / split.total for value in parts.values()]
+        said = ", ".join(
+            f"{_PARTS[part]} {seconds(value)} ({100 * value / split.total:.1f} %)"
+            for part, value in parts.items()
+            if value > 0
+        )
+        bars = list(zip(parts, accumulate(shares, initial=0.0), shares, strict=False))
+        yield number, facts, split.total, bars, said
+
+
+def _not_shown(runs: Sequence[RunFacts], quiet: Sequence[str]) -> list[str]:
+    """What is not there, and what is not drawn because it never changes."""
+    words = [
+        f"{facts.label}: {each}" if len(runs) > 1 else each
+        for facts in runs
+        for each in facts.absent
+    ]
+    words += [f"not drawn, {each}" for each in quiet]
+    for facts in runs:
+        records = facts.run.records
+        missing = [record["step"] for record in records if record["loss"] is None]
+        if missing:
+            of = f"{len(missing):,} of {len(records):,} records, first at step {missing[0]:,}"
+            words.append(f"{facts.label}: the loss is no number in {of}")
+    return words

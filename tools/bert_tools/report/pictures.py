@@ -1,19 +1,17 @@
-"""The charts of a report as PNG pictures, for slides and papers; needs matplotlib."""
+"""The charts of a report as PNG pictures, for slides and papers; needs the extra `plots`."""
 
-import io
 import math
 import warnings
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
+from bert_tools.common.figures import new_figure, png
 from bert_tools.report.chart import Chart, Series
-from bert_tools.report.scale import Scale, sample_scale, value_scale
 from mlperf_bert.common.errors import one_line
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _INCHES, _DOTS_PER_INCH = (7.5, 4.2), 160
-_MOST_DOTS = 60
 _MOST_AMONG_CURVES, _INCHES_OF_A_ROW = 6, 0.22
 _LONGEST_LABEL = 40  # characters
 # The page's own, in the light.
@@ -23,45 +21,34 @@ _DASHES = ("solid", (0, (8, 3)), (0, (3, 3)), (0, (10, 3, 2, 3)))
 
 
 def chart_picture(chart: Chart) -> bytes:
-    """A PNG of one chart."""
-    figure = Figure(figsize=_INCHES, layout="constrained", dpi=_DOTS_PER_INCH)
+    """A PNG of one chart. Raises ConfigError where matplotlib is not installed."""
+    figure = new_figure(*_INCHES)
     axes = figure.subplots()
-    across, up = sample_scale(chart), value_scale(chart)
     for series in chart.series:
-        _draw(axes, series, chart.has_dots)
+        _draw(axes, series, has_dots=chart.dots_of(series))
+    points = "offset points"
     for value, label in chart.levels:
         axes.axhline(value, color=_QUIET, linestyle=(0, (2, 4)), linewidth=1)
-        axes.annotate(
-            _plain(label), (0.01, value), (0, 4), ("axes fraction", "data"), "offset points"
-        )
+        axes.annotate(_plain(label), (0.01, value), (0, 4), ("axes fraction", "data"), points)
     for x, label, run in chart.marks:
-        axes.axvline(x, color=_colour(run), linestyle=(0, (5, 4)), linewidth=1)
-        axes.annotate(
-            _plain(label),
-            (x, 0.02),
-            (4, 0),
-            ("data", "axes fraction"),
-            "offset points",
-            color=_colour(run),
-        )
-    _frame(axes, chart, across, up)
-    picture = io.BytesIO()
+        colour, places = _colour(run), ("data", "axes fraction")
+        axes.axvline(x, color=colour, linestyle=(0, (5, 4)), linewidth=1)
+        axes.annotate(_plain(label), (x, 0.02), (4, 0), places, points, color=colour)
+    _frame(axes, chart)
     with warnings.catch_warnings():  # a sign that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(picture, format="png", metadata={"Software": None})
-    return picture.getvalue()
+        return png(figure, _DOTS_PER_INCH)
 
 
-def _draw(axes: Axes, series: Series, has_dots: bool) -> None:
+def _draw(axes: "Axes", series: Series, *, has_dots: bool) -> None:
     is_published = series.style == "published"
-    few = len(series.values) <= (_MOST_DOTS if has_dots else 1) and not is_published
     axes.plot(
         [x for x, _ in series.points],
         [float("nan") if value is None else value for _, value in series.points],
         color=_colour(series.run),
         linewidth=1.2 if is_published else 1.7,
         linestyle=(0, (5, 3)) if is_published else _dashes(series),
-        marker="o" if few else None,
+        marker="o" if has_dots else None,
         markersize=4,
         markerfacecolor="white",
         clip_on=False,
@@ -73,7 +60,8 @@ def _dashes(series: Series) -> object:
     return (0, (1, 2)) if series.style == "second" else _DASHES[series.run // len(_COLOURS) % 4]
 
 
-def _frame(axes: Axes, chart: Chart, across: Scale, up: Scale) -> None:
+def _frame(axes: "Axes", chart: Chart) -> None:
+    across, up = chart.sample_scale(), chart.value_scale()
     axes.set_xlim(across.low, across.high)
     axes.set_ylim(up.low, up.high)
     axes.set_xticks([x for x, _ in across.ticks], [label for _, label in across.ticks])
@@ -92,7 +80,7 @@ def _frame(axes: Axes, chart: Chart, across: Scale, up: Scale) -> None:
         _legend(axes, chart)
 
 
-def _legend(axes: Axes, chart: Chart) -> None:
+def _legend(axes: "Axes", chart: Chart) -> None:
     """Among the curves; of many below them, for which the picture grows."""
     # Labels that begin with an underscore matplotlib leaves out, unless set afterwards.
     lines = axes.get_lines()[: len(chart.series)]
@@ -128,8 +116,3 @@ def _colour(run: int) -> str:
 def _plain(text: str) -> str:
     """For matplotlib, which takes what stands between dollar signs for a formula."""
     return one_line(text).replace("$", r"\$")
-
-
-def picture_names(charts: Sequence[Chart]) -> list[str]:
-    """A file name for each chart."""
-    return [f"{chart.key}.png" for chart in charts]

@@ -1,22 +1,25 @@
 """One run as its files tell it: its run directory, or an MLPerf log of anybody's."""
 
-import os
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bert_tools.common.log_reader import RunLog, is_number, read_foreign_log
-from bert_tools.report.metrics_reader import read_metrics
+from bert_tools.common.log_reader import Record, RunLog, is_number, read_foreign_log
+from bert_tools.report.run_files import RunFiles, read_metrics
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.run.outcome import Status, as_status, read_outcome
+from mlperf_bert.config.run_config import (
+    CLOSED_TARGET_ACCURACY,
+    RunConfig,
+    has_bert_large_sizes,
+)
+from mlperf_bert.run.outcome import RunOutcome, Status, as_status, read_outcome
 
-MLPERF_TARGET, MLPERF_LENGTH = 0.72, 512
+MLPERF_LENGTH = 512
+_MS_PER_S = 1e3
+Contents = TypeVar("Contents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,103 +30,117 @@ class Evaluation:
     accuracy: float
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a run is to reach, and by what; None where its files do not tell.
+
+    `is_reference`: whether it may be BERT-large on MLPerf's target, whose results are published.
+    """
+
+    global_batch_size: int | None = None
+    optimizer: str | None = None
+    target_accuracy: float | None = None
+    is_reference: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Seconds by the log; None where it does not tell both ends of a phase.
+
+    `run_s` is MLPerf's time to train, from `run_start` to `run_stop`; `evaluation_s` is all
+    evaluations together; `init_s` the time before. `train_samples` is the last that is told, as
+    MLPerf's checkers take it. `seen_s` is from `run_start` to the last record
+    of a run that has not stopped. `rates` are samples and samples a second at that point;
+    `resumed_at` says after how many samples a resumed run went on, if the log says that it is one.
+    """
+
+    init_s: float | None
+    run_s: float | None
+    seen_s: float | None
+    evaluation_s: float | None
+    train_samples: int | None
+    rates: tuple[tuple[int, float], ...]
+    resumed_at: int | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One run as its files tell it; None, or empty, where they do not.
 
     `records` are those of `metrics.jsonl`, `throughputs` samples a second in the order of time;
-    `is_reference` whether it may be BERT-large on MLPerf's target, whose results are published;
-    `ended` is None for a run that is under way or was killed.
+    `ended` is None for a run that is under way or was killed; `timing` is the log's.
     """
 
     name: str
-    config: RunConfig | None
-    records: tuple[Mapping[str, Any], ...]
-    evaluations: tuple[Evaluation, ...]
-    throughputs: tuple[float, ...]
-    global_batch_size: int | None
-    optimizer: str | None
-    target_accuracy: float | None
-    is_reference: bool
-    initial_weights: str | None
-    ended: Status | None
+    config: RunConfig | None = None
+    task: Task = Task()
+    records: tuple[Mapping[str, Any], ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    throughputs: tuple[float, ...] = ()
+    initial_weights: str | None = None
+    ended: Status | None = None
+    outcome: RunOutcome | None = None
+    timing: Timing | None = None
 
     @property
     def best_accuracy(self) -> float:
         """0 where there was no evaluation."""
         return max((each.accuracy for each in self.evaluations), default=0.0)
 
+    def known(self, key: str) -> list[Any]:
+        """The numbers that the records have of a key."""
+        return [each[key] for each in self.records if each.get(key) is not None]
 
-def read_run(path: Path) -> Run:
-    """The run of a run directory, of its `run_<i>`, or of an MLPerf log of anybody's.
 
-    Raises DataError or ConfigError naming the file that is missing or wrong.
+def read_run(files: RunFiles, *, needs_config: bool = False) -> Run:
+    """Read a run. Raises DataError or ConfigError for a file that is wrong, not for one missing.
+
+    With needs_config, a run directory without a config.toml is an error, too.
     """
-    if not path.exists():
-        raise DataError(str(path), "does not exist", "give a run directory or an MLPerf log")
-    if not path.is_dir():
-        return run_of_log(read_foreign_log(path, str(path)))
-    return _from_directory(_only_run_of(path))
-
-
-def _only_run_of(directory: Path) -> Path:
-    if (directory / "metrics.jsonl").exists():
-        return directory
-    runs = sorted(
-        each.name
-        for each in directory.iterdir()
-        if re.fullmatch(r"run_\d{1,6}", each.name) and (each / "metrics.jsonl").exists()
-    )
-    if not runs:
-        remedy = "give a run directory, which train makes below runs/, or an MLPerf log"
-        raise DataError(str(directory), "holds no metrics.jsonl, nor a run_<i> with one", remedy)
-    if len(runs) > 1:
-        remedy = f"give one of them: {directory / runs[0]}"
-        raise DataError(str(directory), f"holds {len(runs)} runs", remedy)
-    return directory / runs[0]
-
-
-def _from_directory(directory: Path) -> Run:
-    config = load_config(directory / "config.toml")
-    records = tuple(read_metrics(directory / "metrics.jsonl"))
-    log_path = directory.parent / directory.name.replace("run_", "result_")
-    log_path = log_path.with_suffix(".txt")
-    # What is there and is no file is refused, links that lead nowhere too.
-    log = read_foreign_log(log_path, str(log_path)) if os.path.lexists(log_path) else None
-    outcome_path = directory / "outcome.json"
-    ended = read_outcome(outcome_path).status if os.path.lexists(outcome_path) else None
-    return run_of_parts(str(directory), config, records, log, ended)
-
-
-def run_of_parts(
-    name: str,
-    config: RunConfig,
-    records: tuple[Mapping[str, Any], ...],
-    log: RunLog | None,
-    ended: Status | None,
-) -> Run:
-    """The run that the files of its directory tell of. Raises DataError for a log that is wrong."""
-    model = config.model
-    return Run(
-        name=name,
+    log = read_foreign_log(files.log, str(files.log)) if files.log else None
+    by_log = replace(_run_of_log(log), name=files.name) if log else Run(name=files.name)
+    if needs_config and files.folder and not files.has("config.toml"):
+        load_config(files.folder / "config.toml")  # says what is missing
+    config = read_if_there(files, "config.toml", load_config)
+    records = tuple(read_if_there(files, "metrics.jsonl", read_metrics) or ())
+    outcome = read_if_there(files, "outcome.json", read_outcome)
+    run = replace(
+        by_log,
         config=config,
         records=records,
-        evaluations=evaluations_of(records),
-        throughputs=tuple(
-            float(record["samples_per_s"]) for record in records if record.get("samples_per_s")
-        ),
-        global_batch_size=config.parallel.global_batch_size,
-        optimizer=config.optim.name,
-        target_accuracy=config.eval.target_accuracy,
-        is_reference=_is_bert_large(model)
-        and _is_reference_task(config.data.max_seq_length, config.eval.target_accuracy),
-        initial_weights=log.last_text("initial_weights") if log else None,
-        ended=ended or (_ended(log) if log else None),
+        evaluations=_evaluations_in(records) or by_log.evaluations,
+        outcome=outcome,
+        ended=outcome.status if outcome else by_log.ended,
+    )
+    if config is None:
+        return run
+    rates = tuple(map(float, filter(None, run.known("samples_per_s"))))
+    return replace(run, task=task_of(config), throughputs=rates if records else run.throughputs)
+
+
+def read_if_there(
+    files: RunFiles, name: str, reader: Callable[[Path], Contents]
+) -> Contents | None:
+    """What the reader makes of a file; what is there and is no file is refused by it."""
+    return reader(files.folder / name) if files.folder and files.has(name) else None
+
+
+def task_of(config: RunConfig) -> Task:
+    """What a config asks for."""
+    length, target = config.data.max_seq_length, config.eval.target_accuracy
+    return Task(
+        config.parallel.global_batch_size,
+        config.optim.name,
+        target,
+        has_bert_large_sizes(config.model) and _is_reference_task(length, target),
     )
 
 
-def evaluations_of(records: Iterable[Mapping[str, Any]]) -> tuple[Evaluation, ...]:
-    """Those that are among the records of `metrics.jsonl`."""
+def _is_reference_task(max_seq_length: int, target_accuracy: float | None) -> bool:
+    return (max_seq_length, target_accuracy) == (MLPERF_LENGTH, CLOSED_TARGET_ACCURACY)
+
+
+def _evaluations_in(records: Iterable[Mapping[str, Any]]) -> tuple[Evaluation, ...]:
     return tuple(
         Evaluation(record["samples"], float(record["mlm_accuracy"]))
         for record in records
@@ -131,41 +148,23 @@ def evaluations_of(records: Iterable[Mapping[str, Any]]) -> tuple[Evaluation, ..
     )
 
 
-def run_of_log(log: RunLog) -> Run:
+def _run_of_log(log: RunLog) -> Run:
     """The run that a log alone tells of. Raises DataError where its evaluations are wrong."""
     batch = log.last_number("global_batch_size")
     length = int(log.last_number("max_sequence_length") or MLPERF_LENGTH)
     # Only logs of ours say it, and not the older ones.
-    assumed = MLPERF_TARGET if length == MLPERF_LENGTH else None
+    assumed = CLOSED_TARGET_ACCURACY if length == MLPERF_LENGTH else None
     target = log.last_number("quality_target") or assumed
+    is_reference = _is_reference_task(length, target)
     return Run(
         name=log.name,
-        config=None,
-        records=(),
+        task=Task(int(batch) if batch else None, log.last_text("opt_name"), target, is_reference),
         evaluations=_evaluations(log),
-        throughputs=_throughputs(log),
-        global_batch_size=int(batch) if batch else None,
-        optimizer=log.last_text("opt_name"),
-        target_accuracy=target,
-        is_reference=_is_reference_task(length, target),
+        throughputs=tuple(rate for _, rate in _told_rates(log)),
         initial_weights=log.last_text("initial_weights"),
         ended=_ended(log),
+        timing=_timing_of(log),
     )
-
-
-def is_reference_config(config: RunConfig) -> bool:
-    """Whether it is of BERT-large on MLPerf's target, whose results are published."""
-    return _is_bert_large(config.model) and _is_reference_task(
-        config.data.max_seq_length, config.eval.target_accuracy
-    )
-
-
-def _is_bert_large(model: ModelSection) -> bool:
-    return (model.num_layers, model.hidden_size) == (24, 1024)
-
-
-def _is_reference_task(max_seq_length: int, target_accuracy: float | None) -> bool:
-    return (max_seq_length, target_accuracy) == (MLPERF_LENGTH, MLPERF_TARGET)
 
 
 def _ended(log: RunLog) -> Status | None:
@@ -183,10 +182,9 @@ def _evaluations(log: RunLog) -> tuple[Evaluation, ...]:
     """In the order of the log; samples are where the writer has put them."""
     found: list[Evaluation] = []
     for record in log.named("eval_accuracy"):
-        samples = record.metadata.get("samples_count") or record.metadata.get("epoch_num")
-        is_right = is_number(record.value) and 0 <= record.value <= 1
-        if type(samples) is not int or not 0 <= samples < 2**63 or not is_right:
-            problem = f"has an eval_accuracy of {in_brief(record.value)} at {in_brief(samples)}"
+        samples = _count(told := _told_samples(record))
+        if samples is None or not is_number(record.value) or not 0 <= record.value <= 1:
+            problem = f"has an eval_accuracy of {in_brief(record.value)} at {in_brief(told)}"
             raise DataError(log.name, problem, "its epoch_num must say the samples trained by then")
         if found and samples <= found[-1].samples:
             problem = f"has an evaluation at {samples:,} samples after one at as many or more"
@@ -195,12 +193,67 @@ def _evaluations(log: RunLog) -> tuple[Evaluation, ...]:
     return tuple(found)
 
 
-def _throughputs(log: RunLog) -> tuple[float, ...]:
-    values = [record.value for record in log.named("tracked_stats")]
-    rates = [value["throughput"] for value in values if _has_throughput(value)]
-    return tuple(float(rate) for rate in rates)
+def _told_samples(record: Record) -> object:
+    return record.metadata.get("samples_count") or record.metadata.get("epoch_num")
 
 
-def _has_throughput(value: object) -> bool:
-    rate = value.get("throughput") if isinstance(value, dict) else None
-    return isinstance(rate, int | float) and is_number(rate) and rate > 0
+def _told_rates(log: RunLog) -> Iterator[tuple[int | None, float]]:
+    for record in log.named("tracked_stats"):
+        rate = record.value.get("throughput") if isinstance(record.value, dict) else None
+        if isinstance(rate, int | float) and is_number(rate) and 0 < rate < 1e300:
+            yield _count(_told_samples(record)), float(rate)
+
+
+def _timing_of(log: RunLog) -> Timing:
+    """Times that go backwards count as not told."""
+    start, stop = _first(log, "run_start"), _first(log, "run_stop")
+    samples = log.named("train_samples")
+    rates: list[tuple[int, float]] = []
+    for at, rate in _told_rates(log):
+        if at is not None and (not rates or at > rates[-1][0]):
+            rates.append((at, rate))
+    return Timing(
+        init_s=_between(_first(log, "init_start"), _first(log, "init_stop")),
+        run_s=_between(start, stop),
+        seen_s=_between(start, log.records[-1]) if log.records else None,
+        evaluation_s=_evaluations_s(log),
+        train_samples=_count(samples[-1].value) if samples else None,
+        rates=tuple(rates),
+        resumed_at=resumed_at(log),
+    )
+
+
+def resumed_at(log: RunLog) -> int | None:
+    """Samples of the checkpoint that a log's run went on from; None where it began anew."""
+    record = _first(log, "resumed")
+    if record is None or record.value is not True:
+        return None
+    return _count(record.metadata.get("samples"))
+
+
+def _first(log: RunLog, key: str) -> Record | None:
+    return next(iter(log.named(key)), None)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def _between(start: Record | None, stop: Record | None) -> float | None:
+    if start is None or stop is None or stop.time_ms < start.time_ms:
+        return None
+    return (stop.time_ms - start.time_ms) / _MS_PER_S
+
+
+def _evaluations_s(log: RunLog) -> float | None:
+    """Of evaluations that have begun and ended, one after the other."""
+    total, began, count = 0.0, None, 0
+    for record in log.records:
+        if record.key == "eval_start":
+            began = record
+        elif record.key == "eval_stop" and began is not None:
+            seconds, began = _between(began, record), None
+            if seconds is None:
+                return None
+            total, count = total + seconds, count + 1
+    return total if count else None

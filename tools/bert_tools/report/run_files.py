@@ -1,19 +1,40 @@
-"""Finds the files of the runs that a report is asked for."""
+"""Finds the files of runs and reads them strictly: anybody may have written them."""
 
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import SEEK_END
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from bert_tools.common.log_reader import is_number
 from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.records import read_record
+from mlperf_bert.common.untrusted import (
+    in_brief,
+    open_regular_file,
+    parse_json_object,
+    read_regular_file,
+)
 
 MAX_RUNS = 32
 MAX_METRICS_BYTES_TOGETHER = 64 * 2**20  # of all runs
 _MAX_ENTRIES = 100_000  # of a directory that is looked through
 _OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
+_RUN = re.compile(r"run_(\d{1,6})")
+
+MAX_METRICS_BYTES = 32 * 2**20  # 50,000 records of ours
+MAX_LINE_BYTES = 8 * 2**10  # a record of ours has 0.7 kB
+MAX_RECORDS = 200_000
+MAX_FACTS = 200  # of environment.json
+_LONGEST_FACT = 300  # characters
+_LARGEST = 1e300
+_LAST_BYTES, _LAST_LINES = 4096, 12  # of stdout.log
+AS_WRITTEN = "use the file as the run wrote it"
+_GIVE_RUN = "give a run directory, which train makes below runs/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +52,10 @@ class RunFiles:
         """As the user would name it."""
         return str(self.folder or self.log)
 
+    def has(self, name: str) -> bool:
+        """Whether the folder holds it, be it a file or not."""
+        return self.folder is not None and os.path.lexists(self.folder / name)
+
 
 def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
     """All runs of run directories, their `run_<i>`, and MLPerf logs, each once however named.
@@ -44,15 +69,42 @@ def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
     if len(found) > MAX_RUNS:
         problem = f"are {len(found):,} runs"
         raise ConfigError("RUN", problem, f"name {MAX_RUNS} of them at most")
-    num_bytes = sum(_metrics_bytes(run) for run in found)
+    metrics = [run.folder / "metrics.jsonl" for run in found if run.folder]
+    num_bytes = sum(path.stat().st_size for path in metrics if path.is_file())
     if num_bytes > MAX_METRICS_BYTES_TOGETHER:
         problem = f"have {num_bytes / 2**20:,.0f} MiB of metrics together"
         remedy = f"name fewer: {MAX_METRICS_BYTES_TOGETHER // 2**20} MiB are read at most"
         raise ConfigError("RUN", problem, remedy)
-    return [
-        RunFiles(run.folder, run.log, label)
-        for run, label in zip(found, _labels(found), strict=True)
-    ]
+    labels = _labels(found)
+    return [replace(run, label=label) for run, label in zip(found, labels, strict=True)]
+
+
+def only_run(path: Path) -> RunFiles:
+    """The one run of a path that has metrics. Raises DataError where there is none or several."""
+    if path.exists() and not path.is_dir():
+        return RunFiles(None, path)
+    runs = [run for run in find_runs([path]) if run.has("metrics.jsonl")]
+    if not runs:
+        remedy = f"{_GIVE_RUN}, or an MLPerf log"
+        raise DataError(str(path), "holds no metrics.jsonl, nor a run_<i> with one", remedy)
+    if len(runs) > 1:
+        raise DataError(str(path), f"holds {len(runs)} runs", f"give one of them: {runs[0].name}")
+    return runs[0]
+
+
+def newest_run(path: Path) -> Path | None:
+    """The directory `run_<i>` that `path` is, or has, the highest i of several; None: not yet.
+
+    Raises DataError where `path` is no directory or cannot be read.
+    """
+    try:
+        names = _names_in(path, _GIVE_RUN)
+    except FileNotFoundError:
+        return None
+    runs = sorted(filter(_RUN.fullmatch, names), key=lambda name: (int(name[4:]), name))
+    newest = next((path / name for name in reversed(runs) if os.path.isdir(path / name)), None)
+    is_run = _RUN.fullmatch(path.name) or names & {*_OF_A_RUN}
+    return newest or (path if is_run else None)
 
 
 def _runs_of(path: Path) -> list[RunFiles]:
@@ -60,34 +112,34 @@ def _runs_of(path: Path) -> list[RunFiles]:
         raise DataError(str(path), "does not exist", "give a run directory or an MLPerf log")
     if not path.is_dir():
         return [RunFiles(None, path)]
-    if re.fullmatch(r"run_\d{1,6}", path.name) or (path / "metrics.jsonl").exists():
-        if not any(os.path.lexists(path / name) for name in _OF_A_RUN):
-            raise _no_run(path)
-        return [RunFiles(path, _log_of(path))]
-    names = _names_in(path)
-    found = []
-    for index in sorted(_indexes(names), key=int):
-        folder, log = path / f"run_{index}", path / f"result_{index}.txt"
-        folder_or_none = folder if folder.name in names and folder.is_dir() else None
-        found.append(RunFiles(folder_or_none, log if log.name in names else None))
-    found = [run for run in found if run.folder or run.log]
+    if _RUN.fullmatch(path.name) or (path / "metrics.jsonl").exists():
+        found = [RunFiles(path, _log_of(path))]
+        found = [run for run in found if any(map(run.has, _OF_A_RUN))]
+    else:
+        names = _names_in(path, "give a directory that you can read")
+        matches = (re.fullmatch(r"(?:run_(\d{1,6})|result_(\d{1,6})\.txt)", name) for name in names)
+        found = []
+        for index in sorted({match[1] or match[2] for match in matches if match}, key=int):
+            folder, log = path / f"run_{index}", path / f"result_{index}.txt"
+            has_log = log.name in names
+            found.append(RunFiles(folder if folder.is_dir() else None, log if has_log else None))
+        found = [run for run in found if run.folder or run.log]
     if not found:
-        raise _no_run(path)
+        problem = "holds no run: no run_<i>, no result_<i>.txt"
+        raise DataError(str(path), problem, f"{_GIVE_RUN}, or an MLPerf log")
     return found
 
 
-def _names_in(directory: Path) -> set[str]:
+def _names_in(directory: Path, remedy: str) -> set[str]:
+    """Raises FileNotFoundError, and DataError for what else keeps it from being read."""
     try:
         with os.scandir(directory) as entries:
             return {entry.name for entry in islice(entries, _MAX_ENTRIES)}
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise DataError(str(directory), reason, "give a directory that you can read") from None
-
-
-def _indexes(names: Iterable[str]) -> set[str]:
-    matches = (re.fullmatch(r"(?:run_(\d{1,6})|result_(\d{1,6})\.txt)", name) for name in names)
-    return {match[1] or match[2] for match in matches if match}
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "is no name of a directory"
+        raise DataError(str(directory), problem, remedy) from None
 
 
 def _log_of(folder: Path) -> Path | None:
@@ -96,16 +148,6 @@ def _log_of(folder: Path) -> Path | None:
         return None
     log = folder.parent / f"{folder.name.replace('run_', 'result_')}.txt"
     return log if os.path.lexists(log) else None
-
-
-def _metrics_bytes(run: RunFiles) -> int:
-    path = run.folder / "metrics.jsonl" if run.folder else None
-    return path.stat().st_size if path and path.is_file() else 0
-
-
-def _no_run(path: Path) -> DataError:
-    remedy = "give a run directory, which train makes below runs/, or an MLPerf log"
-    return DataError(str(path), "holds no run: no run_<i>, no result_<i>.txt", remedy)
 
 
 def _labels(runs: Sequence[RunFiles]) -> list[str]:
@@ -120,8 +162,107 @@ def _labels(runs: Sequence[RunFiles]) -> list[str]:
 
 def _label(run: RunFiles, parts: int) -> str:
     """Of `runs/a/run_0` it is a, a/run_0, or runs/a/run_0; of a log its name, with its folders."""
-    path = (run.folder or run.log or Path()).absolute()
+    path = Path(run.name).absolute()
     names = path.parts[1:]
     if run.folder is not None and parts == 1 and path.name.startswith("run_"):
         return names[-2] if len(names) > 1 else names[-1]
     return "/".join(names[-parts:])
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`: finite numbers or None by key, `step` ascending.
+
+    A last line without its end is left out: the run was killed, or is still running.
+
+    Raises DataError naming the file and the line: too large, no record, a number that is none, or
+    one of `step`, `samples`, `loss`, `mlm_accuracy` and `skipped_steps` missing or impossible.
+    """
+    try:
+        contents = read_regular_file(path, MAX_METRICS_BYTES)
+    except FileNotFoundError:
+        raise DataError(str(path), "is missing", "give the directory of a run") from None
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", AS_WRITTEN) from None
+    lines = contents.split(b"\n")[:-1]
+    if len(lines) > MAX_RECORDS:
+        raise DataError(str(path), f"has more than {MAX_RECORDS:,} lines", AS_WRITTEN)
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        last_step = records[-1]["step"] if records else None
+        records.append(read_metrics_record(line, f"{path}, line {number}", last_step))
+    return records
+
+
+def read_metrics_record(line: bytes, where: str, last_step: int | None) -> dict[str, Any]:
+    """One line of a `metrics.jsonl`, without its end, of a step after the last, if there was one.
+
+    Raises DataError, which begins with where.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(where, f"has more than {MAX_LINE_BYTES:,} bytes", AS_WRITTEN)
+    try:
+        record = parse_json_object(line)
+    except ValueError as error:
+        raise DataError(where, f"is no record ({error})", AS_WRITTEN) from None
+    for key, value in record.items():
+        if value is not None and not (is_number(value) and abs(value) < _LARGEST):
+            raise DataError(where, f"{in_brief(key)} is {in_brief(value)}, no number", AS_WRITTEN)
+    for key in ("step", "samples", "skipped_steps"):
+        if type(record.get(key)) is not int or record[key] < 0:
+            problem = f"{key} is {in_brief(record.get(key))}, no count"
+            raise DataError(where, problem, AS_WRITTEN)
+    if missing := {"loss", "mlm_accuracy"} - record.keys():
+        raise DataError(where, f"{min(missing)} is missing", AS_WRITTEN)
+    accuracy = record["mlm_accuracy"]
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise DataError(where, f"mlm_accuracy is {in_brief(accuracy)}, not in 0 .. 1", AS_WRITTEN)
+    if last_step is not None and record["step"] <= last_step:
+        raise DataError(where, f"goes back to step {record['step']}", AS_WRITTEN)
+    return record
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """What a run ran on, as flat texts in their order; those of `packages` as `packages.torch`.
+
+    Raises DataError where it is missing, damaged, of another version or holds what is no fact.
+    """
+    record = read_record(path, missing="is missing", remedy=f"{AS_WRITTEN}, or take it away")
+    record.check_version(1, key="schema_version")
+    found: dict[str, str] = {}
+    for key, value in record.values.items():
+        if key == "schema_version":
+            continue
+        of_key = (
+            {f"{key}.{name}": fact for name, fact in value.items()}
+            if type(value) is dict
+            else {key: value}
+        )
+        for name, fact in of_key.items():
+            if isinstance(fact, bool | int | float):
+                fact = in_brief(fact)
+            if not isinstance(fact, str | None):
+                problem = f"holds {in_brief(fact)}, no text or number"
+                raise record.error(in_brief(key), problem)
+            found[name] = (fact or "")[:_LONGEST_FACT]
+        if len(found) > MAX_FACTS:
+            raise DataError(str(path), f"holds more than {MAX_FACTS} facts", record.remedy)
+    return found
+
+
+def device_in_words(environment: Mapping[str, str]) -> str:
+    """As `2 ranks on cpu` of what there is; empty where nothing is said."""
+    ranks, device = environment.get("world_size"), environment.get("device")
+    if not ranks or not device:
+        return device or ""
+    return f"{ranks} rank{'' if ranks == '1' else 's'} on {device}"
+
+
+def read_last_lines(path: Path) -> tuple[str, ...]:
+    """The end of what the run has printed. Raises DataError where that is no regular file."""
+    try:
+        with open_regular_file(path) as file:
+            file.seek(max(0, file.seek(0, SEEK_END) - _LAST_BYTES))
+            text = (file.read(_LAST_BYTES) or b"").decode("utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", AS_WRITTEN) from None
+    return tuple(line for line in text.split("\n") if line.strip())[-_LAST_LINES:]

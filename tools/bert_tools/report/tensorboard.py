@@ -1,15 +1,16 @@
-"""A run's numbers as TensorBoard scalars, written after the fact; needs the extra `tensorboard`."""
+"""A run's numbers as TensorBoard scalars, after the fact or live; needs the extra `tensorboard`."""
 
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from bert_tools.report.facts import RunFacts
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.atomic import make_directory, write_file
+from mlperf_bert.common.errors import ConfigError, DataError
 
 _NOT_SCALARS = ("step", "samples")
 
@@ -34,37 +35,79 @@ def check_directory(directory: Path) -> None:
         raise ConfigError(str(directory), problem, "name another directory, or remove the file")
 
 
+class _Events:
+    """One event file in the making. The time of a record is not known and is 0."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        # Not its EventFileWriter: the thread of that prints a traceback where the disk is full.
+        self._records = RecordWriter(file)
+        self._records.write(Event(file_version="brain.Event:2").SerializeToString())
+
+    def add(self, step: int, name: str, value: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+        self._records.write(Event(step=step, summary=summary).SerializeToString())
+
+
 def write_scalars(directory: Path, facts: RunFacts) -> int:
     """Write one event file into a directory that `check_directory` let pass; how many scalars.
 
     Steps are the run's steps; of a run without metrics, whose steps are not known, its samples.
-    The time of a record is not known and is 0. Raises DataError where it cannot be written.
+    Raises DataError where it cannot be written.
     """
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    # Not its EventFileWriter: the thread of that prints a traceback where the disk is full.
     contents = BytesIO()
-    records = RecordWriter(contents)
-    records.write(Event(file_version="brain.Event:2").SerializeToString())
-    count = 0
-    for step, name, value in _scalars(facts):
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-        records.write(Event(step=step, summary=summary).SerializeToString())
-        count += 1
-    name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}"
-    write_file(directory / name, contents.getvalue())
-    return count
-
-
-def _scalars(facts: RunFacts) -> Iterator[tuple[int, str, float]]:
-    for record in facts.run.records:
-        for name, value in record.items():
-            if name not in _NOT_SCALARS and value is not None:
-                yield record["step"], name, float(value)
+    events = _Events(contents)
+    scalars = [each for record in facts.run.records for each in _scalars(record)]
     if not facts.run.records:
-        for each in facts.run.evaluations:
-            yield each.samples, "mlm_accuracy", each.accuracy
-        for samples, rate in facts.timing.rates if facts.timing else ():
-            yield samples, "samples_per_s", rate
+        scalars = [(each.samples, "mlm_accuracy", each.accuracy) for each in facts.run.evaluations]
+        rates = facts.run.timing.rates if facts.run.timing else ()
+        scalars += [(samples, "samples_per_s", rate) for samples, rate in rates]
+    for scalar in scalars:
+        events.add(*scalar)
+    write_file(directory / _file_name(), contents.getvalue())
+    return len(scalars)
+
+
+class LiveScalars:
+    """The scalars of watched runs, written as they come, in a directory for each run.
+
+    Raises DataError where they cannot be written, ConfigError as `check_directory`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        check_directory(directory)
+        self._directory, self._run, self._last_step = directory, "", -1
+
+    def write(self, run: str, records: list[Mapping[str, Any]]) -> None:
+        """Take a run's new records; of one that went on from an earlier step, those after all."""
+        try:
+            if run != self._run and records:
+                check_directory(self._directory / run)
+                make_directory(self._directory / run)
+                self._file = (self._directory / run / _file_name()).open("xb")
+                self._events, self._run, self._last_step = _Events(self._file), run, -1
+            for record in records:
+                if record["step"] > self._last_step:
+                    self._last_step = record["step"]
+                    for scalar in _scalars(record):
+                        self._events.add(*scalar)
+            if self._run:
+                self._file.flush()  # for who looks on
+        except OSError as error:
+            problem = error.strerror or "cannot be written"
+            raise DataError(str(self._directory), problem, "name another directory") from None
+
+
+def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[int, str, float]]:
+    for name, value in record.items():
+        if name not in _NOT_SCALARS and value is not None:
+            yield record["step"], name, float(value)
+
+
+def _file_name() -> str:
+    return f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}"

@@ -13,8 +13,8 @@ As there, what was never measured is assumed to cost nothing.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 _GAMMAS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 _STARTS = (0.02, 0.5, 0.98)  # of a time that is split in two, the constant part
-_ROUNDS = 60
-_LEAST_SHARE = 1e-9  # of the shortest measured time: the smallest constant that is looked for
+_LEAST_SHARE = 1e-9  # of the shortest measured time: the smallest constant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,41 +133,21 @@ def _fit_from(
     names: Sequence[str], measured: Sequence[Measured], gamma: float, start: float
 ) -> ThroughputModel:
     """Levenberg-Marquardt on the constants' logarithms, from one start."""
-    shortest = min(each.seconds for each in measured)
-    sequences = sum(each.setup.local_batch_size * each.setup.grad_accum_steps for each in measured)
-    a_sequence = sum(each.seconds for each in measured) / sequences
-    guesses = {"beta_grad": (1 - start) * a_sequence}
-    constants = np.log([guesses.get(name, start * shortest) for name in names])
-    least = math.log(_LEAST_SHARE * shortest)
+    from scipy.optimize import least_squares
 
-    def model_of(logarithms: Floats, error: float = 0.0) -> ThroughputModel:
-        values = dict(zip(names, np.exp(logarithms).tolist(), strict=True))
-        return ThroughputModel(gamma=gamma, error=error, **values)
+    times = [each.seconds for each in measured]
+    sequences = sum(each.setup.local_batch_size * each.setup.grad_accum_steps for each in measured)
+    guesses = {"beta_grad": (1 - start) * sum(times) / sequences}
+    constants = np.log([guesses.get(name, start * min(times)) for name in names])
+    limits = math.log(_LEAST_SHARE * min(times)), math.log(max(times) / _LEAST_SHARE)
+
+    def model_of(logarithms: Floats) -> ThroughputModel:
+        values = np.exp(np.clip(logarithms, *limits)).tolist()
+        return ThroughputModel(gamma=gamma, **dict(zip(names, values, strict=True)))
 
     def residuals(logarithms: Floats) -> Floats:
         model = model_of(logarithms)
         return np.array([math.log(model.seconds(each.setup) / each.seconds) for each in measured])
 
-    damping, off = 1e-2, residuals(constants)
-    for _ in range(_ROUNDS):
-        slopes = _slopes(residuals, constants, off)
-        normal = slopes.T @ slopes
-        step = np.linalg.solve(
-            normal + damping * (np.diag(np.diag(normal)) + 1e-12 * np.eye(len(names))),
-            -slopes.T @ off,
-        )
-        tried = np.maximum(constants + np.clip(step, -3, 3), least)
-        off_tried = residuals(tried)
-        is_better = off_tried @ off_tried < off @ off
-        damping = max(damping / 5, 1e-12) if is_better else min(damping * 5, 1e12)
-        if is_better:
-            constants, off = tried, off_tried
-    return model_of(constants, float(np.sqrt(np.mean(off * off))))
-
-
-def _slopes(residuals: Callable[[Floats], Floats], constants: Floats, off: Floats) -> Floats:
-    width = 1e-6
-    columns = [
-        (residuals(constants + width * unit) - off) / width for unit in np.eye(len(constants))
-    ]
-    return np.stack(columns, axis=1)
+    found = least_squares(residuals, constants, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15)
+    return replace(model_of(found.x), error=float(np.sqrt(np.mean(found.fun**2))))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from bert_tools.bench.peak import measure_peak
+from bert_tools.bench.flops import measure_peak
 from bert_tools.common.figures import png
 from bert_tools.squad.comparison import RESULT, Comparison, RunRecord, read_run
 from bert_tools.squad.plot import goodput_figure, timeline_figure

@@ -21,14 +21,18 @@ from bert_tools.squad.measures import squad_flops
 from bert_tools.squad.settings import SquadPrecision
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.attention_choice import choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.blocks import choose_blocks
-from mlperf_bert.model.dropout import DropoutKeys
-from mlperf_bert.model.layers import DROPOUT_STREAM, STREAMS_PER_LAYER, Embeddings, EncoderLayer
+from mlperf_bert.model.choices import choose_attention, choose_blocks
+from mlperf_bert.model.dropout_keys import DropoutKeys
+from mlperf_bert.model.layers import (
+    DROPOUT_STREAM,
+    META,
+    STREAMS_PER_LAYER,
+    Embeddings,
+    EncoderLayer,
+)
 
 EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
-META = torch.device("meta")
 Result = Literal["scores", "loss_sum"]
 
 
@@ -84,14 +88,14 @@ class SpanModel(nn.Module):
         self._autocast = precision == "bf16"
         computed_in = torch.bfloat16 if self._autocast else self.dtype
         attend = choose_attention(config, device, computed_in).policy
-        blocks = choose_blocks(config.kernels, device, config.hidden_size)
+        blocks = choose_blocks(config, device)
         self.bert = nn.Module()
         if part.has_embeddings:
-            self.bert.embeddings = Embeddings(config, blocks, META)
+            self.bert.embeddings = Embeddings(config, blocks)
         layers = nn.ModuleDict()
         for number in range(part.first, part.end):
             stream = DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number
-            layers[str(number)] = EncoderLayer(config, attend, blocks, stream, META)
+            layers[str(number)] = EncoderLayer(config, attend, blocks, stream)
         self.bert.encoder = nn.Module()
         self.bert.encoder.layer = layers
         if part.has_head:

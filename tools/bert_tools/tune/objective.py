@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bert_tools.report.metrics_reader import read_metrics
+from bert_tools.report.run_files import read_metrics
 from mlperf_bert.run.outcome import read_outcome
 
 Objective = Literal["samples", "time"]

@@ -35,7 +35,7 @@ DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand a
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
     "watch": (
-        "bert_tools.watch.cli",
+        "bert_tools.report.watch",
         "a running job's curves, rates and alerts in the terminal",
     ),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
@@ -43,7 +43,7 @@ COMMANDS = {
     "export": ("mlperf_bert.cli.export", "a checkpoint to what other programs load"),
     "fill": ("mlperf_bert.cli.fill", "what a checkpoint puts in the place of [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
-    "verify": ("mlperf_bert.prepare.verify.cli", "whether prepared data is whole and right"),
+    "verify": ("mlperf_bert.prepare.verify.report", "whether prepared data is whole and right"),
     "stage-data": (
         "mlperf_bert.cli.stage_data",
         "copy a node's part of the data to local disk",

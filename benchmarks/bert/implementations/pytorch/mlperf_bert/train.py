@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.parts.build import Parts
 from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.step.warm_up import warm_up
 
 MAX_SKIPPED_IN_A_ROW = 10
@@ -55,7 +55,7 @@ def train(parts: Parts) -> RunOutcome:
 def _stop_clock(
     step: int, samples: int, latest: Evaluated | None, stopped_by: str | None, parts: Parts
 ) -> Literal["success", "aborted"]:
-    _finish_queued_work(parts.run.device)
+    finish_queued_work(parts.run.device)
     if latest is not None and _reached(latest, parts):
         parts.log.run_stop(latest.samples, parts.evaluator.num_samples, "success")
         return "success"
@@ -120,12 +120,6 @@ def _reached(evaluated: Evaluated | None, parts: Parts) -> bool:
 
 def _settle(parts: Parts) -> None:
     """Wait until every rank is here and has done all that it queued."""
-    _finish_queued_work(parts.run.device)
+    finish_queued_work(parts.run.device)
     if parts.run.info.world_size > 1:
         dist.barrier()
-
-
-def _finish_queued_work(device: torch.device) -> None:
-    """Wait for the device, so that a clock read next to this means what it says."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
 """Which tokens of a sequence are masked, and what stands in their place: drawn by compiled code.
 
 Every draw is a function of (seed, round, sample id, number of the draw), by Philox 4x32
-(model/philox.py is its readable form), so nothing depends on ranks, workers or what was drawn
+(model/dropout_keys.py is its readable form), so nothing depends on ranks, workers or what was drawn
 before. It is one file because of numba's cache, see compiled.py; the readable reference of the rule
 is tests/plain_masking.py.
 

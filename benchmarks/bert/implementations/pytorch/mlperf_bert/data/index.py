@@ -74,13 +74,13 @@ class DatasetPlace:
 class ShardSettings:
     """What decides the examples of a shard besides its text; compared when a run is restarted."""
 
-    vocabulary_sha256: str
+    vocabulary_sha256: str = ""  # until the vocabulary is known
     max_seq_length: int
     max_predictions: int
     seed: int
     dupe_factor: int
-    split_sentences: bool
-    pick_eval: int | None
+    split_sentences: bool = False
+    pick_eval: int | None = None
     segments: Segments = "pair"
 
 

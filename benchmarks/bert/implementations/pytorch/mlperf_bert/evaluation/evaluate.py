@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -124,14 +123,9 @@ class Evaluator:
         self._batches.read_ahead()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Let go of what was captured, but after an error, when the device may never be done."""
-        if error is None and self._replay is not None:
+        if kind is None and self._replay is not None:
             self._replay.close()
 
     def __call__(self, model: nn.Module) -> Accuracy:

@@ -1,23 +1,74 @@
-"""Where the sequences of one batch lie, computed once and shared by all layers.
+"""Where the sequences of one batch lie, and padded places for them: groups, and packed rows.
 
-Shape letters: B sequences, T tokens, R queries.
+Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries,
+P rows of packed sequences. A slot is one place of a group (b * s of them a group) or of a packed
+row. All indices are found once, for all layers, on the host, where all lengths are known: no device
+is waited for.
 """
 
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Self
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.model.padded_slots import (
-    Groups,
-    Padded,
-    Rows,
-    build_groups,
-    build_rows,
-    pad_groups,
-)
+from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """Padded places for the rows of a tensor.
+
+    `slot_row` int64 [slots]: the row in each slot (any row in padding slots); `row_slot` int64
+    [rows]: the slot of each row.
+    """
+
+    slot_row: Tensor
+    row_slot: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Padded:
+    """Rows of a tensor padded group by group: b * s slots for b sequences of at most s rows each.
+
+    `slots` is None where slots and rows are the same.
+    """
+
+    lengths: tuple[int, ...]  # s of each group
+    slots: Slots | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """All groups of a batch: numbers of their sequences, host int64 [b], and how keys are padded.
+
+    `key_is_real` bool [b, 1, 1, s] of each group, None without padding.
+    """
+
+    sequences: tuple[NDArray[np.int64], ...]
+    keys: Padded
+    key_is_real: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """A batch packed into P rows, each with places for queries and for keys.
+
+    `is_visible` bool [P, 1, query slots, key slots]: whether a query sees a key, that is whether
+    both are of one sequence. `first_key` and `num_keys` int64 [P * query slots]: where in its row
+    the sequence of a query begins, and its length; 0 in free slots.
+    """
+
+    is_visible: Tensor
+    keys: Slots
+    queries: Slots
+    first_key: Tensor
+    num_keys: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +100,8 @@ class AttentionLayout:
     def for_queries(self, queries: Queries) -> Self:
         """The same keys and values, with R rows of the tokens as queries in place of all T."""
         other = copy(self)  # with what is already known of the keys
+        for of_queries in ("query_groups", "rows"):
+            other.__dict__.pop(of_queries, None)
         other.queries = queries
         return other
 
@@ -76,25 +129,142 @@ class AttentionLayout:
         """Sequences of similar length together; built on the host, then copied."""
         return build_groups(self.lengths, self.cu_seqlens.device)
 
-    @property
+    @cached_property
     def query_groups(self) -> Padded:
         """How queries are padded, in the groups of the keys."""
-        return self.groups.keys if self.queries is None else self._own_query_groups
+        if self.queries is None:
+            return self.groups.keys
+        return pad_groups(self.groups.sequences, self.query_lengths, self.cu_seqlens.device)[0]
 
     @cached_property
-    def _own_query_groups(self) -> Padded:
-        device = self.cu_seqlens.device
-        return pad_groups(self.groups.sequences, self.query_lengths, device)[0]
-
-    @property
     def rows(self) -> Rows:
         """Several sequences a row; built on the host, then copied."""
-        return self._rows_of_tokens if self.queries is None else self._rows_of_queries
+        query_lengths = None if self.queries is None else self.queries.lengths
+        return build_rows(self.lengths, query_lengths, self.max_length, self.cu_seqlens.device)
 
-    @cached_property
-    def _rows_of_tokens(self) -> Rows:
-        return build_rows(self.lengths, None, self.max_length, self.cu_seqlens.device)
 
-    @cached_property
-    def _rows_of_queries(self) -> Rows:
-        return build_rows(self.lengths, self.query_lengths, self.max_length, self.cu_seqlens.device)
+def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
+    """Sort sequences by length, cut them into groups, and pad their keys.
+
+    Args:
+        lengths: tokens of each of the B sequences; those without any are in no group.
+        device: where the indices and masks go.
+    """
+    length = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-length, kind="stable")[: np.count_nonzero(length)]
+    sequences = tuple(order[start:end] for start, end in pairwise(cut_by_ratio(length[order])))
+    keys, is_real = pad_groups(sequences, lengths, device)
+    masks = (None if real.all() else _to_device(real[:, None, None, :], device) for real in is_real)
+    return Groups(sequences=sequences, keys=keys, key_is_real=tuple(masks))
+
+
+def pad_groups(
+    sequences: tuple[NDArray[np.int64], ...], lengths: tuple[int, ...], device: torch.device
+) -> tuple[Padded, list[NDArray[np.bool_]]]:
+    """Index the slots of groups.
+
+    Args:
+        sequences: numbers of each group's sequences.
+        lengths: rows of each of all B sequences, which lie end to end in the tensor to be padded.
+        device: where the indices go.
+
+    Returns:
+        The padding, and of each group which slots hold rows, bool [b, s], on the host.
+    """
+    count = np.asarray(lengths, dtype=np.int64)
+    first_row = np.cumsum(count) - count
+    num_rows = int(count.sum())
+    row_slot = np.empty(num_rows, dtype=np.int64)
+    slot_rows: list[NDArray[np.int64]] = []
+    real: list[NDArray[np.bool_]] = []
+    num_slots = 0
+    for chosen in sequences:
+        place = np.arange(max(count[chosen].max(), 1))  # no shape with a zero in it
+        is_real = place < count[chosen, None]
+        # Padding slots repeat the sequence's first row: finite values, and never looked at.
+        rows = np.minimum(first_row[chosen, None] + np.where(is_real, place, 0), num_rows - 1)
+        slots = num_slots + np.arange(rows.size).reshape(rows.shape)
+        row_slot[rows[is_real]] = slots[is_real]
+        slot_rows.append(rows.ravel())
+        real.append(is_real)
+        num_slots += rows.size
+    padded_lengths = tuple(is_real.shape[1] for is_real in real)
+    if num_slots == num_rows and np.array_equal(row_slot, np.arange(num_rows)):
+        return Padded(lengths=padded_lengths, slots=None), real
+    slots_on_device = _slots(np.concatenate(slot_rows), row_slot, device)
+    return Padded(lengths=padded_lengths, slots=slots_on_device), real
+
+
+def build_rows(
+    lengths: tuple[int, ...],
+    query_lengths: tuple[int, ...] | None,
+    row_length: int,
+    device: torch.device,
+) -> Rows:
+    """Pack sequences by best-fit decreasing, and index their slots.
+
+    Args:
+        lengths: tokens of each of the B sequences, none above `row_length`; zeros at the end.
+        query_lengths: queries of each of them; None where every token is one. A row then has room
+            for `row_length`, else for the queries of the row that has most.
+        row_length: slots of a row for keys.
+        device: where the indices and the mask go.
+    """
+    length = np.trim_zeros(np.asarray(lengths, dtype=np.int64), "b")
+    count = length if query_lengths is None else np.array(query_lengths)[: len(length)]
+    row = best_fit_decreasing(length, row_length)
+    num_queries = row_length
+    if query_lengths is not None:
+        num_queries = max(1, int(np.bincount(row, weights=count).max()))
+    keys, begin, sequence = _lay_in_rows(length, row, row_length, device)
+    queries, _, query_sequence = _lay_in_rows(count, row, num_queries, device)
+    is_free = query_sequence < 0
+    # Free slots see the first sequence of their row: without any visible key is no softmax.
+    seen = np.where(is_free, sequence[:, :1], query_sequence)
+    first_key = np.where(is_free, 0, begin[seen]).ravel()
+    num_keys = np.where(is_free, 0, length[seen]).ravel()
+    of_keys, of_queries = _to_device(sequence, device), _to_device(seen, device)
+    return Rows(
+        is_visible=(of_queries[:, :, None] == of_keys[:, None, :])[:, None],
+        keys=keys,
+        queries=queries,
+        first_key=_to_device(first_key, device),
+        num_keys=_to_device(num_keys, device),
+    )
+
+
+def _lay_in_rows(
+    count: NDArray[np.int64], row: NDArray[np.int64], row_length: int, device: torch.device
+) -> tuple[Slots, NDArray[np.int64], NDArray[np.int64]]:
+    """Sequences of `count` elements end to end in the rows they are in.
+
+    Returns:
+        The slots; where each sequence begins in its row; and [P, row_length] the number of the
+        sequence in each slot, -1 in free ones.
+    """
+    by_row = np.argsort(row, kind="stable")
+    # Before each sequence are those placed before it, less what earlier rows hold.
+    end = np.cumsum(count[by_row])
+    row_begin = np.concatenate(([0], end[np.flatnonzero(np.diff(row[by_row]))]))
+    begin = np.empty_like(count)
+    begin[by_row] = end - count[by_row] - row_begin[row[by_row]]
+    num_elements = int(count.sum())
+    place = np.arange(num_elements) - np.repeat(np.cumsum(count) - count, count)
+    slot = np.repeat(row * row_length + begin, count) + place
+    # Free slots repeat the first element: finite values.
+    slot_row = np.zeros(len(row_begin) * row_length, dtype=np.int64)
+    slot_row[slot] = np.arange(num_elements)
+    sequence = np.full(len(slot_row), -1, dtype=np.int64)
+    sequence[slot] = np.repeat(np.arange(len(count)), count)
+    return _slots(slot_row, slot, device), begin, sequence.reshape(-1, row_length)
+
+
+def _slots(slot_row: NDArray[np.int64], row_slot: NDArray[np.int64], device: torch.device) -> Slots:
+    return Slots(slot_row=_to_device(slot_row, device), row_slot=_to_device(row_slot, device))
+
+
+def _to_device(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # without which the copy would wait for the device
+    return tensor.to(device, non_blocking=True)

@@ -4,7 +4,6 @@ Shape letters: B sequences, C sequences whose first token is read, T tokens, D h
 (padded), P masked positions, R = C + P rows that are read of the last layer.
 """
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
-from mlperf_bert.model.attention_choice import AttentionChoice, choose_attention
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
-from mlperf_bert.model.blocks import Blocks, choose_blocks
-from mlperf_bert.model.dropout import DropoutKeys
-from mlperf_bert.model.fp8 import Fp8Scales
-from mlperf_bert.model.fp8_blocks import PRODUCTS_PER_LAYER, choose_fp8_blocks, products_of
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.choices import AttentionChoice, choose_attention, choose_blocks
+from mlperf_bert.model.dropout_keys import DropoutKeys
+from mlperf_bert.model.fp8 import PRODUCTS_PER_LAYER, Fp8Scales, products_of
 from mlperf_bert.model.heads import LossSums, Pooler, PretrainingHeads, PretrainingLogits
 from mlperf_bert.model.layers import Embeddings, Encoder
 
@@ -34,15 +32,7 @@ COMPUTED_IN = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LastRows:
-    """The rows as queries of the last layer, and where in them each head finds its own."""
-
-    queries: Queries
-    place: Tensor  # int64 [C + P]: of the first tokens, then of the masked positions
-
-
-def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> LastRows:
+def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Queries, Tensor]:
     """The R rows of a batch that are read, in the order of its tokens: first tokens, masked ones.
 
     Shapes follow from the batch's shapes alone and nothing is read from the device, so it can be
@@ -53,6 +43,10 @@ def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> LastRows
         batch: padded to a capacity or not.
         max_length: tokens of the longest sequence that may come.
         num_first: C, the first of the batch's sequences; none where nothing is pooled.
+
+    Returns:
+        The rows as queries of the last layer, and where in them each head finds its own, int64
+        [C + P]: of the first tokens, then of the masked positions.
     """
     num_tokens = batch.input_ids.shape[0]
     bounds = batch.cu_seqlens.long()
@@ -70,7 +64,7 @@ def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> LastRows
         lengths=lengths,
         max_length=most,
     )
-    return LastRows(queries=queries, place=place)
+    return queries, place
 
 
 def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
@@ -87,14 +81,12 @@ def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
 class BertBody(nn.Module):
     """Embeddings, encoder and, for next-sentence prediction, pooler."""
 
-    def __init__(
-        self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
         self.max_length = config.max_position_embeddings
-        self.embeddings = Embeddings(config, blocks, device)
-        self.encoder = Encoder(config, attend, blocks, device)
-        self.pooler = Pooler(config, device) if config.objective == "mlm_nsp" else None
+        self.embeddings = Embeddings(config, blocks)
+        self.encoder = Encoder(config, attend, blocks)
+        self.pooler = Pooler(config) if config.objective == "mlm_nsp" else None
 
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
@@ -140,18 +132,15 @@ class BertForPretraining(nn.Module):
         self.fp8: Fp8Scales | None = None
         if config.precision == "fp8":
             self.fp8 = Fp8Scales(PRODUCTS_PER_LAYER * config.num_layers, device)
-            blocks = choose_fp8_blocks(config, device, self.fp8)
-        else:
-            blocks = choose_blocks(config.kernels, device, config.hidden_size)
+        blocks = choose_blocks(config, device, self.fp8)
         self.config = config
         self.attention = attention or choose_attention(config, device, dtype)
         self.dropout_seed = 0
         # Of the update that is computed: a plain attribute, as it is no part of the model's state.
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         # skip_init's way: modules made on "meta" draw nothing from the global generator.
-        meta = torch.device("meta")
-        self.bert = BertBody(config, self.attention.policy, blocks, meta)
-        self.cls = PretrainingHeads(config, blocks, meta)
+        self.bert = BertBody(config, self.attention.policy, blocks)
+        self.cls = PretrainingHeads(config, blocks)
         if self.fp8 is not None:
             self.fp8.assign(products_of(self.bert.encoder.layer))
         if device.type != "meta":
@@ -205,9 +194,9 @@ class BertForPretraining(nn.Module):
         # Nothing else of the last layer is used, so nothing else of it is computed.
         pooler = self.bert.pooler
         num_first = 0 if pooler is None else batch.next_sentence_label.shape[0]
-        read = last_rows(batch, self.bert.longest(batch), num_first)
-        hidden = self.bert(batch, self.dropout_keys(batch), read.queries)
-        first, masked = hidden.index_select(0, read.place).tensor_split((num_first,))
+        queries, place = last_rows(batch, self.bert.longest(batch), num_first)
+        hidden = self.bert(batch, self.dropout_keys(batch), queries)
+        first, masked = hidden.index_select(0, place).tensor_split((num_first,))
         decoder = self.bert.embeddings.word_embeddings.weight
         pooled = None if pooler is None else pooler(first)
         if result == "loss_sums":

@@ -1,4 +1,4 @@
-"""Matrix products in FP8 whose scales come from the update before, and the state of the scales.
+"""Matrix products in FP8, whose scales come from the update before, and blocks that use them.
 
 Shape letters: R rows, K input features, N output features of all weights of a product together.
 
@@ -8,7 +8,7 @@ more pass over each matrix, so the unit follows from the largest |value| of the 
 ("delayed scaling" with a history of one). Nothing here reads the device, so it can be captured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,14 +19,10 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.fp8_cast import (
-    COLUMNS_MULTIPLE,
-    Fp8Matrix,
-    Target,
-    cast,
-    cast_with_sums,
-)
+from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 
+PRODUCTS_PER_LAYER = 4  # query, key and value; attention's output; both of the feed-forward half
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 # A new unit puts the maximum it is made of between limit / headroom and twice that, so a maximum
@@ -116,6 +112,24 @@ class Fp8Scales:
         return {"fp8.state": self.state, "fp8.step": self.step}
 
 
+def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
+    """`fp8_cast.reference`, or on CUDA its kernel."""
+    if parts[0].device.type == "cuda":
+        from mlperf_bert.model import triton_fp8  # imports triton
+
+        return triton_fp8.cast(parts, dim, target, transpose=transpose)
+    return reference(parts, dim, target, transpose=transpose)
+
+
+def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
+    """`cast` of parts side by side, transposed too, and the sums over rows [C] in their dtype."""
+    if parts[0].device.type == "cuda":
+        from mlperf_bert.model import triton_fp8
+
+        return triton_fp8.cast_with_sums(parts, target)
+    return reference(parts, 1, target, transpose=True), torch.cat([each.sum(0) for each in parts])
+
+
 def check_fp8(config: ModelSection, device: torch.device) -> None:
     """Raise ConfigError where the encoder's products cannot run in FP8."""
     for name in ("hidden_size", "intermediate_size"):
@@ -184,8 +198,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         g8, of_biases = cast_with_sums(grads, ctx.scales.target(GRADIENT))
-        x8_transposed, w8_transposed = ctx.saved_tensors
-        of_x, of_weights = product_gradients(g8, x8_transposed, w8_transposed, ctx.scales)
+        of_x, of_weights = product_gradients(g8, ctx.saved_tensors, ctx.scales)
         of_parameters = (each.split_with_sizes(ctx.sizes) for each in (of_weights, of_biases))
         return of_x, None, None, None, None, *chain.from_iterable(of_parameters)
 
@@ -211,10 +224,14 @@ def multiply_inputs(
 
 
 def product_gradients(
-    g8: Fp8Matrix, x8_transposed: Tensor, w8_transposed: Tensor, scales: ProductScales
+    g8: Fp8Matrix, transposed: Sequence[Tensor], scales: ProductScales
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of input [R, K] and weights [N, K], bfloat16, from that of the result [R, N]."""
+    """Gradients of input [R, K] and weights [N, K], bfloat16, from that of the result [R, N].
+
+    `transposed` are both factors' transposes in FP8.
+    """
     assert g8.transposed is not None
+    x8_transposed, w8_transposed = transposed
     input_unit, weight_unit, _ = scales.units.unbind()
     of_x = _multiply(g8.rows, w8_transposed, g8.unit, weight_unit)
     return of_x, _multiply(g8.transposed, x8_transposed, g8.unit, input_unit)
@@ -234,3 +251,47 @@ def _multiply(
     return torch._scaled_mm(
         a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
     )
+
+
+class Fp8Blocks(Blocks):
+    """The readable blocks with the encoder's products in FP8, for every device that has it.
+
+    Embeddings, heads and pooler stay as they are. A tensor's attribute `fp8` is its copy in FP8
+    under the scales of the product that reads it, where the kernel that made it has cast it.
+    """
+
+    def __init__(self, scales: Fp8Scales) -> None:
+        self._scales = scales
+
+    def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+        """See `Blocks`."""
+        return multiply_fp8(self._scales, x, layers)
+
+
+def multiply_fp8(scales: Fp8Scales, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """`Blocks.multiply` in FP8."""
+    weights, biases = [each.weight for each in layers], [each.bias for each in layers]
+    return product(x, weights, biases, scales.of(layers[0]), take_copy(x))
+
+
+def take_copy(x: Tensor) -> Fp8Matrix | None:
+    """Taken from `x`: what a backward keeps of it would keep the copy's memory, too."""
+    copy: Fp8Matrix | None = x.__dict__.pop("fp8", None)
+    return copy
+
+
+def products_of(layers: Iterable[Any]) -> list[tuple[nn.Linear, ...]]:
+    """The layers that each product of the encoder (its `EncoderLayer`s) is made of, in order.
+
+    All queries, keys and values of a layer are one product, as they have one input.
+    """
+    return [
+        linears
+        for layer in layers
+        for linears in (
+            (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
+            (layer.attention.output.dense,),
+            (layer.intermediate.dense,),
+            (layer.output.dense,),
+        )
+    ]

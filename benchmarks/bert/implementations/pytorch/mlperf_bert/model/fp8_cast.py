@@ -46,7 +46,7 @@ class Fp8Matrix:
     transposed: Tensor | None  # [C, R rounded up to a multiple of 16], zeros behind R
 
 
-def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
+def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
     """The parts as one matrix in FP8: the nearest multiples of the unit that the type has.
 
     What lies beyond the type's range saturates, so that a sudden jump stays finite; NaN and
@@ -57,24 +57,6 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
         target: see Target.
         transpose: whether the transposed copy is wanted.
     """
-    if parts[0].device.type == "cuda":
-        from mlperf_bert.model import triton_fp8
-
-        return triton_fp8.cast(parts, dim, target, transpose=transpose)
-    return reference(parts, dim, target, transpose=transpose)
-
-
-def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """`cast` of parts side by side, transposed too, and the sums over rows [C] in their dtype."""
-    if parts[0].device.type == "cuda":
-        from mlperf_bert.model import triton_fp8
-
-        return triton_fp8.cast_with_sums(parts, target)
-    return reference(parts, 1, target, transpose=True), torch.cat([each.sum(0) for each in parts])
-
-
-def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """`cast` on any device."""
     values = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)).float()
     is_finite = values.isfinite()
     if target.maximum is not None:

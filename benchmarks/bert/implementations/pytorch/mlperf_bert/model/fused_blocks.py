@@ -1,12 +1,15 @@
-"""The fused blocks: torch's matrix products, and around them one Triton kernel in each direction.
+"""The fused blocks: matrix products, and around them one Triton kernel in each direction.
 
 A block's product stands outside its autograd function, so that autocast casts what it multiplies;
 the kernels take tensors of mixed dtypes and compute in float32 (float64 for float64). In 16 bits
-that rounds less often than the reference does. Imported on CUDA only, or in Triton's interpreter.
+that rounds less often than the reference does. With products in FP8 they write FP8 themselves; what
+comes without an FP8 copy (embeddings, chosen rows, attention's context and gradients) is cast by a
+kernel of its own. Imported on CUDA only, or in Triton's interpreter.
 
 Shape letters: T tokens, R rows, D hidden, P masked positions, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,16 +17,63 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.blocks import side_by_side
-from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
+from mlperf_bert.model.blocks import Blocks, Three, side_by_side
+from mlperf_bert.model.dropout import keep_bits
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
+from mlperf_bert.model.fp8 import (
+    GRADIENT,
+    INPUT,
+    Fp8Scales,
+    ProductScales,
+    multiply_fp8,
+    multiply_inputs,
+    product_gradients,
+    take_copy,
+)
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
-from mlperf_bert.model.triton_embedding import embedding_norm, embedding_norm_backward
-from mlperf_bert.model.triton_gelu import bias_gelu, bias_gelu_backward
-from mlperf_bert.model.triton_norm import residual_norm, residual_norm_backward
+from mlperf_bert.model.triton_fp8 import beside_transpose
+from mlperf_bert.model.triton_gelu import (
+    bias_gelu,
+    bias_gelu_backward,
+    bias_gelu_fp8,
+    bias_gelu_fp8_backward,
+)
+from mlperf_bert.model.triton_norm import (
+    embedding_norm,
+    embedding_norm_backward,
+    residual_norm,
+    residual_norm_backward,
+)
+
+# Scales of the product and of the one behind it; whether a backward follows.
+OfFp8 = tuple[ProductScales, ProductScales | None, bool]
 
 
-class FusedBlocks:
-    """See `Blocks`."""
+class FusedBlocks(Blocks):
+    """See `Blocks`; with `scales`, products in FP8.
+
+    What `intermediate` then returns is for the `residual_output` behind it alone.
+    """
+
+    def __init__(self, scales: Fp8Scales | None = None) -> None:
+        self.scales = scales
+
+    def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+        """See `Blocks`. In one product.
+
+        Where the gradients of the results are the columns of one tensor, as attention's backward
+        may leave them, they are multiplied where they are; else they are copied together first.
+        """
+        if self.scales is not None:
+            return multiply_fp8(self.scales, x, layers)
+        if len(layers) == 1:
+            return (layers[0](x),)
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
+        widths = [layer.out_features for layer in layers]
+        parts: tuple[Tensor, ...] = _Columns.apply(F.linear(x, weight, bias), widths)  # type: ignore[no-untyped-call]
+        return parts
 
     def residual_output(
         self,
@@ -34,58 +84,42 @@ class FusedBlocks:
         site: DropoutSite | None,
     ) -> Tensor:
         """See `Blocks`."""
-        product = F.linear(x, dense.weight)
-        keep, scale = kept(site, product.shape[1])
-        output, again = _ResidualNorm.apply(
-            product, dense.bias, take_again(residual), norm.weight, norm.bias, norm.eps, keep, scale
+        keep, scale = _kept(site, dense.out_features)
+        output, again, y8 = _ResidualOutput.apply(
+            *(*self._factors(x, dense), _take_again(residual)),
+            *(dense.bias, norm.weight, norm.bias, norm.eps, keep, scale),
         )  # type: ignore[no-untyped-call]
-        output.again = again
+        output.again, output.fp8 = again, y8
         return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """See `Blocks`."""
-        product = F.linear(hidden, dense.weight)
-        output: Tensor = _BiasGelu.apply(product, dense.bias)  # type: ignore[no-untyped-call]
-        return output
+        """See `Blocks`. In FP8 without values: they are in the copy alone, all else reads NaN."""
+        output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)  # type: ignore[no-untyped-call]
+        output.fp8 = y8
+        return output  # type: ignore[no-any-return]
+
+    def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
+        """A product, or its factors and how to multiply them in FP8: input, weight, copy, scales.
+
+        `dense`'s bias is added elsewhere.
+        """
+        if self.scales is None:
+            return F.linear(x, dense.weight), None, None, None
+        scales = self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()
+        return x, dense.weight, take_copy(x), scales
 
     def embed(
         self,
-        ids: tuple[Tensor, Tensor, Tensor],
+        ids: Three,
         tables: tuple[nn.Embedding, nn.Embedding, nn.Embedding],
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
         """See `Blocks`."""
-        keep, scale = kept(site, norm.weight.shape[0])
-        output: Tensor = _EmbeddingNorm.apply(
-            *ids,
-            *(table.weight for table in tables),
-            norm.weight,
-            norm.bias,
-            norm.eps,
-            keep,
-            scale,
-        )  # type: ignore[no-untyped-call]
+        keep, scale = _kept(site, norm.weight.shape[0])
+        weights = (*(table.weight for table in tables), norm.weight, norm.bias)
+        output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
         return output
-
-    def project_qkv(
-        self,
-        hidden: Tensor,
-        wanted: Tensor,
-        query: nn.Linear,
-        key: nn.Linear,
-        value: nn.Linear,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Blocks`. One product, or two where not all rows are wanted.
-
-        Where the gradients of the results are the columns of one tensor, as attention's backward
-        may leave them, they are multiplied where they are; else they are copied together first.
-        """
-        if wanted is hidden:
-            q, k, v = _project(hidden, query, key, value)
-        else:
-            q, (k, v) = query(wanted), _project(hidden, key, value)
-        return q, k, v
 
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
@@ -99,19 +133,19 @@ class FusedBlocks:
         return total
 
 
-def kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
+def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
     """Keep bits of a dropout, and the scale of what is kept."""
     if site is None:
         return None, 1.0
     return keep_bits(site, channels), scale_of(site.probability)
 
 
-def another(x: Tensor) -> Tensor:
+def _another(x: Tensor) -> Tensor:
     """The same memory as another tensor, for a function that returns it twice."""
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def take_again(x: Tensor) -> Tensor:
+def _take_again(x: Tensor) -> Tensor:
     """`x` for the residual sum: where a LayerNorm made it, its second output.
 
     Two outputs have two gradients, which the LayerNorm's backward adds as it reads them; those of
@@ -119,15 +153,6 @@ def take_again(x: Tensor) -> Tensor:
     """
     again: Tensor = x.__dict__.pop("again", x)
     return again
-
-
-def _project(hidden: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """[T, D] by every layer, in one product."""
-    weight = torch.cat([layer.weight for layer in layers])
-    bias = torch.cat([layer.bias for layer in layers])
-    widths = [layer.out_features for layer in layers]
-    parts: tuple[Tensor, ...] = _Columns.apply(F.linear(hidden, weight, bias), widths)  # type: ignore[no-untyped-call]
-    return parts
 
 
 class _Columns(torch.autograd.Function):
@@ -143,50 +168,99 @@ class _Columns(torch.autograd.Function):
         return side_by_side(gradients), None
 
 
-class _ResidualNorm(torch.autograd.Function):
+class _ResidualOutput(torch.autograd.Function):
+    """Around a product that stands outside, or with one in FP8: see `FusedBlocks._factors`."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        product: Tensor,
-        bias: Tensor,
+        x: Tensor,
+        matrix: Tensor | None,
+        x8: Fp8Matrix | None,
+        of_fp8: OfFp8 | None,
         residual: Tensor,
+        bias: Tensor,
         weight: Tensor,
         norm_bias: Tensor,
         epsilon: float,
         keep: Tensor | None,
         scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        product, residual = product.contiguous(), residual.contiguous()
-        output, statistics, _ = residual_norm(
-            product, bias, residual, weight, norm_bias, epsilon, keep, scale
+    ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
+        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        residual = residual.contiguous()
+        output, statistics, rows8 = residual_norm(
+            product, bias, residual, weight, norm_bias, epsilon, keep, scale, target
         )
-        ctx.save_for_backward(product, bias, residual, weight, statistics, keep)
-        ctx.scale = scale
+        y8 = None
+        if rows8 is not None and target is not None:
+            y8 = Fp8Matrix(target.unit, rows8, None)
+            if of_fp8 is not None and of_fp8[2]:
+                y8 = beside_transpose(rows8, target)
+        ctx.save_for_backward(product, bias, residual, weight, statistics, keep, *transposed)
+        ctx.of_fp8, ctx.scale = of_fp8, scale
         ctx.set_materialize_grads(False)
-        return output, another(output)
+        return output, _another(output), y8
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         given = [each.contiguous() for each in gradients if each is not None]
-        product, bias, residual, weight, statistics, keep = ctx.saved_tensors
-        of_product, of_residual, (of_bias, of_weight, of_norm_bias) = residual_norm_backward(
-            given, product, bias, residual, weight, statistics, keep, ctx.scale
+        product, bias, residual, weight, statistics, keep, *transposed = ctx.saved_tensors
+        scales = None if ctx.of_fp8 is None else ctx.of_fp8[0]
+        target = None if scales is None else scales.target(GRADIENT)
+        of_x, of_residual, (of_bias, *of_norm) = residual_norm_backward(
+            given, product, bias, residual, weight, statistics, keep, ctx.scale, target
         )
-        return of_product, of_bias, of_residual, of_weight, of_norm_bias, None, None, None
+        of_matrix = None
+        if scales is not None and target is not None:
+            of_x, of_matrix = product_gradients(beside_transpose(of_x, target), transposed, scales)
+        return of_x, of_matrix, None, None, of_residual, of_bias, *of_norm, None, None, None
 
 
-class _BiasGelu(torch.autograd.Function):
+class _Intermediate(torch.autograd.Function):
+    """As `_ResidualOutput`."""
+
     @staticmethod
-    def forward(ctx: Any, product: Tensor, bias: Tensor) -> Tensor:
-        product = product.contiguous()
-        ctx.save_for_backward(product, bias)
-        return bias_gelu(product, bias)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        matrix: Tensor | None,
+        x8: Fp8Matrix | None,
+        of_fp8: OfFp8 | None,
+        bias: Tensor,
+    ) -> tuple[Tensor, Fp8Matrix | None]:
+        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        ctx.save_for_backward(product, bias, *transposed)
+        ctx.of_fp8 = of_fp8
+        if of_fp8 is None or target is None:
+            return bias_gelu(product, bias), None
+        y8 = bias_gelu_fp8(product, bias, target, transpose=of_fp8[2])
+        return product.new_full((), float("nan")).expand_as(product), y8
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return bias_gelu_backward(gradient.contiguous(), *ctx.saved_tensors)
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        product, bias, *transposed = ctx.saved_tensors
+        gradient, of_matrix = gradient.contiguous(), None
+        if ctx.of_fp8 is None:
+            of_x, of_bias = bias_gelu_backward(gradient, product, bias)
+        else:
+            scales = ctx.of_fp8[0]
+            g8, of_bias = bias_gelu_fp8_backward(gradient, product, bias, scales.target(GRADIENT))
+            of_x, of_matrix = product_gradients(g8, transposed, scales)
+        return of_x, of_matrix, None, None, of_bias
+
+
+def _product(
+    x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, of_fp8: OfFp8 | None
+) -> tuple[Tensor, list[Tensor | None], Target | None]:
+    """It, in FP8 what its backward needs, and what the next product's input is cast to."""
+    if of_fp8 is None or matrix is None:
+        return x.contiguous(), [], None
+    scales, behind, records = of_fp8
+    product, *transposed = multiply_inputs(x, x8, (matrix,), (), scales, records)
+    target = None if behind is None else behind.target(INPUT, records=records)
+    return product, transposed, target
 
 
 class _EmbeddingNorm(torch.autograd.Function):

@@ -18,6 +18,7 @@ from mlperf_bert.config.sections import HeadName, ModelSection
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.cross_entropy import cross_entropy_sum, logits_gradient, precise
+from mlperf_bert.model.layers import META
 
 CHUNK_ROWS = 1024  # at V 30,528 125 MB of float32 for logits, where 17,000 positions need 2 GB
 
@@ -106,9 +107,9 @@ class LossSums(NamedTuple):
 class Pooler(nn.Module):
     """tanh projection of the first token's hidden state."""
 
-    def __init__(self, config: ModelSection, device: torch.device) -> None:
+    def __init__(self, config: ModelSection) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, device=device)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, device=META)
 
     def forward(self, first_tokens: Tensor) -> Tensor:
         """[B, D] -> [B, D]."""
@@ -118,11 +119,11 @@ class Pooler(nn.Module):
 class PredictionTransform(nn.Module):
     """dense, GELU (erf), LayerNorm before the decoder."""
 
-    def __init__(self, config: ModelSection, device: torch.device) -> None:
+    def __init__(self, config: ModelSection) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.dense = nn.Linear(hidden, hidden, device=device)
-        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
+        self.dense = nn.Linear(hidden, hidden, device=META)
+        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[P, D] -> [P, D]."""
@@ -133,10 +134,10 @@ class PredictionTransform(nn.Module):
 class MaskedLmHead(nn.Module):
     """Scores over the vocabulary; the decoder's matrix is the word embedding, passed in."""
 
-    def __init__(self, config: ModelSection, device: torch.device) -> None:
+    def __init__(self, config: ModelSection) -> None:
         super().__init__()
-        self.transform = PredictionTransform(config, device)
-        self.bias = nn.Parameter(torch.empty(config.padded_vocab_size, device=device))
+        self.transform = PredictionTransform(config)
+        self.bias = nn.Parameter(torch.empty(config.padded_vocab_size, device=META))
 
     def forward(self, hidden: Tensor, word_embeddings: Tensor) -> Tensor:
         """Hidden states [P, D] of masked positions, matrix [V, D] -> logits [P, V]."""
@@ -149,7 +150,7 @@ class PretrainingHeads(nn.Module):
     Raises ConfigError where model.head is "chunked" in fp16.
     """
 
-    def __init__(self, config: ModelSection, blocks: Blocks, device: torch.device) -> None:
+    def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
         if config.head == "chunked" and config.precision == "fp16":
             # Its gradients are rounded before the loss scale reaches them: most words get zero.
@@ -158,11 +159,11 @@ class PretrainingHeads(nn.Module):
                 "'chunked' cannot keep small gradients in fp16",
                 "use 'full', or set model.precision to 'bf16'",
             )
-        self.predictions = MaskedLmHead(config, device)
+        self.predictions = MaskedLmHead(config)
         # No weights without a gradient: a reducer would wait for them, and decay shrink them.
         self.seq_relationship: nn.Linear | None = None
         if config.objective == "mlm_nsp":
-            self.seq_relationship = nn.Linear(config.hidden_size, 2, device=device)
+            self.seq_relationship = nn.Linear(config.hidden_size, 2, device=META)
         self.head: HeadName = config.head
         self.blocks = blocks
 

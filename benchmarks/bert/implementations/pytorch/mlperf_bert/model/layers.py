@@ -13,8 +13,9 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout import DropoutKeys, make_site
+from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 
+META = torch.device("meta")  # where modules are made: nothing is drawn for their weights
 DROPOUT_STREAM = 0  # of the embeddings
 STREAMS_PER_LAYER = 3  # dropouts: of probabilities, after attention, after the feed-forward half
 
@@ -22,13 +23,13 @@ STREAMS_PER_LAYER = 3  # dropouts: of probabilities, after attention, after the 
 class Embeddings(nn.Module):
     """Input of the encoder (BERT, arXiv 1810.04805, section 3, figure 2)."""
 
-    def __init__(self, config: ModelSection, blocks: Blocks, device: torch.device) -> None:
+    def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.word_embeddings = _unset(config.padded_vocab_size, hidden, device)
-        self.position_embeddings = _unset(config.max_position_embeddings, hidden, device)
-        self.token_type_embeddings = _unset(config.type_vocab_size, hidden, device)
-        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
+        self.word_embeddings = _unset(config.padded_vocab_size, hidden)
+        self.position_embeddings = _unset(config.max_position_embeddings, hidden)
+        self.token_type_embeddings = _unset(config.type_vocab_size, hidden)
+        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
         self.blocks = blocks
         self.dropout_p = config.hidden_dropout
 
@@ -40,9 +41,9 @@ class Embeddings(nn.Module):
         return self.blocks.embed(ids, tables, self.LayerNorm, site)
 
 
-def _unset(rows: int, hidden: int, device: torch.device) -> nn.Embedding:
+def _unset(rows: int, hidden: int) -> nn.Embedding:
     """A table with weights not drawn: drawing on "meta" would import torch._dynamo, in 0.6 s."""
-    weights = torch.empty(rows, hidden, device=device)
+    weights = torch.empty(rows, hidden, device=META)
     return nn.Embedding(rows, hidden, _weight=weights)
 
 
@@ -50,18 +51,13 @@ class SelfAttention(nn.Module):
     """Query, key and value projections around an attention policy."""
 
     def __init__(
-        self,
-        config: ModelSection,
-        attend: AttentionPolicy,
-        blocks: Blocks,
-        stream: int,
-        device: torch.device,
+        self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.query = nn.Linear(hidden, hidden, device=device)
-        self.key = nn.Linear(hidden, hidden, device=device)
-        self.value = nn.Linear(hidden, hidden, device=device)
+        self.query = nn.Linear(hidden, hidden, device=META)
+        self.key = nn.Linear(hidden, hidden, device=META)
+        self.value = nn.Linear(hidden, hidden, device=META)
         self.attend = attend
         self.blocks = blocks
         self.head_shape = (config.num_heads, config.head_size)
@@ -84,18 +80,11 @@ class SelfAttention(nn.Module):
 class ResidualOutput(nn.Module):
     """Projection to D, dropout, residual sum, LayerNorm: the end of both halves of a layer."""
 
-    def __init__(
-        self,
-        in_features: int,
-        config: ModelSection,
-        blocks: Blocks,
-        stream: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, in_features: int, config: ModelSection, blocks: Blocks, stream: int) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.dense = nn.Linear(in_features, hidden, device=device)
-        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=device)
+        self.dense = nn.Linear(in_features, hidden, device=META)
+        self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
         self.blocks = blocks
         self.dropout_p = config.hidden_dropout
         self.dropout_stream = stream
@@ -110,16 +99,11 @@ class AttentionHalf(nn.Module):
     """Self-attention with its output projection."""
 
     def __init__(
-        self,
-        config: ModelSection,
-        attend: AttentionPolicy,
-        blocks: Blocks,
-        stream: int,
-        device: torch.device,
+        self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
     ) -> None:
         super().__init__()
-        self.self = SelfAttention(config, attend, blocks, stream, device)
-        self.output = ResidualOutput(config.hidden_size, config, blocks, stream + 1, device)
+        self.self = SelfAttention(config, attend, blocks, stream)
+        self.output = ResidualOutput(config.hidden_size, config, blocks, stream + 1)
 
     def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
         """Hidden states [T, D] -> [R, D] of the layout's queries, whose keys are `keys`."""
@@ -131,10 +115,10 @@ class AttentionHalf(nn.Module):
 class Intermediate(nn.Module):
     """First feed-forward matrix with the exact (erf) GELU, arXiv 1606.08415."""
 
-    def __init__(self, config: ModelSection, blocks: Blocks, device: torch.device) -> None:
+    def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
         self.blocks = blocks
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size, device=device)
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size, device=META)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[R, D] -> [R, F]."""
@@ -145,18 +129,13 @@ class EncoderLayer(nn.Module):
     """Attention and feed-forward, LayerNorm after each residual sum (arXiv 1706.03762, 3.1)."""
 
     def __init__(
-        self,
-        config: ModelSection,
-        attend: AttentionPolicy,
-        blocks: Blocks,
-        stream: int,
-        device: torch.device,
+        self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
     ) -> None:
         """`stream` is the first of the layer's dropouts."""
         super().__init__()
-        self.attention = AttentionHalf(config, attend, blocks, stream, device)
-        self.intermediate = Intermediate(config, blocks, device)
-        self.output = ResidualOutput(config.intermediate_size, config, blocks, stream + 2, device)
+        self.attention = AttentionHalf(config, attend, blocks, stream)
+        self.intermediate = Intermediate(config, blocks)
+        self.output = ResidualOutput(config.intermediate_size, config, blocks, stream + 2)
 
     def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
         """Hidden states [T, D] -> [R, D] of the layout's queries, whose keys are `keys`."""
@@ -168,13 +147,11 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """The stack of layers."""
 
-    def __init__(
-        self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
         first = DROPOUT_STREAM + 1
         self.layer = nn.ModuleList(
-            EncoderLayer(config, attend, blocks, first + STREAMS_PER_LAYER * number, device)
+            EncoderLayer(config, attend, blocks, first + STREAMS_PER_LAYER * number)
             for number in range(config.num_layers)
         )
 

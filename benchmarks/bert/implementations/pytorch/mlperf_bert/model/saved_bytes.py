@@ -49,7 +49,7 @@ class PaddedAttention:
 
     @classmethod
     def grouped(cls, lengths: IntArray, queries: IntArray) -> Self:
-        """Sequences of similar length padded together (`model/padded_slots.py`)."""
+        """Sequences of similar length padded together (`model/attention_layout.py`)."""
         order = np.argsort(-lengths, kind="stable")
         bounds = cut_by_ratio(lengths[order])
         sizes = []

@@ -1,17 +1,23 @@
-"""Variable-length attention with keyed dropout on a GPU, in Triton: the policy and its forward.
+"""Variable-length attention with keyed dropout on a GPU, in Triton: the policy and its kernels.
 
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 
 Softmax is computed block by block as keys pass by, and only its logarithmic sum is kept for the
-backward (FlashAttention-2, arXiv 2307.08691). One program has a block of queries of one sequence
-and head; programs behind a sequence's end return at once. Bounds of sequences are read on the
-device and every result has a fixed shape, so a step with these kernels can be captured. Sums are
-float32. What dropout keeps is read from bits that another kernel wrote (`model/dropout.py`).
+backward, which computes probabilities anew (FlashAttention-2, arXiv 2307.08691): one kernel for the
+queries' gradient, one for the others. Sums are float32, and every gradient is summed by one program
+in a fixed order: the same bits each time.
+
+A program has a block of queries, or of keys, of one sequence and head: its second number is its
+head, its third its sequence. Programs behind a sequence's end return at once. Bounds of sequences
+are read on the device and every result has a fixed shape, so a step with these kernels can be
+captured. What dropout keeps is read from bits that another kernel wrote (`model/dropout.py`).
+Places count from the sequence's first row, so that only that row's address needs 64 bits.
 """
 
+import math
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,20 +26,38 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.dropout import DropoutSite, attention_keep_bits, scale_of
-from mlperf_bert.model.triton_attention_backward import gradients
-from mlperf_bert.model.triton_tiles import (
-    KEYS,
-    LOG2_E,
-    Saved,
-    Tile,
-    kept_in_rows,
-    load_keep,
-    load_tile,
-    row_numbers,
-    span,
-    store_tile,
-)
+from mlperf_bert.model.dropout import attention_keep_bits
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
+
+LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
+KEYS = 64  # of a tile: their keep bits are read at once, as two words
+
+
+class Saved(NamedTuple):
+    """What the forward leaves behind; heads and channels of a row lie in one piece."""
+
+    q: Tensor  # [R, N, H]
+    k: Tensor  # [T, N, H]
+    v: Tensor  # [T, N, H]
+    context: Tensor  # [R, N, H]
+    logsumexp: Tensor  # float32 [N, R]: log2 of the sum of 2 ** (scores / ln 2) of a query
+    keep: Tensor  # int32 [R, N, words]: `attention_keep_bits`; empty without dropout
+    cu_queries: Tensor  # int32 [B + 1]
+    cu_seqlens: Tensor  # int32 [B + 1]
+
+
+class Tile(NamedTuple):
+    """How many queries a program holds at once beside 64 keys, and how it is run.
+
+    Constants, not measured at the start: sums depend on them, and so a run repeats bit by bit on
+    any machine of its kind and after a restart.
+    """
+
+    queries: int
+    num_warps: int
+    num_stages: int  # of the loop over the others
+    most_registers: int | None = None  # of a thread; the compiler's own choice where None
+
 
 TILES = MappingProxyType(  # by head size
     {
@@ -43,11 +67,21 @@ TILES = MappingProxyType(  # by head size
         128: Tile(128, 8, 3),
     }
 )
+TILES_OF_QUERIES = MappingProxyType(  # in backward
+    {
+        16: Tile(64, 4, 3),
+        32: Tile(64, 4, 3),
+        64: Tile(64, 4, 2),
+        128: Tile(64, 8, 2),
+    }
+)
+TILES_OF_KEYS = MappingProxyType({**TILES_OF_QUERIES, 64: Tile(64, 4, 3)})
 
 
-def _kernel(function: Callable[..., None]) -> Any:
+def _kernel(function: Callable[..., Any]) -> Any:
     # Otherwise compiled once more for a number of rows that is a multiple of 16.
-    return triton.jit(function, do_not_specialize=["num_rows"])
+    rows = ["num_rows"] if "num_rows" in function.__annotations__ else []
+    return triton.jit(function, do_not_specialize=rows)
 
 
 def attend(
@@ -84,7 +118,10 @@ class _Attention(torch.autograd.Function):
         )
         ctx.max_queries, ctx.max_length = layout.max_queries, layout.max_length
         ctx.keep_scale = None if site is None else scale_of(site.probability)
-        _launch(saved, ctx.max_queries, ctx.keep_scale)
+        strides = tuple(x.stride(0) for x in (q, k, v))
+        tile = TILES[q.shape[2]]
+        blocks = triton.cdiv(ctx.max_queries, tile.queries)
+        _launch(_attention_forward, tile, blocks, saved, saved, strides, ctx.keep_scale)
         ctx.save_for_backward(*saved)
         return saved.context
 
@@ -93,7 +130,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = Saved(*ctx.saved_tensors)
         longest = (ctx.max_queries, ctx.max_length)
-        return *gradients(_in_rows(grad), saved, *longest, ctx.keep_scale), None, None
+        return *_gradients(_in_rows(grad), saved, *longest, ctx.keep_scale), None, None
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -101,39 +138,71 @@ def _in_rows(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def _launch(saved: Saved, max_queries: int, keep_scale: float | None) -> None:
+def _launch(
+    kernel: Any,
+    tile: Tile,
+    blocks: int,
+    saved: Saved,
+    tensors: tuple[Tensor, ...],
+    strides: tuple[int, ...],
+    keep_scale: float | None,
+) -> None:
+    """So many programs for each head and sequence, with `tensors` that lie in rows of `strides`."""
     num_rows, num_heads, head_size = saved.q.shape
-    tile = TILES[head_size]
-    grid = (triton.cdiv(max_queries, tile.queries), num_heads, len(saved.cu_queries) - 1)
-    _attention_forward[grid](
-        *saved,
-        *(x.stride(0) for x in (saved.q, saved.k, saved.v)),
-        num_rows,
-        saved.keep.shape[-1],
-        head_size**-0.5,
-        keep_scale,
-        head_size,
-        tile.queries,
-        KEYS,
+    kernel[(blocks, num_heads, len(saved.cu_queries) - 1)](
+        *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, keep_scale),
+        *(head_size, tile.queries, KEYS),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         maxnreg=tile.most_registers,
     )
 
 
+def _gradients(
+    grad: Tensor, saved: Saved, max_queries: int, max_length: int, keep_scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v: columns of one tensor, or k's and v's where queries are fewer.
+
+    So they lie as the gradient of a product with all three weights is wanted (`fused_blocks.py`).
+
+    Args:
+        grad: of the context, [R, N, H], each row in one piece.
+        saved: by the forward.
+        max_queries: of one sequence, at most.
+        max_length: keys of one sequence, at most.
+        keep_scale: what kept elements were multiplied by; None without dropout.
+    """
+    q, k, v = saved.q, saved.k, saved.v
+    num_rows, num_heads, _ = q.shape
+    if num_rows == len(k):
+        grad_q, grad_k, grad_v = q.new_empty((num_rows, 3, *q.shape[1:])).unbind(1)
+    else:
+        grad_q = torch.empty_like(q)
+        grad_k, grad_v = k.new_empty((len(k), 2, *k.shape[1:])).unbind(1)
+    statistics = saved.logsumexp.new_empty((num_heads, num_rows, 2))
+    strides = tuple(x.stride(0) for x in (q, k, v, grad, grad_q, grad_k))
+    tile = TILES_OF_QUERIES[q.shape[2]]
+    blocks = triton.cdiv(max_queries, tile.queries)
+    _launch(
+        _attention_of_queries,
+        tile,
+        blocks,
+        saved,
+        (*saved, grad, statistics, grad_q),
+        strides,
+        keep_scale,
+    )
+    bounds = (saved.keep, saved.cu_queries, saved.cu_seqlens)
+    tensors = (q, k, v, *bounds, grad, statistics, grad_k, grad_v)
+    tile, blocks = TILES_OF_KEYS[q.shape[2]], triton.cdiv(max_length, KEYS)
+    _launch(_attention_of_keys, tile, blocks, saved, tensors, strides, keep_scale)
+    return grad_q, grad_k, grad_v
+
+
 @_kernel
 def _attention_forward(
-    q: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    context: tl.tensor,
-    logsumexp: tl.tensor,
-    keep: tl.tensor,
-    cu_queries: tl.tensor,
-    cu_seqlens: tl.tensor,
-    q_stride: tl.tensor,
-    k_stride: tl.tensor,
-    v_stride: tl.tensor,
+    tensors: tl.tuple,
+    strides: tl.tuple,
     num_rows: tl.tensor,
     num_words: tl.tensor,
     scale: tl.constexpr,
@@ -142,10 +211,12 @@ def _attention_forward(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    queries, keys = span(cu_queries), span(cu_seqlens)
+    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens = tensors
+    q_stride, k_stride, v_stride = strides
+    queries, keys = _span(cu_queries), _span(cu_seqlens)
     first = tl.program_id(0) * block_q
     if first < queries[1]:
-        own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
+        own_q = _load_tile(q, q_stride, queries, first, block_q, head_size)
         highest = tl.full((block_q,), float("-inf"), tl.float32)
         total = tl.zeros((block_q,), tl.float32)
         sums = tl.zeros((block_q, head_size), tl.float32)
@@ -153,7 +224,7 @@ def _attention_forward(
         # Zero, but not to the compiler, which would round first and then select 16 bits: slower.
         nothing = tl.minimum(keys[1], 0).to(tl.float32)
         for start in range(0, keys[1], block_k):
-            own_k = load_tile(k, k_stride, keys, start, block_k, head_size)
+            own_k = _load_tile(k, k_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
             if start + block_k > keys[1]:  # the last block alone pays for the comparisons
                 scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
@@ -163,14 +234,218 @@ def _attention_forward(
             shrink = tl.exp2(highest - higher)
             total = total * shrink + tl.sum(weights, 1)
             if keep_scale is not None:
-                words = load_keep(keep, num_words, queries, first, block_q, start)
-                weights = tl.where(kept_in_rows(words, key), weights, nothing)
-            own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
+                words = _load_keep(keep, num_words, queries, first, block_q, start)
+                weights = tl.where(_kept_in_rows(words, key), weights, nothing)
+            own_v = _load_tile(v, v_stride, keys, start, block_k, head_size)
             sums = tl.dot(weights.to(own_v.dtype), own_v, sums * shrink[:, None])
             highest = higher
         inverse = (1.0 if keep_scale is None else keep_scale) / total
         stride = tl.num_programs(1) * head_size
-        store_tile(context, stride, queries, first, sums * inverse[:, None], block_q, head_size)
+        _store_tile(context, stride, queries, first, sums * inverse[:, None], block_q, head_size)
         query = first + tl.arange(0, block_q)
-        at = row_numbers(num_rows, queries, query)
+        at = _row_numbers(num_rows, queries, query)
         tl.store(logsumexp + at, highest + tl.log2(total), mask=query < queries[1])
+
+
+@_kernel
+def _attention_of_queries(
+    tensors: tl.tuple,
+    strides: tl.tuple,
+    num_rows: tl.tensor,
+    num_words: tl.tensor,
+    scale: tl.constexpr,
+    keep_scale: tl.constexpr,
+    head_size: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+) -> None:
+    """The gradient of a block of queries, and of each its context times the context's gradient."""
+    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens = tensors[:8]
+    grad, statistics, grad_q = tensors[8:]
+    q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
+    queries, keys = _span(cu_queries), _span(cu_seqlens)
+    first = tl.program_id(0) * block_q
+    if first < queries[1]:
+        own_q = _load_tile(q, q_stride, queries, first, block_q, head_size)
+        own_grad = _load_tile(grad, grad_stride, queries, first, block_q, head_size)
+        stride = tl.num_programs(1) * head_size
+        own_context = _load_tile(context, stride, queries, first, block_q, head_size)
+        product = tl.sum(own_context.to(tl.float32) * own_grad.to(tl.float32), 1)
+        product = product if keep_scale is None else product / keep_scale
+        query = first + tl.arange(0, block_q)
+        is_query = query < queries[1]
+        at = _row_numbers(num_rows, queries, query)
+        log_sum = tl.load(logsumexp + at, mask=is_query, other=0.0)
+        tl.store(statistics + 2 * at, -log_sum, mask=is_query)
+        tl.store(statistics + 2 * at + 1, -product, mask=is_query)
+        sums = tl.zeros((block_q, head_size), tl.float32)
+        key = tl.arange(0, block_k)
+        for start in range(0, keys[1], block_k):
+            own_k = _load_tile(k, k_stride, keys, start, block_k, head_size)
+            own_v = _load_tile(v, v_stride, keys, start, block_k, head_size)
+            scores = tl.dot(own_q, tl.trans(own_k))
+            of_weights = tl.dot(own_grad, tl.trans(own_v))
+            # A key behind the sequence's end would be exp2(-log_sum), perhaps infinite.
+            if start + block_k > keys[1]:
+                scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
+            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[:, None]))
+            if keep_scale is not None:
+                words = _load_keep(keep, num_words, queries, first, block_q, start)
+                of_weights = tl.where(_kept_in_rows(words, key), of_weights, 0.0)
+            of_scores = weights * (of_weights - product[:, None])
+            sums = tl.dot(of_scores.to(own_k.dtype), own_k, sums)
+        sums *= scale if keep_scale is None else scale * keep_scale
+        _store_tile(grad_q, grad_q_stride, queries, first, sums, block_q, head_size)
+
+
+@_kernel
+def _attention_of_keys(
+    tensors: tl.tuple,
+    strides: tl.tuple,
+    num_rows: tl.tensor,
+    num_words: tl.tensor,
+    scale: tl.constexpr,
+    keep_scale: tl.constexpr,
+    head_size: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+) -> None:
+    """The gradients of a block of keys and their values; tiles are [keys, queries]."""
+    q, k, v, keep, cu_queries, cu_seqlens, grad, statistics, grad_k, grad_v = tensors
+    q_stride, k_stride, v_stride, grad_stride, _, grad_kv_stride = strides
+    queries, keys = _span(cu_queries), _span(cu_seqlens)
+    first = tl.program_id(0) * block_k
+    if first < keys[1]:
+        own_k = _load_tile(k, k_stride, keys, first, block_k, head_size)
+        own_v = _load_tile(v, v_stride, keys, first, block_k, head_size)
+        sums_k = tl.zeros((block_k, head_size), tl.float32)
+        sums_v = tl.zeros((block_k, head_size), tl.float32)
+        key = tl.arange(0, block_k)
+        of_head = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
+        for start in range(0, queries[1], block_q):
+            # Behind the last query q and grad are zero, and so is what it adds.
+            own_q = _load_tile(q, q_stride, queries, start, block_q, head_size)
+            own_grad = _load_tile(grad, grad_stride, queries, start, block_q, head_size)
+            minus_log_sum, minus_product = _load_pairs(of_head, 2, queries, start, block_q)
+            scores = tl.dot(own_k, tl.trans(own_q))
+            weights = tl.exp2(tl.fma(scores, scale * LOG2_E, minus_log_sum[None, :]))
+            of_weights = tl.dot(own_v, tl.trans(own_grad))
+            used = weights
+            if keep_scale is not None:
+                words = _load_keep(keep, num_words, queries, start, block_q, first)
+                used = tl.where(_kept_in_columns(words, key), weights, 0.0)
+            sums_v = tl.dot(used.to(own_grad.dtype), own_grad, sums_v)
+            of_scores = tl.fma(used, of_weights, weights * minus_product[None, :])
+            sums_k = tl.dot(of_scores.to(own_q.dtype), own_q, sums_k)
+        if keep_scale is not None:
+            sums_k *= keep_scale
+            sums_v *= keep_scale
+        _store_tile(grad_k, grad_kv_stride, keys, first, sums_k * scale, block_k, head_size)
+        _store_tile(grad_v, grad_kv_stride, keys, first, sums_v, block_k, head_size)
+
+
+@_kernel
+def _span(bounds: tl.tensor) -> Any:
+    """The rows of the program's sequence: number of the first (int64), how many."""
+    first = tl.load(bounds + tl.program_id(2))
+    return first.to(tl.int64), tl.load(bounds + tl.program_id(2) + 1) - first
+
+
+@_kernel
+def _load_tile(
+    x: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tuple,
+    first: tl.tensor,
+    size: tl.constexpr,
+    head_size: tl.constexpr,
+) -> Any:
+    """`x` [.., N, H] at places `first` .. of the span `rows`: [size, H]; zeros behind its end."""
+    at, is_real = _of_tile(x, stride, rows, first, size, head_size)
+    return tl.load(at, mask=is_real, other=0.0)
+
+
+@_kernel
+def _store_tile(
+    x: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tuple,
+    first: tl.tensor,
+    values: tl.tensor,
+    size: tl.constexpr,
+    head_size: tl.constexpr,
+) -> None:
+    """Write `x` [.., N, H] at places `first` .. of the span `rows`."""
+    at, is_real = _of_tile(x, stride, rows, first, size, head_size)
+    tl.store(at, values.to(x.dtype.element_ty), mask=is_real)
+
+
+@_kernel
+def _of_tile(
+    x: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tuple,
+    first: tl.tensor,
+    size: tl.constexpr,
+    head_size: tl.constexpr,
+) -> Any:
+    place = tl.arange(0, size)
+    start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
+    # The same in every pass of a loop over `first`, so it stays in registers.
+    within = place[:, None] * stride + tl.arange(0, head_size)[None, :]
+    return start + within, (place < rows[1] - first)[:, None]
+
+
+@_kernel
+def _row_numbers(num_rows: tl.tensor, rows: tl.tuple, place: tl.tensor) -> Any:
+    """Where in [N, num_rows] the places of the span `rows` are: int64, as many."""
+    return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + place
+
+
+@_kernel
+def _load_pairs(
+    x: tl.tensor, stride: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr
+) -> Any:
+    """Two neighbours at `x` of each place `first` .. of the span `rows`: two of [size].
+
+    One load of both: Triton 3.6 has every thread copy what it needs of a vector that is shorter
+    than the threads of a program, which is sixteen times as much.
+    """
+    place = tl.arange(0, size)
+    at = (place * stride)[:, None] + tl.arange(0, 2)[None, :]
+    is_real = (place < rows[1] - first)[:, None]
+    pairs = tl.load(x + (rows[0] + first) * stride + at, mask=is_real, other=0)
+    return tl.split(pairs)
+
+
+@_kernel
+def _load_keep(
+    keep: tl.tensor,
+    num_words: tl.tensor,
+    queries: tl.tuple,
+    first: tl.tensor,
+    size: tl.constexpr,
+    first_key: tl.tensor,
+) -> Any:
+    """Keep bits of 64 keys of each place `first` .. of the span `queries`: two int32 [size]."""
+    stride = tl.num_programs(1) * num_words
+    of_head = keep + tl.program_id(1) * num_words + first_key // 32
+    return _load_pairs(of_head, stride, queries, first, size)
+
+
+@_kernel
+def _kept_in_rows(words: tl.tuple, key: tl.tensor) -> Any:
+    """Bool [size, 64] of `_load_keep`; `key` is 0 .. 63.
+
+    Lanes of a warp differ in bits 1 and 2 of a column's number, where a tile is the result of a
+    product: these are shifted out once for all columns, and what is left are constants.
+    """
+    halves = tl.where((key < 32)[None, :], words[0][:, None], words[1][:, None])
+    return ((halves >> (key & 6)[None, :]) & (1 << (key & 25))[None, :]) != 0
+
+
+@_kernel
+def _kept_in_columns(words: tl.tuple, key: tl.tensor) -> Any:
+    """Bool [64, size] of `_load_keep`; a thread's two rows differ in bit 3 of their number."""
+    halves = tl.where((key < 32)[:, None], words[0][None, :], words[1][None, :])
+    return ((halves >> (key & 23)[:, None]) & (1 << (key & 8))[:, None]) != 0

@@ -20,6 +20,7 @@ from mlperf_bert.model.triton_parts import (
     computed_in,
     empty_sums,
     kernel,
+    num_row_blocks,
     sum_programs,
 )
 
@@ -45,16 +46,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, columns = logits.shape
     losses, statistics = empty_sums(logits, rows), empty_sums(logits, 2, rows)
+    groups = min(GROUPS, triton.next_power_of_2(triton.cdiv(columns, 8)))
     _cross_entropy_forward[(rows,)](
-        logits,
-        labels,
-        losses,
-        statistics,
-        rows,
-        columns,
-        IGNORED,
-        computed_in(logits),
-        min(GROUPS, triton.next_power_of_2(triton.cdiv(columns, 8))),
+        (logits, labels, losses, statistics), rows, columns, IGNORED, computed_in(logits), groups
     )
     return losses, statistics
 
@@ -71,37 +65,25 @@ def cross_entropy_backward(
     """
     rows, columns = logits.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
-    # Four blocks of rows each at least, as in `num_programs`.
-    programs = min(triton.cdiv(rows, 4 * BLOCK_ROWS), max(MOST_PROGRAMS // column_blocks, 1))
+    programs = num_row_blocks(rows, BLOCK_ROWS, MOST_PROGRAMS // column_blocks)
     partials = empty_sums(statistics, programs, 1, columns)
     _cross_entropy_backward[(programs, column_blocks)](
-        gradient,
-        logits,
-        labels,
-        statistics,
-        partials,
-        rows,
-        columns,
-        IGNORED,
-        computed_in(logits),
-        BLOCK_ROWS,
-        BLOCK_COLUMNS,
+        *((gradient, logits, labels, statistics, partials), rows, columns, IGNORED),
+        *(computed_in(logits), BLOCK_ROWS, BLOCK_COLUMNS),
     )
     return sum_programs(partials, (bias_dtype,))[0]
 
 
 @kernel
 def _cross_entropy_forward(
-    logits: tl.tensor,
-    labels: tl.tensor,
-    losses: tl.tensor,
-    statistics: tl.tensor,
+    tensors: tl.tuple,
     rows: tl.tensor,
     columns: tl.constexpr,
     ignored: tl.constexpr,
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> None:
+    logits, labels, losses, statistics = tensors
     row = tl.program_id(0).to(tl.int64)
     own_row = logits + row * columns
     label = tl.load(labels + row)
@@ -129,11 +111,7 @@ def _cross_entropy_forward(
 
 @kernel
 def _cross_entropy_backward(
-    gradient: tl.tensor,
-    logits: tl.tensor,
-    labels: tl.tensor,
-    statistics: tl.tensor,
-    partials: tl.tensor,
+    tensors: tl.tuple,
     rows: tl.tensor,
     columns: tl.constexpr,
     ignored: tl.constexpr,
@@ -141,6 +119,7 @@ def _cross_entropy_backward(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
+    gradient, logits, labels, statistics, partials = tensors
     given = tl.load(gradient).to(dtype)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     offsets = column[None, :] - tl.arange(0, block_rows)[:, None] * columns

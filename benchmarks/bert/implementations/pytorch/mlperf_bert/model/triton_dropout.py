@@ -1,8 +1,8 @@
 """Keep bits and dropout on a GPU: Triton kernels, in which a lane makes one call of Philox.
 
-One call is one byte of keep bits. The readable reference is `model/philox.py`. The step is read on
-the device and every result has a fixed shape, so a step with these kernels can be captured. Not yet
-run on a GPU.
+One call is one byte of keep bits. The readable reference is `model/dropout_keys.py`. The step is
+read on the device and every result has a fixed shape, so a step with these kernels can be captured.
+Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.dropout import DropoutSite, scale_of, threshold_of
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
 ROWS, BYTES = 16, 16  # that a program takes at once
@@ -58,17 +58,10 @@ def attention_keep_bits(
     bits = _empty_bits(site, num_rows, num_heads, num_bytes)
     num_sequences = len(cu_seqlens) - 1
     if bits.numel() > 0:
+        bounds = cu_seqlens, cu_seqlens if cu_queries is None else cu_queries
         _attention_keep_bits[(triton.cdiv(num_rows, ATTENTION_ROWS), num_heads)](
-            bits,
-            *_of_site(site),
-            cu_seqlens,
-            cu_seqlens if cu_queries is None else cu_queries,
-            num_sequences,
-            num_rows,
-            num_bytes,
-            num_sequences.bit_length(),
-            ATTENTION_ROWS,
-            ATTENTION_BYTES,
+            *(bits, *_of_site(site), bounds, num_sequences, num_rows, num_bytes),
+            *(num_sequences.bit_length(), ATTENTION_ROWS, ATTENTION_BYTES),
             num_warps=WARPS,
         )
     return bits
@@ -103,17 +96,8 @@ def _apply(x: Tensor, bits: Tensor, site: DropoutSite, *, draw: bool) -> Tensor:
     num_rows, num_bytes = bits.shape
     if x.numel() > 0:
         _dropout[_grid(num_rows, num_bytes)](
-            x,
-            dropped,
-            bits,
-            *_of_site(site),
-            num_rows,
-            x.shape[1:].numel(),
-            num_bytes,
-            scale_of(site.probability),
-            draw,
-            ROWS,
-            BYTES,
+            *((x, dropped, bits), *_of_site(site), num_rows, x.shape[1:].numel(), num_bytes),
+            *(scale_of(site.probability), draw, ROWS, BYTES),
         )
     return dropped
 
@@ -126,18 +110,16 @@ def _grid(num_rows: int, num_bytes: int) -> tuple[int, int]:
     return triton.cdiv(num_rows, ROWS), triton.cdiv(num_bytes, BYTES)
 
 
-def _of_site(site: DropoutSite) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
+def _of_site(site: DropoutSite) -> tuple[tuple[Tensor, Tensor, Tensor], int, int, int]:
     keys, threshold = site.keys, threshold_of(site.probability)
-    ids, positions = keys.sample_ids.contiguous(), keys.positions.contiguous()
-    return ids, positions, keys.step, keys.seed, site.stream, threshold
+    tensors = keys.sample_ids.contiguous(), keys.positions.contiguous(), keys.step
+    return tensors, keys.seed, site.stream, threshold
 
 
 @_kernel_of_site
 def _keep_bits(
     bits: tl.tensor,
-    sample_ids: tl.tensor,
-    positions: tl.tensor,
-    step: tl.tensor,
+    keys: tl.tuple,
     seed: tl.tensor,
     stream: tl.tensor,
     threshold: tl.constexpr,
@@ -148,8 +130,8 @@ def _keep_bits(
 ) -> None:
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     byte = tl.program_id(1) * bytes_ + tl.arange(0, bytes_)
-    token, sample = _of_rows(sample_ids, positions, stream, row, num_rows)
-    kept = _kept_bytes(byte[None, :], token, sample, step, seed, threshold)
+    token, sample = _of_rows(keys, stream, row, num_rows)
+    kept = _kept_bytes(byte[None, :], token, sample, keys[2], seed, threshold)
     at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
     tl.store(bits + at, kept, mask=(row < num_rows)[:, None] & (byte < num_bytes)[None, :])
 
@@ -157,14 +139,11 @@ def _keep_bits(
 @_kernel_of_site
 def _attention_keep_bits(
     bits: tl.tensor,
-    sample_ids: tl.tensor,
-    positions: tl.tensor,
-    step: tl.tensor,
+    keys: tl.tuple,
     seed: tl.tensor,
     stream: tl.tensor,
     threshold: tl.constexpr,
-    cu_keys: tl.tensor,
-    cu_queries: tl.tensor,
+    bounds: tl.tuple,
     num_sequences: tl.tensor,
     num_rows: tl.tensor,
     num_bytes: tl.tensor,
@@ -174,17 +153,18 @@ def _attention_keep_bits(
 ) -> None:
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     head = tl.program_id(1)
+    cu_keys, cu_queries = bounds
     sequence = _sequence_of(row, cu_queries, num_sequences, search_steps)
     is_real = (row < num_rows) & (sequence < num_sequences)
     length = tl.load(cu_keys + sequence + 1, mask=is_real, other=0)
     length -= tl.load(cu_keys + sequence, mask=is_real, other=0)
-    token, sample = _of_rows(sample_ids, positions, stream, row, num_rows)
+    token, sample = _of_rows(keys, stream, row, num_rows)
     of_row = bits + (row.to(tl.int64) * tl.num_programs(1) + head)[:, None] * num_bytes
     longest = tl.max(length)
     first = 0
     while 8 * first < longest:  # not `range`: see optim/triton_kernels.py
         byte = first + tl.arange(0, bytes_)[None, :]
-        kept = _kept_bytes(byte | (head << 16), token, sample, step, seed, threshold)
+        kept = _kept_bytes(byte | (head << 16), token, sample, keys[2], seed, threshold)
         # Whole words of eight bytes, which the compiler then stores at once.
         is_needed = (byte < (length[:, None] + 63) // 64 * 8) & (byte < num_bytes)
         tl.store(of_row + byte, kept, mask=is_needed)
@@ -193,12 +173,8 @@ def _attention_keep_bits(
 
 @_kernel_of_site
 def _dropout(
-    x: tl.tensor,
-    dropped: tl.tensor,
-    bits: tl.tensor,
-    sample_ids: tl.tensor,
-    positions: tl.tensor,
-    step: tl.tensor,
+    tensors: tl.tuple,
+    keys: tl.tuple,
     seed: tl.tensor,
     stream: tl.tensor,
     threshold: tl.constexpr,
@@ -210,13 +186,14 @@ def _dropout(
     rows: tl.constexpr,
     bytes_: tl.constexpr,
 ) -> None:
+    x, dropped, bits = tensors
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     byte = tl.program_id(1) * bytes_ + tl.arange(0, bytes_)
     at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
     is_real = (row < num_rows)[:, None] & (byte < num_bytes)[None, :]
     if draw:
-        token, sample = _of_rows(sample_ids, positions, stream, row, num_rows)
-        kept = _kept_bytes(byte[None, :], token, sample, step, seed, threshold)
+        token, sample = _of_rows(keys, stream, row, num_rows)
+        kept = _kept_bytes(byte[None, :], token, sample, keys[2], seed, threshold)
         tl.store(bits + at, kept, mask=is_real)
     else:
         kept = tl.load(bits + at, mask=is_real, other=0)
@@ -233,14 +210,9 @@ def _dropout(
 
 
 @_kernel
-def _of_rows(
-    sample_ids: tl.tensor,
-    positions: tl.tensor,
-    stream: tl.tensor,
-    row: tl.tensor,
-    num_rows: tl.tensor,
-) -> Any:
+def _of_rows(keys: tl.tuple, stream: tl.tensor, row: tl.tensor, num_rows: tl.tensor) -> Any:
     """Second and third word of the counters of some rows, as uint32 columns."""
+    sample_ids, positions, _ = keys
     position = tl.load(positions + row, mask=row < num_rows, other=0).to(tl.uint32)
     sample = tl.load(sample_ids + row, mask=row < num_rows, other=0).to(tl.uint32)
     return (position | (stream.to(tl.uint32) << 16))[:, None], sample[:, None]
@@ -255,7 +227,7 @@ def _kept_bytes(
     seed: tl.tensor,
     threshold: tl.constexpr,
 ) -> Any:
-    """As `model.philox.kept_bytes`: uint8 of [rows, bytes], from int32 groups."""
+    """As `model.dropout_keys.kept_bytes`: uint8 of [rows, bytes], from int32 groups."""
     last = tl.load(step).to(tl.uint32)
     words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
     kept = tl.zeros_like(words[0])

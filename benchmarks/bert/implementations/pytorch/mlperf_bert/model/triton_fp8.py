@@ -7,7 +7,8 @@ maxima, so nothing depends on the order in which programs run. Kernels of tiles 
 and take what it needs as arguments in a row, `writing(...)`; those of rows call `to_fp8`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import triton
@@ -30,13 +31,12 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
     shape = list(parts[0].shape)
     shape[dim] = sum(sizes)
     whole = empty_fp8(parts[0], shape, target, transpose=transpose)
-    pieces: Sequence[Tensor | None] = [None] * len(parts)
+    pieces: Iterable[Tensor | None] = repeat(None, len(parts))
     if whole.transposed is not None:
         in_transposed = [*sizes[:-1], sizes[-1] + whole.transposed.shape[1 - dim] - shape[dim]]
         pieces = whole.transposed.split_with_sizes(in_transposed, 1 - dim)
-    for part, rows, transposed in zip(
-        parts, whole.rows.split_with_sizes(sizes, dim), pieces, strict=True
-    ):
+    places = zip(parts, whole.rows.split_with_sizes(sizes, dim), pieces, strict=True)
+    for part, rows, transposed in places:
         cast_part(part, Fp8Matrix(target.unit, rows, transposed), target)
     return whole
 
@@ -68,15 +68,8 @@ def cast_part(x: Tensor, place: Fp8Matrix, target: Target, partials: Tensor | No
         x = x.contiguous()
     num_rows, num_columns = x.shape
     _cast_to_fp8[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_columns, TILE_COLUMNS))](
-        x,
-        x if partials is None else partials,
-        num_rows,
-        num_columns,
-        x.stride(0),
-        partials is not None,
-        *writing(place, target),
-        TILE_ROWS,
-        TILE_COLUMNS,
+        *((x, partials), num_rows, num_columns, x.stride(0), *writing(place, target)),
+        *(TILE_ROWS, TILE_COLUMNS),
         num_warps=NUM_WARPS,
     )
 
@@ -86,73 +79,47 @@ def beside_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
     num_rows, num_columns = rows.shape
     transposed = rows.new_empty((num_columns, padded(num_rows)))
     _transpose[(triton.cdiv(num_rows, TRANSPOSED_TILE), triton.cdiv(num_columns, TRANSPOSED_TILE))](
-        rows,
-        transposed,
-        num_rows,
-        num_columns,
-        transposed.shape[1],
-        TRANSPOSED_TILE,
+        *(rows, transposed, num_rows, num_columns, transposed.shape[1], TRANSPOSED_TILE),
         num_warps=NUM_WARPS,
     )
     return Fp8Matrix(target.unit, rows, transposed)
 
 
 def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
-    """What a kernel needs to write to `place`; where it wants none, a tensor that is not used."""
-    rows, transposed, maximum = place.rows, place.transposed, target.maximum
-    return (
-        rows,
-        rows if transposed is None else transposed,
-        target.unit,
-        target.unit if maximum is None else maximum,
-        rows.stride(0),
-        0 if transposed is None else transposed.stride(0),
-        0 if transposed is None else transposed.shape[1],
-        target.limit,
-        maximum is not None,
-        transposed is not None,
-    )
+    """What `write_fp8` needs to write to `place`: a tuple, and the limit."""
+    rows, transposed = place.rows, place.transposed
+    strides = (0, 0) if transposed is None else (transposed.stride(0), transposed.shape[1])
+    where = (rows, transposed, target.unit, target.maximum, rows.stride(0), *strides)
+    return where, target.limit
 
 
-def writing_rows(rows: Tensor | None, unused: Tensor, target: Target | None) -> tuple[Any, ...]:
-    """What a kernel needs that writes `rows` in FP8 without a transpose; `unused` for no tensor."""
-    if rows is None or target is None:
-        return unused, unused, unused, 0.0, False, False
-    maximum = target.maximum
-    noted = target.unit if maximum is None else maximum
-    return rows, target.unit, noted, target.limit, maximum is not None, True
+def writing_rows(rows: Tensor | None, target: Target | None) -> tuple[Any, ...]:
+    """What a kernel needs that writes `rows` in FP8 without a transpose, or nothing in FP8."""
+    if target is None:
+        return (None, None, None), 0.0
+    return (rows, target.unit, target.maximum), target.limit
 
 
 @kernel
 def _cast_to_fp8(
-    x: tl.tensor,
-    partials: tl.tensor,
+    tensors: tl.tuple,
     num_rows: int,
     num_columns: int,
     x_stride: int,
-    sums: tl.constexpr,
-    quantised: tl.tensor,
-    transposed: tl.tensor,
-    unit: tl.tensor,
-    maximum: tl.tensor,
-    rows_stride: int,
-    transposed_stride: int,
-    transposed_columns: int,
+    place: tl.tuple,
     limit: tl.constexpr,
-    notes_maximum: tl.constexpr,
-    transposes: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ) -> None:
+    x, partials = tensors
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
     column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     at = row[:, None] * x_stride + column[None, :]
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if sums:
+    if partials is not None:
         store_sums(partials, values, column, num_columns)
-    place = quantised, transposed, unit, maximum, rows_stride, transposed_stride, transposed_columns
-    write_fp8(values, row, column, num_rows, num_columns, place, limit, notes_maximum, transposes)
+    write_fp8(values, row, column, num_rows, num_columns, place, limit)
 
 
 @kernel
@@ -171,19 +138,17 @@ def write_fp8(
     num_columns: int,
     place: tl.tuple,
     limit: tl.constexpr,
-    notes_maximum: tl.constexpr,
-    transposes: tl.constexpr,
 ) -> None:
     """Cast a float32 tile of a matrix [num_rows, num_columns], which is zero behind its ends.
 
-    `place` is made of the first seven of `writing(...)`.
+    `place` and `limit` are those of `writing`.
     """
     quantised, transposed, unit, maximum, rows_stride, transposed_stride, width = place
-    written = to_fp8(values, quantised, unit, maximum, limit, notes_maximum, True)
+    written = to_fp8(values, quantised, unit, maximum, limit, True)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     tl.store(quantised + row[:, None] * rows_stride + column[None, :], written, mask=inside)
-    if transposes:
-        store_transposed(transposed, transposed_stride, width, written, row, column, num_columns)
+    if transposed is not None:
+        _store_transposed(transposed, transposed_stride, width, written, row, column, num_columns)
 
 
 @kernel
@@ -193,7 +158,6 @@ def to_fp8(
     unit: tl.tensor,
     maximum: tl.tensor,
     limit: tl.constexpr,
-    notes_maximum: tl.constexpr,
     looks_first: tl.constexpr,
 ) -> Any:
     """Float32 `values` in the type that `quantised` points to; their maximum is noted.
@@ -209,7 +173,7 @@ def to_fp8(
             values, largest = _finite_or_nan(values)
     else:
         values, largest = _finite_or_nan(values)
-    if notes_maximum:
+    if maximum is not None:
         # Most programs find that another's is larger: a plain load spares them the atomic one.
         tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
     scaled = values * (1.0 / tl.load(unit))
@@ -227,7 +191,7 @@ def _finite_or_nan(values: tl.tensor) -> Any:
 
 
 @kernel
-def store_transposed(
+def _store_transposed(
     transposed: tl.tensor,
     stride: int,
     width: int,
@@ -247,7 +211,7 @@ def store_transposed(
 
 @kernel
 def _transpose(
-    rows: tl.tensor,
+    matrix: tl.tensor,  # named `rows`, its alignment would not be looked at
     transposed: tl.tensor,
     num_rows: int,
     num_columns: int,
@@ -258,8 +222,8 @@ def _transpose(
     column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
     at = row[:, None] * num_columns + column[None, :]
     mask = (row < num_rows)[:, None] & (column < num_columns)[None, :]
-    values = tl.load(rows + at, mask=mask, other=0.0)
-    store_transposed(transposed, width, width, values, row, column, num_columns)
+    values = tl.load(matrix + at, mask=mask, other=0.0)
+    _store_transposed(transposed, width, width, values, row, column, num_columns)
 
 
 @kernel

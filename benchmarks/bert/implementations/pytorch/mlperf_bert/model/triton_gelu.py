@@ -1,6 +1,8 @@
-"""Bias and GELU (erf) on a GPU: one Triton kernel forward, one backward.
+"""Bias and GELU (erf) on a GPU: Triton kernels whose results are rounded, or leave in FP8 alone.
 
-Backward computes the sum under the GELU again from the product, which is all that is kept.
+Backward computes the sum under the GELU again from the product, which is all that is kept. In FP8,
+what follows is a product in FP8 each time, so nothing is written in 16 bits and read again: 4 bytes
+an element are moved forward and 6 backward, which would be 8 and 10 with a cast of its own.
 
 Shape letters: R rows, F feed-forward width.
 """
@@ -12,12 +14,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlperf_bert.model.triton_parts import computed_in, empty_sums, kernel, sum_programs
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
+from mlperf_bert.model.triton_fp8 import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    empty_fp8,
+    store_sums,
+    write_fp8,
+    writing,
+)
+from mlperf_bert.model.triton_parts import (
+    computed_in,
+    empty_sums,
+    kernel,
+    num_row_blocks,
+    sum_programs,
+)
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
 # In backward, on every GPU, so that sums have one order. They run at once where six fit on each of
 # an A100's 108 multiprocessors, or five on each of an H100's 132.
 MOST_PROGRAMS = 640
+# Of a tile in FP8: half of what a cast takes. 64 elements a thread need fewer instructions each,
+# for which these kernels wait; four tiles are on a multiprocessor either way.
+FP8_WARPS = 4
 
 
 def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
@@ -26,14 +46,7 @@ def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
     output = torch.empty_like(product)
     grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, BLOCK_COLUMNS))
     _gelu_forward[grid](
-        product,
-        bias,
-        output,
-        rows,
-        columns,
-        computed_in(product),
-        BLOCK_ROWS,
-        BLOCK_COLUMNS,
+        *(product, bias, output, rows, columns, computed_in(product), BLOCK_ROWS, BLOCK_COLUMNS)
     )
     return output
 
@@ -42,23 +55,51 @@ def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple
     """Gradients of product [R, F] and bias [F] from that of the output, [R, F] and contiguous."""
     rows, columns = product.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
-    # Four blocks of rows each at least, as in `num_programs`.
-    programs = min(triton.cdiv(rows, 4 * BLOCK_ROWS), max(MOST_PROGRAMS // column_blocks, 1))
+    programs = num_row_blocks(rows, BLOCK_ROWS, MOST_PROGRAMS // column_blocks)
     of_product = torch.empty_like(product)
     partials = empty_sums(product, programs, 1, columns)
     _gelu_backward[(programs, column_blocks)](
-        gradient,
-        product,
-        bias,
-        of_product,
-        partials,
-        rows,
-        columns,
-        computed_in(product),
-        BLOCK_ROWS,
-        BLOCK_COLUMNS,
+        *((gradient, product, bias), (of_product, partials), rows, columns, computed_in(product)),
+        *(BLOCK_ROWS, BLOCK_COLUMNS),
     )
     return of_product, sum_programs(partials, (bias.dtype,))[0]
+
+
+def bias_gelu_fp8(product: Tensor, bias: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
+    """`cast` of GELU(product + bias): [R, F], contiguous, and [F]."""
+    result = empty_fp8(product, product.shape, target, transpose=transpose)
+    _launch_fp8(None, product, bias, None, result, target)
+    return result
+
+
+def bias_gelu_fp8_backward(
+    gradient: Tensor, product: Tensor, bias: Tensor, target: Target
+) -> tuple[Fp8Matrix, Tensor]:
+    """`cast` of the product's gradient [R, F], transposed too, and the bias's [F].
+
+    `gradient` [R, F], contiguous, is that of GELU(product + bias).
+    """
+    rows, columns = product.shape
+    result = empty_fp8(product, product.shape, target, transpose=True)
+    partials = empty_sums(product, triton.cdiv(rows, TILE_ROWS), 1, columns)
+    _launch_fp8(gradient, product, bias, partials, result, target)
+    return result, sum_programs(partials, (bias.dtype,))[0]
+
+
+def _launch_fp8(
+    gradient: Tensor | None,
+    product: Tensor,
+    bias: Tensor,
+    partials: Tensor | None,
+    result: Fp8Matrix,
+    target: Target,
+) -> None:
+    rows, columns = product.shape
+    _gelu_fp8[(triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))](
+        *((gradient, product, bias, partials), rows, columns, *writing(result, target)),
+        *(TILE_ROWS, TILE_COLUMNS),
+        num_warps=FP8_WARPS,
+    )
 
 
 @kernel
@@ -78,22 +119,21 @@ def _gelu_forward(
     at = row * columns + column
     values = tl.load(product + at, mask=is_there, other=0.0).to(dtype)
     values += tl.load(bias + column, mask=column < columns, other=0.0).to(dtype)
-    tl.store(output + at, gelu(values).to(output.dtype.element_ty), mask=is_there)
+    tl.store(output + at, _gelu(values).to(output.dtype.element_ty), mask=is_there)
 
 
 @kernel
 def _gelu_backward(
-    gradient: tl.tensor,
-    product: tl.tensor,
-    bias: tl.tensor,
-    of_product: tl.tensor,
-    partials: tl.tensor,
+    inputs: tl.tuple,
+    outputs: tl.tuple,
     rows: tl.tensor,
     columns: tl.tensor,
     dtype: tl.constexpr,
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
+    gradient, product, bias = inputs
+    of_product, partials = outputs
     first = tl.program_id(0).to(tl.int64) * block_rows
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
     biases = tl.load(bias + column, mask=column < columns, other=0.0).to(dtype)
@@ -104,7 +144,7 @@ def _gelu_backward(
         at = row * columns + column
         values = tl.load(product + at, mask=is_there, other=0.0).to(dtype) + biases
         given = tl.load(gradient + at, mask=is_there, other=0.0).to(dtype)
-        given *= gelu_slope(values)
+        given *= _gelu_slope(values)
         tl.store(of_product + at, given.to(of_product.dtype.element_ty), mask=is_there)
         total += given
         first += tl.num_programs(0) * block_rows
@@ -113,14 +153,41 @@ def _gelu_backward(
 
 
 @kernel
-def gelu(values: tl.tensor) -> Any:
+def _gelu_fp8(
+    tensors: tl.tuple,
+    rows: tl.tensor,
+    columns: int,
+    place: tl.tuple,
+    limit: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+) -> None:
+    gradient, product, bias, partials = tensors
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row[:, None] * columns + column[None, :]
+    # Behind the last row the GELU is zero, and so is the gradient that is given.
+    outside = -32768.0 if gradient is None else 0.0
+    values = tl.load(product + at, mask=inside, other=outside).to(tl.float32)
+    values += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if gradient is not None:
+        values = _gelu_slope(values) * tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        store_sums(partials, values, column, columns)
+    else:
+        values = _gelu(values)
+    write_fp8(values, row, column, rows, columns, place, limit)
+
+
+@kernel
+def _gelu(values: tl.tensor) -> Any:
     """z Phi(z) as max(z, 0) - |z| Phi(-|z|), in which nothing cancels; of infinity NaN."""
     sizes = tl.abs(values)
     return tl.maximum(values, 0.0) - sizes * _normal_tail(sizes)
 
 
 @kernel
-def gelu_slope(values: tl.tensor) -> Any:
+def _gelu_slope(values: tl.tensor) -> Any:
     """Derivative of the GELU: Phi(z) + z phi(z)."""
     tail = _normal_tail(tl.abs(values))
     # exp(-z^2 / 2) / sqrt(2 pi), all of it as a power of two
@@ -134,8 +201,8 @@ def _normal_tail(sizes: tl.tensor) -> Any:
 
     In float32 two to the power of a polynomial, fitted by ourselves to log2 Phi(-z): Phi is off by
     8e-7 at most, and between z = 0 and 4 by 0.4 % of itself, where rounding to bf16 is off by as
-    much (`blocks_job.py` holds it to that). An erf takes four times the instructions, and the block
-    would wait for them and not for memory.
+    much (`triton_jobs.py` holds it to that). An erf takes four times the instructions, and the
+    block would wait for them and not for memory.
     """
     if sizes.dtype == tl.float64:
         return 0.5 - 0.5 * tl.erf(sizes * 0.7071067811865476)  # 1 / sqrt(2)

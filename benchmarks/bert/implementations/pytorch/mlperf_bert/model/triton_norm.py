@@ -1,17 +1,19 @@
-"""Bias, dropout, residual sum and LayerNorm on a GPU: one Triton kernel forward, one backward.
+"""Two sums with a LayerNorm on a GPU, each one Triton kernel forward and one backward.
 
-The sum under the LayerNorm is computed again in backward, from the product, the residual and the
-keep bits. Saving it would move as many bytes (it is written once and read once; the two that it is
-made of are read once more instead) and round it to 16 bits; the memory is the same too, as the
+`residual_norm` is bias, dropout, residual sum and LayerNorm; `embedding_norm` is the sum of three
+embeddings, LayerNorm and dropout. Backward computes the sum under the LayerNorm again, from what it
+is made of. Saving it would move as many bytes (it is written once and read once; product and
+residual are read once more instead) and round it to 16 bits; the memory is the same too, as the
 product is kept in its place. Statistics are float32, or float64 for float64.
 
-Shape letters: R rows, D hidden.
+Shape letters: R rows, T tokens, D hidden.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -30,6 +32,8 @@ from mlperf_bert.model.triton_parts import (
     store_channels,
     sum_programs,
 )
+
+Three = tuple[Tensor, Tensor, Tensor]  # of words, token types and positions
 
 
 def residual_norm(
@@ -66,22 +70,10 @@ def residual_norm(
     statistics = empty_sums(product, 2, rows)
     output8 = None if target is None else torch.empty_like(product, dtype=target.dtype)
     _norm_forward[(rows,)](
-        product,
-        bias,
-        residual,
-        weight,
-        norm_bias,
-        product if keep is None else keep,
-        output,
-        statistics,
-        *writing_rows(output8, output, target),
-        rows,
-        size,
-        epsilon,
-        scale,
-        keep is not None,
-        computed_in(product, residual),
-        groups,
+        (product, bias, residual, weight, norm_bias, keep),
+        (output, statistics),
+        *writing_rows(output8, target),
+        *(rows, size, epsilon, scale, computed_in(product, residual), groups),
         num_warps=num_warps(groups),
     )
     return output, statistics, output8
@@ -115,102 +107,131 @@ def residual_norm_backward(
     dtype = product.dtype if target is None else target.dtype
     of_product = of_residual if is_same else torch.empty_like(product, dtype=dtype)
     partials = empty_sums(statistics, programs, 3, size)
+    given, other = gradients[0], gradients[1] if len(gradients) > 1 else None
     _norm_backward[(programs,)](
-        gradients[0],
-        gradients[-1],
-        product,
-        bias,
-        residual,
-        weight,
-        statistics,
-        product if keep is None else keep,
-        of_product,
-        of_residual,
-        partials,
-        *writing_rows(None if target is None else of_product, of_residual, target),
-        rows,
-        size,
-        scale,
-        keep is not None,
-        len(gradients) > 1,
-        is_same,
-        computed_in(product, residual),
-        groups,
+        (given, other, product, bias, residual, weight, statistics, keep),
+        (None if is_same or target is not None else of_product, of_residual, partials),
+        *writing_rows(of_product, target),
+        *(rows, size, scale, computed_in(product, residual), groups),
         num_warps=num_warps(groups),
     )
     return of_product, of_residual, sum_programs(partials, (bias.dtype, weight.dtype, weight.dtype))
 
 
+def embedding_norm(
+    ids: Three,
+    tables: Three,
+    weight: Tensor,
+    norm_bias: Tensor,
+    epsilon: float,
+    keep: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """dropout(LayerNorm(sum of three rows)) of T tokens, and the LayerNorm's statistics.
+
+    Args:
+        ids: int64 [T] each.
+        tables: [any, D] each, contiguous, of one dtype.
+        weight: as of `residual_norm`, and all that follow; `keep` is uint8 [T, ceil(D / 8)].
+
+    Returns:
+        [T, D] in the dtype of the tables, and [2, T] mean and one over the standard deviation.
+    """
+    rows, size = len(ids[0]), tables[0].shape[1]
+    groups = num_groups(size)
+    output = tables[0].new_empty((rows, size))
+    statistics = empty_sums(output, 2, rows)
+    _embedding_forward[(rows,)](
+        *(ids, tables, (weight, norm_bias, keep), (output, statistics)),
+        *(rows, size, epsilon, scale, computed_in(output), groups),
+        num_warps=num_warps(groups),
+    )
+    return output, statistics
+
+
+def embedding_norm_backward(
+    gradient: Tensor,
+    ids: Three,
+    tables: Three,
+    weight: Tensor,
+    statistics: Tensor,
+    keep: Tensor | None,
+    scale: float,
+) -> tuple[Three, tuple[Tensor, ...]]:
+    """Gradients of `embedding_norm`, whose arguments and statistics these are.
+
+    All sums have a fixed order, and nothing waits for the device. Those of words and positions are
+    torch's, by sorting; the few types, on each of which falls a large share of the tokens, are
+    summed with the LayerNorm's parameters.
+
+    `gradient` [T, D] of the output is contiguous. Returns those of the tables; those of weight and
+    norm_bias [D].
+    """
+    words, types, positions = tables
+    rows, size, num_types = len(ids[0]), words.shape[1], len(types)
+    groups, programs = num_groups(size), num_programs(rows)
+    of_sum = torch.empty_like(gradient)
+    partials = empty_sums(gradient, programs, 2 + num_types, size)
+    _embedding_backward[(programs,)](
+        *(ids, tables, (gradient, weight, statistics, keep), (of_sum, partials)),
+        *(rows, size, scale, num_types, triton.next_power_of_2(num_types)),
+        *(computed_in(words), groups),
+        num_warps=num_warps(groups),
+    )
+    dtypes = (weight.dtype, weight.dtype, *[types.dtype] * num_types)
+    of_weight, of_norm_bias, *of_types = sum_programs(partials, dtypes)
+    of_words, of_positions = (
+        torch.ops.aten.embedding_dense_backward(of_sum, index, len(table), -1, False)
+        for index, table in ((ids[0], words), (ids[2], positions))
+    )
+    return (of_words, torch.stack(of_types), of_positions), (of_weight, of_norm_bias)
+
+
 @kernel
 def _norm_forward(
-    product: tl.tensor,
-    bias: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    norm_bias: tl.tensor,
-    keep: tl.tensor,
-    output: tl.tensor,
-    statistics: tl.tensor,
-    output8: tl.tensor,
-    unit: tl.tensor,
-    maximum: tl.tensor,
+    inputs: tl.tuple,
+    outputs: tl.tuple,
+    fp8: tl.tuple,
     limit: tl.constexpr,
-    notes_maximum: tl.constexpr,
-    writes_fp8: tl.constexpr,
     rows: tl.tensor,
     size: tl.constexpr,
     epsilon: tl.constexpr,
     scale: tl.constexpr,
-    has_keep: tl.constexpr,
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> None:
+    product, bias, residual, weight, norm_bias, keep = inputs
+    output, statistics = outputs
+    output8, unit, maximum = fp8
     row = tl.program_id(0).to(tl.int64)
     channels = channels_of(groups)
     biases = load_channels(bias, channels, size, dtype)
-    total = _sum_of_row(
-        product, biases, residual, keep, row, channels, size, scale, has_keep, dtype, groups
+    total = _sum_of_row(product, biases, residual, keep, row, channels, size, scale, dtype, groups)
+    normalised = _normalise(
+        total, statistics, weight, norm_bias, row, rows, channels, size, epsilon, dtype
     )
-    mean, inverse_deviation = statistics_of(total, channels, size, epsilon)
-    tl.store(statistics + row, mean)
-    tl.store(statistics + rows + row, inverse_deviation)
-    normalised = (total - mean) * inverse_deviation * load_channels(weight, channels, size, dtype)
-    normalised += load_channels(norm_bias, channels, size, dtype)
     store_channels(output + row * size, channels, normalised, size)
-    if writes_fp8:  # of what was written
+    if output8 is not None:  # of what was written
         rounded = normalised.to(output.dtype.element_ty).to(tl.float32)
-        written = to_fp8(rounded, output8, unit, maximum, limit, notes_maximum, True)
+        written = to_fp8(rounded, output8, unit, maximum, limit, True)
         store_channels(output8 + row * size, channels, written, size)
 
 
 @kernel
 def _norm_backward(
-    gradient: tl.tensor,
-    other_gradient: tl.tensor,
-    product: tl.tensor,
-    bias: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    statistics: tl.tensor,
-    keep: tl.tensor,
-    of_product: tl.tensor,
-    of_residual: tl.tensor,
-    partials: tl.tensor,
-    of_product8: tl.tensor,
-    unit: tl.tensor,
-    maximum: tl.tensor,
+    inputs: tl.tuple,
+    outputs: tl.tuple,
+    fp8: tl.tuple,
     limit: tl.constexpr,
-    notes_maximum: tl.constexpr,
-    writes_fp8: tl.constexpr,
     rows: tl.tensor,
     size: tl.constexpr,
     scale: tl.constexpr,
-    has_keep: tl.constexpr,
-    has_other: tl.constexpr,
-    is_same: tl.constexpr,
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> None:
+    gradient, other_gradient, product, bias, residual, weight, statistics, keep = inputs
+    of_product, of_residual, partials = outputs
+    of_product8, unit, maximum = fp8
     channels = channels_of(groups)
     biases = load_channels(bias, channels, size, dtype)
     weights = load_channels(weight, channels, size, dtype)
@@ -220,23 +241,23 @@ def _norm_backward(
     row = tl.program_id(0).to(tl.int64)
     while row < rows:
         total = _sum_of_row(
-            product, biases, residual, keep, row, channels, size, scale, has_keep, dtype, groups
+            product, biases, residual, keep, row, channels, size, scale, dtype, groups
         )
         given = load_channels(gradient + row * size, channels, size, dtype)
-        if has_other:
+        if other_gradient is not None:
             given += load_channels(other_gradient + row * size, channels, size, dtype)
-        normalised, of_total = norm_gradient(
+        normalised, of_total = _norm_gradient(
             given, total, weights, statistics, row, rows, channels, size
         )
         store_channels(of_residual + row * size, channels, of_total, size)
         of_weight += given * normalised
         of_norm_bias += given
-        if has_keep:
+        if keep is not None:
             of_total = drop(of_total, keep, row, size, scale, groups)
-        if writes_fp8:
-            written = to_fp8(of_total, of_product8, unit, maximum, limit, notes_maximum, False)
+        if of_product8 is not None:
+            written = to_fp8(of_total, of_product8, unit, maximum, limit, False)
             store_channels(of_product8 + row * size, channels, written, size)
-        elif not is_same:
+        if of_product is not None:
             store_channels(of_product + row * size, channels, of_total, size)
         of_bias += of_total
         row += tl.num_programs(0)
@@ -244,6 +265,76 @@ def _norm_backward(
     store_channels(own, channels, of_bias, size)
     store_channels(own + size, channels, of_weight, size)
     store_channels(own + 2 * size, channels, of_norm_bias, size)
+
+
+@kernel
+def _embedding_forward(
+    ids: tl.tuple,
+    tables: tl.tuple,
+    others: tl.tuple,
+    outputs: tl.tuple,
+    rows: tl.tensor,
+    size: tl.constexpr,
+    epsilon: tl.constexpr,
+    scale: tl.constexpr,
+    dtype: tl.constexpr,
+    groups: tl.constexpr,
+) -> None:
+    weight, norm_bias, keep = others
+    output, statistics = outputs
+    row = tl.program_id(0).to(tl.int64)
+    channels = channels_of(groups)
+    total, _ = _sum_of_embeddings(ids, tables, row, channels, size, dtype)
+    normalised = _normalise(
+        total, statistics, weight, norm_bias, row, rows, channels, size, epsilon, dtype
+    )
+    if keep is not None:
+        normalised = drop(normalised, keep, row, size, scale, groups)
+    store_channels(output + row * size, channels, normalised, size)
+
+
+@kernel
+def _embedding_backward(
+    ids: tl.tuple,
+    tables: tl.tuple,
+    inputs: tl.tuple,
+    outputs: tl.tuple,
+    rows: tl.tensor,
+    size: tl.constexpr,
+    scale: tl.constexpr,
+    num_types: tl.constexpr,
+    padded_types: tl.constexpr,
+    dtype: tl.constexpr,
+    groups: tl.constexpr,
+) -> None:
+    gradient, weight, statistics, keep = inputs
+    of_sum, partials = outputs
+    channels = channels_of(groups)
+    weights = load_channels(weight, channels, size, dtype)
+    of_weight = tl.zeros((groups, 8), dtype)
+    of_norm_bias = tl.zeros((groups, 8), dtype)
+    of_types = tl.zeros((padded_types, groups, 8), dtype)
+    kinds = tl.arange(0, padded_types)[:, None, None]
+    row = tl.program_id(0).to(tl.int64)
+    while row < rows:
+        total, kind = _sum_of_embeddings(ids, tables, row, channels, size, dtype)
+        given = load_channels(gradient + row * size, channels, size, dtype)
+        if keep is not None:
+            given = drop(given, keep, row, size, scale, groups)
+        normalised, of_total = _norm_gradient(
+            given, total, weights, statistics, row, rows, channels, size
+        )
+        store_channels(of_sum + row * size, channels, of_total, size)
+        of_weight += given * normalised
+        of_norm_bias += given
+        of_types += tl.where(kinds == kind, of_total[None, :, :], 0.0)
+        row += tl.num_programs(0)
+    own = partials + tl.program_id(0) * (2 + num_types) * size
+    store_channels(own, channels, of_weight, size)
+    store_channels(own + size, channels, of_norm_bias, size)
+    at = own + (2 + kinds) * size + channels[None, :, :]
+    is_there = (kinds < num_types) & (channels < size)[None, :, :]
+    tl.store(at, of_types, mask=is_there)
 
 
 @kernel
@@ -256,29 +347,58 @@ def _sum_of_row(
     channels: tl.tensor,
     size: tl.constexpr,
     scale: tl.constexpr,
-    has_keep: tl.constexpr,
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> Any:
     values = load_channels(product + row * size, channels, size, dtype) + biases
-    if has_keep:
+    if keep is not None:
         values = drop(values, keep, row, size, scale, groups)
     return values + load_channels(residual + row * size, channels, size, dtype)
 
 
 @kernel
-def statistics_of(
-    values: tl.tensor, channels: tl.tensor, size: tl.constexpr, epsilon: tl.constexpr
+def _sum_of_embeddings(
+    ids: tl.tuple,
+    tables: tl.tuple,
+    row: tl.tensor,
+    channels: tl.tensor,
+    size: tl.constexpr,
+    dtype: tl.constexpr,
 ) -> Any:
-    """Mean and one over the standard deviation of a row, zero behind its end."""
-    mean = tl.sum(values) / size
-    centered = tl.where(channels < size, values - mean, 0.0)
-    variance = tl.sum(centered * centered) / size
-    return mean, 1 / tl.sqrt(variance + epsilon)
+    """And the token's type."""
+    kind = tl.load(ids[1] + row)
+    total = load_channels(tables[0] + tl.load(ids[0] + row) * size, channels, size, dtype)
+    total += load_channels(tables[1] + kind * size, channels, size, dtype)
+    total += load_channels(tables[2] + tl.load(ids[2] + row) * size, channels, size, dtype)
+    return total, kind
 
 
 @kernel
-def norm_gradient(
+def _normalise(
+    values: tl.tensor,
+    statistics: tl.tensor,
+    weight: tl.tensor,
+    norm_bias: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    channels: tl.tensor,
+    size: tl.constexpr,
+    epsilon: tl.constexpr,
+    dtype: tl.constexpr,
+) -> Any:
+    """LayerNorm of a row, zero behind its end; its mean and one over its deviation are written."""
+    mean = tl.sum(values) / size
+    centered = tl.where(channels < size, values - mean, 0.0)
+    variance = tl.sum(centered * centered) / size
+    inverse_deviation = 1 / tl.sqrt(variance + epsilon)
+    tl.store(statistics + row, mean)
+    tl.store(statistics + rows + row, inverse_deviation)
+    normalised = (values - mean) * inverse_deviation * load_channels(weight, channels, size, dtype)
+    return normalised + load_channels(norm_bias, channels, size, dtype)
+
+
+@kernel
+def _norm_gradient(
     given: tl.tensor,
     values: tl.tensor,
     weights: tl.tensor,

@@ -4,6 +4,7 @@ A row of channels is a [groups, 8] tensor, so that one byte of keep bits goes wi
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -57,25 +58,22 @@ def num_programs(rows: int) -> int:
     return min(-(-rows // 4), MOST_PROGRAMS)
 
 
+def num_row_blocks(rows: int, block_rows: int, most: int) -> int:
+    """How many programs share blocks of rows: at most so many, each with four blocks at least."""
+    return min(-(-rows // (4 * block_rows)), max(most, 1))
+
+
 def sum_programs(partials: Tensor, dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, ...]:
     """Sum over dimension 0 of [programs, K, C]: K tensors [C], each of its own dtype.
 
     The order of the sum is fixed, so it is the same every time.
     """
     programs, count, channels = partials.shape
-    widest = dtypes[0]
-    for dtype in dtypes[1:]:
-        widest = torch.promote_types(widest, dtype)
+    widest = reduce(torch.promote_types, dtypes)
     sums = torch.empty((count, channels), dtype=widest, device=partials.device)
     columns = count * channels
     _sum_rows[(triton.cdiv(columns, SUMMED_COLUMNS),)](
-        partials,
-        sums,
-        programs,
-        columns,
-        computed_in(partials),
-        SUMMED_ROWS,
-        SUMMED_COLUMNS,
+        *(partials, sums, programs, columns, computed_in(partials), SUMMED_ROWS, SUMMED_COLUMNS)
     )
     return tuple(each.to(dtype) for each, dtype in zip(sums.unbind(), dtypes, strict=True))
 

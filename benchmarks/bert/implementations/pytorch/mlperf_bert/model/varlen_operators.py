@@ -7,20 +7,21 @@ by torch's generator, whose state the forward hands to the backward. The public 
 torch has no dropout; these operators under it do. Neither has been run on a GPU yet.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mlperf_bert.model.attention_layout import AttentionLayout
-from mlperf_bert.model.dropout import DropoutSite
+from mlperf_bert.model.dropout_keys import DropoutSite
 
 
 def flash(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
     """FlashAttention-2 (arXiv 2307.08691). Heads of at most 256 channels, a multiple of 8."""
-    return _attend(_FlashAttention, q, k, v, layout, site)
+    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "flash")  # type: ignore[no-untyped-call]
+    return context
 
 
 def cudnn(
@@ -29,27 +30,15 @@ def cudnn(
     """cuDNN's attention over ragged rows: heads of at most 128 channels, a multiple of 8.
 
     Its backward in torch 2.13 and older takes the head size for the length of the longest sequence
-    and writes behind its buffer (github.com/pytorch/pytorch/pull/186142): `attention_choice`
+    and writes behind its buffer (github.com/pytorch/pytorch/pull/186142): `choices`
     lets it run from torch 2.14 on.
     """
-    return _attend(_CudnnAttention, q, k, v, layout, site)
-
-
-def _attend(
-    function: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: AttentionLayout,
-    site: DropoutSite | None,
-) -> Tensor:
-    bounds = (layout.cu_queries, layout.cu_seqlens, layout.max_queries, layout.max_length)
-    context: Tensor = function.apply(q, k, v, *bounds, 0.0 if site is None else site.probability)
+    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "cudnn")  # type: ignore[no-untyped-call]
     return context
 
 
-class _FlashAttention(torch.autograd.Function):
-    """The aten operators: logsumexp float32 [N, R], two tensors of random state."""
+class _VarlenAttention(torch.autograd.Function):
+    """Saves logsumexp, float32 [N, R] (cuDNN's [N, R, 1]), and two tensors of random state."""
 
     @staticmethod
     def forward(
@@ -57,66 +46,41 @@ class _FlashAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        cu_queries: Tensor,
-        cu_seqlens: Tensor,
-        max_queries: int,
-        max_length: int,
-        dropout_p: float,
+        layout: AttentionLayout,
+        site: DropoutSite | None,
+        operators: Literal["flash", "cudnn"],
     ) -> Tensor:
-        bounds = (cu_queries, cu_seqlens, max_queries, max_length)
-        context, logsumexp, *random_state, _ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *bounds, dropout_p, False, False
+        starts, longest = (
+            (layout.cu_queries, layout.cu_seqlens),
+            (layout.max_queries, layout.max_length),
         )
-        ctx.save_for_backward(q, k, v, context, logsumexp, cu_queries, cu_seqlens, *random_state)
-        ctx.not_tensors = (max_queries, max_length, dropout_p)
+        dropout_p = 0.0 if site is None else site.probability
+        if operators == "flash":
+            context, logsumexp, *random_state, _ = torch.ops.aten._flash_attention_forward(
+                q, k, v, *starts, *longest, dropout_p, False, False
+            )
+        else:
+            results = torch.ops.aten._cudnn_attention_forward(
+                q, k, v, None, *starts, *longest, True, dropout_p, False, False
+            )
+            context, logsumexp, random_state = results[0], results[1], results[6:8]
+        ctx.save_for_backward(q, k, v, context, logsumexp, *starts, *random_state)
+        ctx.not_tensors = longest, dropout_p, operators
         return context  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, context, logsumexp, cu_queries, cu_seqlens, *random_state = ctx.saved_tensors
-        max_queries, max_length, dropout_p = ctx.not_tensors
-        bounds = (cu_queries, cu_seqlens, max_queries, max_length)
-        gradients = torch.ops.aten._flash_attention_backward(
-            grad.contiguous(), q, k, v, context, logsumexp, *bounds, dropout_p, False, *random_state
-        )
-        return *gradients, None, None, None, None, None
-
-
-class _CudnnAttention(torch.autograd.Function):
-    """The same with cuDNN: logsumexp float32 [R, N, 1], seed and offset of the random state."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_queries: Tensor,
-        cu_seqlens: Tensor,
-        max_queries: int,
-        max_length: int,
-        dropout_p: float,
-    ) -> Tensor:
-        bounds = (cu_queries, cu_seqlens, max_queries, max_length)
-        results = torch.ops.aten._cudnn_attention_forward(
-            q, k, v, None, *bounds, True, dropout_p, False, False
-        )
-        context, logsumexp, random_state = results[0], results[1], results[6:8]
-        ctx.save_for_backward(q, k, v, context, logsumexp, cu_queries, cu_seqlens, *random_state)
-        ctx.not_tensors = (max_queries, max_length, dropout_p)
-        return context  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, context, logsumexp, cu_queries, cu_seqlens, *random_state = ctx.saved_tensors
-        max_queries, max_length, dropout_p = ctx.not_tensors
-        gradients = torch.ops.aten._cudnn_attention_backward(
-            grad.contiguous(),
-            *(q, k, v, context, logsumexp),
-            *random_state,
-            None,  # no bias
-            *(cu_queries, cu_seqlens, max_queries, max_length),
-            dropout_p,
-            False,
-        )
-        return *gradients, None, None, None, None, None
+        q, k, v, context, logsumexp, *starts, seed, offset = ctx.saved_tensors
+        longest, dropout_p, operators = ctx.not_tensors
+        of_forward = (grad.contiguous(), q, k, v, context, logsumexp)
+        bounds, random_state = (*starts, *longest), (seed, offset)
+        if operators == "flash":
+            gradients = torch.ops.aten._flash_attention_backward(
+                *of_forward, *bounds, dropout_p, False, *random_state
+            )
+        else:
+            no_bias = None
+            gradients = torch.ops.aten._cudnn_attention_backward(
+                *of_forward, *random_state, no_bias, *bounds, dropout_p, False
+            )
+        return *gradients, None, None, None

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, views
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, views
 from mlperf_bert.optim.flat_optimizer import (
     Constants,
     FlatOptimizer,
-    Kernels,
-    LossScale,
     StepScalars,
     is_exempt,
 )
@@ -35,20 +33,8 @@ class ApexOptimizer(FlatOptimizer):
     Raises ConfigError where apex is not installed or refuses.
     """
 
-    def __init__(
-        self,
-        buffers: FlatBuffers,
-        initial: Tensor,
-        gradients: Tensor,
-        others: ShardGroup,
-        loss_scale: LossScale,
-        constants: Constants,
-        weight_decay: float,
-        kernels: Kernels,
-    ) -> None:
-        super().__init__(
-            buffers, initial, gradients, others, loss_scale, constants, weight_decay, kernels
-        )
+    def __init__(self, buffers: FlatBuffers, *others: Any) -> None:
+        super().__init__(buffers, *others)
         names = [tensor.name for tensor in buffers.layout.tensors]
         flats = (self.shard.masters, self.shard.gradients, *self.flat_state().values())
         decayed: dict[nn.Parameter, dict[str, Tensor]] = {}
@@ -60,7 +46,7 @@ class ApexOptimizer(FlatOptimizer):
             state = dict(zip(self.flat_state(), moments, strict=True))
             (exempt if is_exempt(name) else decayed)[parameter] = state
         self._fused = []
-        for states, decay in ((decayed, weight_decay), (exempt, 0.0)):
+        for states, decay in ((decayed, self.weight_decay), (exempt, 0.0)):
             if states:
                 fused = self.make_fused(list(states), decay, adapted=states is decayed)
                 fused.state.update(states)

@@ -25,11 +25,7 @@ BLOCKS_OF_A_THREAD = 1024  # at least: a million elements take far longer than i
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """One step of `adamw_update` on every element of a shard, in place.
-
-    Where `scalars.skip` is 1.0, nothing is written. Gradients may come back multiplied by
-    `scalars.gradient_factor`.
-    """
+    """See `Kernels`."""
     if scalars.skip.item() == 1.0:
         return
     gradients = shard.gradients.to(shard.masters.dtype)
@@ -69,12 +65,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-    """The first half of `lamb_update`: new moments, in place, and what the norms are made of.
-
-    Returns:
-        [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2 and
-        of update**2. Where `scalars.skip` is 1.0 they are zero, and nothing is written.
-    """
+    """See `Kernels`."""
     num_tensors = len(shard.weight_decay)
     if scalars.skip.item() == 1.0:
         return torch.zeros((num_tensors, 2), dtype=torch.float64)
@@ -102,13 +93,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """The second half of `lamb_update`, from the moments of the first: new masters and weights.
-
-    Where `scalars.skip` is 1.0, nothing is written.
-
-    Args:
-        ratios: [tensors] float32 or float64, what each tensor's update is multiplied by.
-    """
+    """See `Kernels`."""
     if scalars.skip.item() == 1.0:
         return
     tensors = shard.tensor_of_block.numpy()

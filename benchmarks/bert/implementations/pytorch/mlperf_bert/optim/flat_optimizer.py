@@ -122,18 +122,30 @@ def no_loss_scale(device: torch.device) -> LossScale:
 
 
 class Kernels(Protocol):
-    """Updates of a shard: cpu_kernels.py or triton_kernels.py."""
+    """Updates of a shard, in place: cpu_kernels.py or triton_kernels.py.
+
+    Where `scalars.skip` is 1.0, nothing is written. Gradients may come back multiplied by
+    `scalars.gradient_factor`.
+    """
 
     def adamw(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """One AdamW update."""
+        """One step of `adamw_update` on every element."""
 
     def lamb_norms(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-        """Moments, and [tensors, 2] float64: squared norms of weights and updates here."""
+        """The first half of `lamb_update`: new moments, and what the norms are made of.
+
+        Returns:
+            [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2
+            and of update**2; zero where `scalars.skip` is 1.0.
+        """
 
     def lamb_apply(
         self, shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
     ) -> None:
-        """Weights, each tensor's update times its ratio [tensors]."""
+        """The second half, from the moments of the first: new masters and weights.
+
+        `ratios` [tensors] float32 or float64 are what each tensor's update is multiplied by.
+        """
 
 
 class FlatOptimizer:
@@ -163,6 +175,7 @@ class FlatOptimizer:
         self._buffers = buffers
         self.others = others
         self.constants = constants
+        self.weight_decay = weight_decay
         self._updates = torch.zeros((), dtype=torch.float64, device=initial.device)
         self.shard = _make_shard(buffers, initial, gradients, others.index, weight_decay)
         self.kernels = kernels

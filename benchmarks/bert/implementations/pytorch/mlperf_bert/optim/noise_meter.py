@@ -19,7 +19,6 @@ number a tensor, is left out.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,43 +41,12 @@ from mlperf_bert.optim.noise_scale import NoiseScale
 PLAIN, PRECONDITIONED = "noise_scale_plain", "noise_scale"
 
 
-class NoiseMeter(Protocol):
-    """What a step calls around the forwards of every update."""
-
-    def begin(self, step: int) -> None:
-        """Before the first forward of update number `step`."""
-
-    def end(self, outcome: ClipOutcome) -> Tensor | None:
-        """Before the optimizer's step: what was measured, or None where nothing was.
-
-        [5] float64, to be averaged over the ranks: |g|^2 of the small batch and of the large one,
-        both plain, then both preconditioned; 1 where the update counts, as its gradient was finite
-        and not clipped before it was averaged.
-        """
-
-    def forget(self) -> None:
-        """Drop what was seen of updates that were made up."""
-
-
-class NoMeter:
-    """Measures nothing."""
-
-    def begin(self, step: int) -> None:
-        """Nothing to begin."""
-
-    def end(self, outcome: ClipOutcome) -> Tensor | None:
-        """Nothing was measured."""
-
-    def forget(self) -> None:
-        """Nothing is known."""
-
-
 def make_noise_meter(
     config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer
-) -> NoiseMeter:
+) -> "NoiseMeter | None":
     """The meter that a config asks for, of the model in `buffers`."""
     if config.run.noise_interval_steps == 0:
-        return NoMeter()
+        return None
     if has_forwards_to_compare(config):
         return ForwardMeter(config, buffers, optimizer)
     return ConsecutiveMeter(config, optimizer)
@@ -113,7 +81,7 @@ class ForwardMeter:
         self._least = optimizer.shard.masters.new_zeros(0)
 
     def begin(self, step: int) -> None:
-        """In an update that is due, watch every parameter's gradient."""
+        """Before the first forward of update number `step`: watch every parameter's gradient."""
         if step % self._config.run.noise_interval_steps:
             return
         optimizer, self._found = self._optimizer, []
@@ -135,7 +103,12 @@ class ForwardMeter:
 
     @torch.no_grad()
     def end(self, outcome: ClipOutcome) -> Tensor | None:
-        """Compare them with the averaged gradient's."""
+        """Before the optimizer's step: what was measured, or None where nothing was.
+
+        [5] float64, to be averaged over the ranks: |g|^2 of the small batch and of the large one,
+        both plain, then both preconditioned; 1 where the update counts, as its gradient was finite
+        and not clipped before it was averaged.
+        """
         if not self._hooks:
             return None
         for hook in self._hooks:
@@ -154,7 +127,7 @@ class ForwardMeter:
         return torch.stack([small[0], big[0], small[1], big[1], counts])
 
     def forget(self) -> None:
-        """Nothing is kept from one update to the next."""
+        """Drop what was seen of updates that were made up: nothing is kept from one to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +187,18 @@ class ConsecutiveMeter:
         self._kept = None
 
 
+# What a step calls around the forwards of every update.
+NoiseMeter = ForwardMeter | ConsecutiveMeter
+
+
 def least_moments(moments: Tensor, optimizer: FlatOptimizer) -> Tensor:
-    """[tensors] `least_moment` of each, from the whole buffer of second moments."""
+    """[tensors], below which no element of a tensor's second moments is taken.
+
+    From the whole buffer of them.
+    """
     beta_2 = optimizer.constants.beta_2
     slices = (moments[tensor.start : tensor.stop] for tensor in optimizer.layout.tensors)
-    return torch.stack([least_moment(of_tensor, beta_2) for of_tensor in slices])
+    return torch.stack([(1 - beta_2) * of_tensor.mean() for of_tensor in slices])
 
 
 def scaling_of_shard(optimizer: FlatOptimizer, least: Tensor) -> Tensor:
@@ -256,11 +236,6 @@ def _counts(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
     return (spoilt == 0).double()
 
 
-def least_moment(exp_avg_sq: Tensor, beta_2: float) -> Tensor:
-    """0-d: below which no element of a tensor's second moments is taken."""
-    return (1 - beta_2) * exp_avg_sq.mean()
-
-
 def preconditioner(
     exp_avg_sq: Tensor, least: Tensor, correction_2: Tensor, epsilon: float
 ) -> Tensor:
@@ -268,7 +243,7 @@ def preconditioner(
 
     Args:
         exp_avg_sq: any shape, float32 or float64, as is the result.
-        least: of `least_moment`, 0-d or of a shape that broadcasts.
+        least: of `least_moments`, 0-d or of a shape that broadcasts.
         correction_2: 0-d, 1 - beta_2^t after t updates.
     """
     moments = torch.maximum(exp_avg_sq, least)

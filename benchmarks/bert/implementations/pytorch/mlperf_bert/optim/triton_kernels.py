@@ -22,38 +22,15 @@ def _kernel(function: Callable[..., None]) -> Any:
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """One step of `adamw_update` on every element of a shard, in place.
-
-    Where `scalars.skip` is 1.0, nothing is written.
-    """
+    """See `Kernels`."""
     _adamw[(len(shard.tensor_of_block),)](
-        shard.masters,
-        shard.gradients,
-        shard.masters if shard.weights is None else shard.weights,
-        shard.exp_avg,
-        shard.exp_avg_sq,
-        shard.tensor_of_block,
-        shard.weight_decay,
-        scalars.learning_rate,
-        scalars.correction_1,
-        scalars.correction_2,
-        scalars.gradient_factor,
-        scalars.skip,
-        constants.beta_1,
-        constants.beta_2,
-        constants.epsilon,
-        shard.weights is not None,
-        BLOCK,
+        *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
+        *(constants.beta_1, constants.beta_2, constants.epsilon, BLOCK),
     )
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-    """The first half of `lamb_update`: new moments, in place, and what the norms are made of.
-
-    Returns:
-        [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2 and
-        of update**2. Where `scalars.skip` is 1.0 they are zero, and nothing is written.
-    """
+    """See `Kernels`."""
     num_blocks, num_tensors = len(shard.tensor_of_block), len(shard.weight_decay)
     device = shard.masters.device
     # Of each tensor its first block here and the one behind its last: both 0 where it has none.
@@ -61,22 +38,8 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
     squares_of_blocks = shard.masters.new_empty((num_blocks, 2))
     squares = torch.empty((num_tensors, 2), dtype=torch.float64, device=device)
     _moments_and_squares[(num_blocks,)](
-        shard.masters,
-        shard.gradients,
-        shard.exp_avg,
-        shard.exp_avg_sq,
-        shard.tensor_of_block,
-        shard.weight_decay,
-        scalars.correction_1,
-        scalars.correction_2,
-        scalars.gradient_factor,
-        scalars.skip,
-        spans,
-        squares_of_blocks,
-        constants.beta_1,
-        constants.beta_2,
-        constants.epsilon,
-        BLOCK,
+        *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
+        *((spans, squares_of_blocks), constants.beta_1, constants.beta_2, constants.epsilon, BLOCK),
     )
     _sum_squares[(num_tensors,)](spans, squares_of_blocks, squares, BLOCK)
     return squares
@@ -85,51 +48,38 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """The second half of `lamb_update`, from the moments of the first: new masters and weights.
-
-    Where `scalars.skip` is 1.0, nothing is written.
-
-    Args:
-        ratios: [tensors] float32 or float64, what each tensor's update is multiplied by.
-    """
+    """See `Kernels`."""
     _apply[(len(shard.tensor_of_block),)](
-        shard.masters,
-        shard.masters if shard.weights is None else shard.weights,
-        shard.exp_avg,
-        shard.exp_avg_sq,
-        shard.tensor_of_block,
-        shard.weight_decay,
-        ratios,
-        scalars.learning_rate,
-        scalars.correction_1,
-        scalars.correction_2,
-        scalars.skip,
-        constants.epsilon,
-        shard.weights is not None,
-        BLOCK,
+        *(_state(shard, ratios), _of_blocks(shard), _on_device(scalars), constants.epsilon, BLOCK)
     )
+
+
+def _state(shard: FlatShard, other: Tensor) -> tuple[Tensor | None, ...]:
+    return shard.masters, shard.weights, shard.exp_avg, shard.exp_avg_sq, other
+
+
+def _of_blocks(shard: FlatShard) -> tuple[Tensor, Tensor]:
+    return shard.tensor_of_block, shard.weight_decay
+
+
+def _on_device(scalars: StepScalars) -> tuple[Tensor, ...]:
+    corrections = scalars.correction_1, scalars.correction_2
+    return scalars.learning_rate, *corrections, scalars.gradient_factor, scalars.skip
 
 
 @_kernel
 def _adamw(
-    masters: tl.tensor,
-    gradients: tl.tensor,
-    weights: tl.tensor,
-    exp_avg: tl.tensor,
-    exp_avg_sq: tl.tensor,
-    tensor_of_block: tl.tensor,
-    weight_decay: tl.tensor,
-    learning_rate: tl.tensor,
-    correction_1: tl.tensor,
-    correction_2: tl.tensor,
-    gradient_factor: tl.tensor,
-    skip: tl.tensor,
+    state: tl.tuple,
+    of_blocks: tl.tuple,
+    scalars: tl.tuple,
     beta_1: tl.constexpr,
     beta_2: tl.constexpr,
     epsilon: tl.constexpr,
-    has_weights: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    masters, weights, exp_avg, exp_avg_sq, gradients = state
+    tensor_of_block, weight_decay = of_blocks
+    learning_rate, correction_1, correction_2, gradient_factor, skip = scalars
     if tl.load(skip) != 1.0:
         number = tl.program_id(0).to(tl.int64)
         at = number * block + tl.arange(0, block)
@@ -144,29 +94,25 @@ def _adamw(
         update = _bias_corrected(mean, variance, correction_1, correction_2, epsilon)
         values = values * (1 - rate * decay).to(values.dtype) - rate.to(values.dtype) * update
         tl.store(masters + at, values)
-        if has_weights:
+        if weights is not None:
             tl.store(weights + at, values.to(weights.dtype.element_ty))
 
 
 @_kernel
 def _moments_and_squares(
-    masters: tl.tensor,
-    gradients: tl.tensor,
-    exp_avg: tl.tensor,
-    exp_avg_sq: tl.tensor,
-    tensor_of_block: tl.tensor,
-    weight_decay: tl.tensor,
-    correction_1: tl.tensor,
-    correction_2: tl.tensor,
-    gradient_factor: tl.tensor,
-    skip: tl.tensor,
-    spans: tl.tensor,
-    squares: tl.tensor,
+    state: tl.tuple,
+    of_blocks: tl.tuple,
+    scalars: tl.tuple,
+    squares_of_tensors: tl.tuple,
     beta_1: tl.constexpr,
     beta_2: tl.constexpr,
     epsilon: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    masters, _, exp_avg, exp_avg_sq, gradients = state
+    tensor_of_block, weight_decay = of_blocks
+    _, correction_1, correction_2, gradient_factor, skip = scalars
+    spans, squares = squares_of_tensors
     if tl.load(skip) != 1.0:
         number = tl.program_id(0).to(tl.int64)
         at = number * block + tl.arange(0, block)
@@ -208,21 +154,15 @@ def _sum_squares(
 
 @_kernel
 def _apply(
-    masters: tl.tensor,
-    weights: tl.tensor,
-    exp_avg: tl.tensor,
-    exp_avg_sq: tl.tensor,
-    tensor_of_block: tl.tensor,
-    weight_decay: tl.tensor,
-    ratios: tl.tensor,
-    learning_rate: tl.tensor,
-    correction_1: tl.tensor,
-    correction_2: tl.tensor,
-    skip: tl.tensor,
+    state: tl.tuple,
+    of_blocks: tl.tuple,
+    scalars: tl.tuple,
     epsilon: tl.constexpr,
-    has_weights: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    masters, weights, exp_avg, exp_avg_sq, ratios = state
+    tensor_of_block, weight_decay = of_blocks
+    learning_rate, correction_1, correction_2, _, skip = scalars
     if tl.load(skip) != 1.0:
         number = tl.program_id(0).to(tl.int64)
         at = number * block + tl.arange(0, block)
@@ -234,7 +174,7 @@ def _apply(
         rate = tl.load(learning_rate) * tl.load(ratios + tensor)
         values -= rate.to(values.dtype) * update
         tl.store(masters + at, values)
-        if has_weights:
+        if weights is not None:
             tl.store(weights + at, values.to(weights.dtype.element_ty))
 
 

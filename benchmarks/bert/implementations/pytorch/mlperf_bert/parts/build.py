@@ -54,7 +54,7 @@ from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, on_every_rank
 from mlperf_bert.evaluation.batches import tokens_per_forward
 from mlperf_bert.evaluation.evaluate import Evaluator
-from mlperf_bert.evaluation.schedule import Beside, EvalSchedule, InTurn
+from mlperf_bert.evaluation.schedule import Beside, InTurn
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.model.tensor_names import tensorflow_name
@@ -71,8 +71,8 @@ from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
-from mlperf_bert.step.captured import CapturedStep, use_capturable_stream
-from mlperf_bert.step.eager import EagerStep, Step, weights_dtype
+from mlperf_bert.step.captured import CapturedStep, Step, use_capturable_stream
+from mlperf_bert.step.eager import EagerStep, weights_dtype
 
 if TYPE_CHECKING:
     from mlperf_bert.run.progress import Reporter
@@ -115,7 +115,7 @@ class Parts:
     step: Step
     loader: Loader
     evaluator: Evaluator
-    evaluation: EvalSchedule
+    evaluation: InTurn
     stop: StopRequest
     stragglers: StragglerWatch
     metrics: Metrics
@@ -480,7 +480,7 @@ def _schedule(
     model: BertForPretraining,
     optimizer: FlatOptimizer,
     log: MlperfLog,
-) -> EvalSchedule:
+) -> InTurn:
     """When `model` is evaluated; it is in the dtype and on the device that it is trained in."""
     if config.eval.overlap == "none":
         return InTurn(evaluator, model, optimizer.settle, log)

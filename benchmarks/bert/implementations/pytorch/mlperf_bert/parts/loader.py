@@ -45,75 +45,43 @@ def build_loader(
     `process` is this rank among trainers and readers, where there are readers. Every rank must call
     it at the same time.
     """
-    masks = on_every_rank(info, lambda: _make_masks(config, reader, seed, device))
+    data, forwards = config.data, config.parallel.grad_accum_steps
+    # Whether batches go to the device from page-locked memory; DALI's has its own.
+    is_pinned = device.type == "cuda" and data.loader != "dali"
+    masks: DynamicMasks | None = None
+    if data.masking == "dynamic":
+        masks = on_every_rank(
+            info,
+            lambda: DynamicMasks(
+                reader.set_dir,
+                reader.manifest,
+                rate=data.masking_rate,
+                max_predictions=data.max_predictions,
+                seed=derive_seed(seed, "masks"),
+                pin_memory=is_pinned,
+            ),
+        )
     others = _source_with_others(config, reader, seed, info, process, masks)
-    shapes = _capacities(config, planner)
-    loader = on_every_rank(
-        info,
-        lambda: _make_loader(
-            config, planner, reader, info, device, others, masks, shapes, first_step
-        ),
-    )
-    return loader, shapes
+    shapes: tuple[StaticShape, ...] = ()
+    if config.run.step_mode == "captured":
+        limits = {"max_seqlen": data.max_seq_length, "max_masked": data.max_predictions}
+        shapes = plan_shapes(planner, config.max_steps, **limits)
 
+    def make() -> Loader:
+        source, read_ahead = others, None
+        if source is None:
+            # Where masks are drawn, the batch that they are drawn into is the one that is sent.
+            gatherer = Gatherer(reader, pin_memory=masks is None and is_pinned)
+            source = DirectSource(gatherer, info.rank, masks)
+            read_ahead = ReadAhead(gatherer, info.rank)
+        if data.loader == "dali":
+            source = DaliSource(source, device)
+        staging = CapacityStaging(shapes, forwards, device) if shapes else None
+        return Loader(
+            planner, source, device, first_step=first_step, read_ahead=read_ahead, staging=staging
+        )
 
-def _make_masks(
-    config: RunConfig, reader: SampleReader, seed: int, device: torch.device
-) -> DynamicMasks | None:
-    if config.data.masking == "static":
-        return None
-    return DynamicMasks(
-        reader.set_dir,
-        reader.manifest,
-        rate=config.data.masking_rate,
-        max_predictions=config.data.max_predictions,
-        seed=derive_seed(seed, "masks"),
-        pin_memory=_is_pinned(config, device),
-    )
-
-
-def _is_pinned(config: RunConfig, device: torch.device) -> bool:
-    """Whether batches go to the device from page-locked memory; DALI's has its own."""
-    return device.type == "cuda" and config.data.loader != "dali"
-
-
-def _capacities(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
-    """What the forwards of a captured step are padded to; nothing where it is eager."""
-    if config.run.step_mode == "eager":
-        return ()
-    return plan_shapes(
-        planner,
-        config.max_steps,
-        max_seqlen=config.data.max_seq_length,
-        max_masked=config.data.max_predictions,
-    )
-
-
-def _make_loader(
-    config: RunConfig,
-    planner: StepPlanner,
-    reader: SampleReader,
-    info: RankInfo,
-    device: torch.device,
-    others: BatchSource | None,
-    masks: DynamicMasks | None,
-    shapes: tuple[StaticShape, ...],
-    first_step: int,
-) -> Loader:
-    source, read_ahead = others, None
-    if source is None:
-        # Where masks are drawn, the batch that they are drawn into is the one that is sent.
-        is_sent = config.data.masking == "static"
-        gatherer = Gatherer(reader, pin_memory=is_sent and _is_pinned(config, device))
-        source = DirectSource(gatherer, info.rank, masks)
-        read_ahead = ReadAhead(gatherer, info.rank)
-    if config.data.loader == "dali":
-        source = DaliSource(source, device)
-    forwards = config.parallel.grad_accum_steps
-    staging = CapacityStaging(shapes, forwards, device) if shapes else None
-    return Loader(
-        planner, source, device, first_step=first_step, read_ahead=read_ahead, staging=staging
-    )
+    return on_every_rank(info, make), shapes
 
 
 def _source_with_others(

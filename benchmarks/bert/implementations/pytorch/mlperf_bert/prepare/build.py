@@ -1,102 +1,149 @@
 """Text files to a prepared set: one shard a text file, in parallel, resumable, then the index.
 
+A shard is an HDF5 file of contiguous arrays, then the sidecar that completes it.
+
 With the set stands its baseline: what a guess without context reaches, the floor that a trained
 model must beat. Two guesses over all masked positions: where the input still shows a token (kept
 or replaced by a random one), the context-free guess is that token; where it is [MASK], it is the
 most frequent label among the set's [MASK] inputs.
 """
 
+import hashlib
+import io
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
+from numpy.typing import NDArray
 
-from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
+from mlperf_bert.common.atomic import (
+    make_directory,
+    remove_temporaries,
+    replaced_file,
+    write_file,
+)
+from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.file_progress import progress_of
+from mlperf_bert.common.untrusted import file_sha256
+from mlperf_bert.data.compiled_masking import draw_masks
 from mlperf_bert.data.index import (
     INDEX_ARRAYS,
     Baseline,
+    DatasetPlace,
     Manifest,
     Segments,
     ShardEntry,
     ShardSettings,
+    Sidecar,
+    read_sidecar,
     sidecar_path,
     write_index,
 )
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.prepare.pool import finished
-from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name, load_any_vocabulary
+from mlperf_bert.prepare.documents import (
+    EVAL_DUPE_FACTOR,
+    Documents,
+    read_text,
+    tokenize_documents,
+)
+from mlperf_bert.prepare.examples import ExampleArrays, add_pass, make_examples, pick_evenly
+from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.whole_sequences import make_sequences
+from mlperf_bert.vocabulary.any_vocabulary import (
+    AnyVocabulary,
+    file_name,
+    load_any_vocabulary,
+    make_encoder,
+)
+from mlperf_bert.vocabulary.word_pieces import token_dtype
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
-WORKER_DIED = "a worker process died, most often for want of memory"
-
 SAMPLES_AT_A_TIME = 1024
+# Every array starts at a cache line, so that the mapped int64 tables are aligned.
+ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """The text, the shard to make of it, and how."""
+
+    text_path: Path
+    shard_path: Path
+    vocab_path: Path
+    settings: ShardSettings
 
 
 def prepare_text(
     texts: Sequence[Path],
     vocab_path: Path,
     out_dir: Path,
+    settings: ShardSettings,
     *,
-    max_seq_length: int,
-    max_predictions: int,
-    dupe_factor: int,
-    seed: int,
     workers: int,
-    pick_eval: int | None,
-    split_sentences: bool,
-    segments: Segments = "pair",
     with_baseline: bool = False,
     corpus: dict[str, str] | None = None,
     quiet: bool = False,
 ) -> Manifest:
     """Make, or finish making, the prepared set `out_dir`. Shards are ordered by file stem.
 
-    Args:
-        texts: one shard is made of each; see documents.py for the two layouts.
-        vocab_path: the vocabulary, or a tokenizer.json; its copy goes into the set.
-        out_dir: created; a shard already finished with the same text and settings is kept.
-        max_seq_length: tokens of an example at most, 8 .. 65,535.
-        max_predictions: masked positions of an example at most, 1 .. 255.
-        dupe_factor: passes over the documents.
-        seed: of the random stream of every text file.
-        pick_eval: take this many examples evenly out of all of the only text file.
-        split_sentences: the text is paragraphs, not one sentence a line.
-        segments: "single" makes sequences without pairs, `dupe_factor` times with other masks.
-        with_baseline: store the context-free baseline; always done with `pick_eval`.
-        workers, corpus, quiet: as of `make_set`.
+    One shard is made of each text, see documents.py for the two layouts; one that is already
+    finished with the same text and settings is kept. `vocab_path` is a vocabulary or a
+    tokenizer.json, whose copy goes into the set, and its digest into the settings. With
+    `settings.pick_eval` the context-free baseline is always stored; for the rest see `make_set`.
 
-    Raises:
-        ConfigError: an option out of range, or numba's cache cannot be used.
-        DataError: a text, the vocabulary, or a shard that was finished with other settings.
+    Raises ConfigError for an option out of range, or where numba's cache cannot be used; DataError
+    for a text, the vocabulary, or a shard that was finished with other settings.
     """
     vocabulary = load_any_vocabulary(vocab_path)
-    settings = ShardSettings(
-        vocabulary_sha256=vocabulary.sha256,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        seed=seed,
-        dupe_factor=dupe_factor,
-        split_sentences=split_sentences,
-        pick_eval=pick_eval,
-        segments=segments,
-    )
+    settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(texts))
     jobs = shard_jobs(texts, vocab_path, out_dir, settings)
-    compile_maker(segments, vocabulary)
+    compile_maker(settings.segments, vocabulary)
+    with_baseline = with_baseline or settings.pick_eval is not None
     return make_set(
         jobs,
         make_shard,
         vocabulary,
         workers=workers,
-        with_baseline=with_baseline or pick_eval is not None,
+        with_baseline=with_baseline,
         corpus=corpus,
         quiet=quiet,
     )
+
+
+def prepare_pair(
+    texts: Mapping[str, Sequence[Path]],
+    vocab_path: Path,
+    out_dir: Path,
+    settings: ShardSettings,
+    *,
+    workers: int,
+    corpus: dict[str, str],
+    quiet: bool,
+) -> dict[str, Manifest]:
+    """`prepare_text` of the texts of "train" and "eval", the latter with its baseline."""
+    passes = {"train": settings.dupe_factor, "eval": EVAL_DUPE_FACTOR}
+    return {
+        name: prepare_text(
+            paths,
+            vocab_path,
+            out_dir / name,
+            replace(settings, dupe_factor=passes[name]),
+            workers=workers,
+            with_baseline=name == "eval",
+            corpus=corpus,
+            quiet=quiet,
+        )
+        for name, paths in texts.items()
+    }
 
 
 def make_set(
@@ -112,18 +159,11 @@ def make_set(
 ) -> Manifest:
     """Make what is not finished of these shards of one set, then its index.
 
-    Args:
-        jobs: of `shard_jobs`; `make` does one of them, and nothing where it is finished.
-        make: runs in worker processes, so it must be a function of a module, or a partial of one.
-        vocabulary: that of the jobs.
-        workers: processes; 1 works in this process.
-        with_baseline: store the context-free baseline.
-        corpus: provenance to store in the manifest.
-        quiet: show no progress.
-        words: of the progress, as `progress_of` takes them.
-
-    Raises:
-        DataError: as `make` does; a shard that was finished with other settings, or is of no job.
+    `jobs` are of `shard_jobs`. `make` does one of them, and nothing where it is finished; it runs
+    in worker processes (1: in this one), so it must be a function of a module, or a partial of one.
+    `corpus` is provenance for the manifest; `words` are of the progress, as `progress_of` takes
+    them. Raises DataError as `make` does, and where a shard was finished with other settings or is
+    of no job.
     """
     check_left_overs(jobs)
     make_shards(jobs, make, vocabulary, workers=workers, quiet=quiet, words=words)
@@ -141,15 +181,22 @@ def make_shards(
 ) -> None:
     """The first half of `make_set`; several machines may make shards of one set at a time."""
     out_dir = jobs[0].shard_path.parents[1]
-    sizes = {job.text_path: _source_bytes(job.text_path) for job in jobs}
+    sizes = [_source_bytes(job.text_path) for job in jobs]
     _store_vocabulary(out_dir, vocabulary)
     # Before hours of work, not after: the settings of every shard already there are looked at.
     for job in jobs:
         is_finished(job, source_sha256=None)
     remove_temporaries(out_dir / "shards", _file_names(jobs), of="this machine")
-    with progress_of(len(jobs), sum(sizes.values()), quiet=quiet, words=words) as advance:
-        for done, _ in finished(make, jobs, workers, died=WORKER_DIED):
-            advance(done.text_path.name, sizes[done.text_path])
+    for _ in finished_in_sight(
+        make,
+        jobs,
+        workers,
+        sizes=sizes,
+        label=lambda job: job.text_path.name,
+        words=words,
+        quiet=quiet,
+    ):
+        pass
 
 
 def index_set(
@@ -166,7 +213,8 @@ def index_set(
     remove_temporaries(out_dir / "shards", _file_names(jobs))
     remove_temporaries(out_dir, {file_name(vocabulary)})
     remove_temporaries(out_dir / "index", {"dataset.json", *(name for name, _ in INDEX_ARRAYS)})
-    manifest = _manifest_without_index(vocabulary, settings, jobs, corpus)
+    entries = [ShardEntry.of(job.shard_path) for job in jobs]
+    manifest = replace(manifest_of(vocabulary, settings, entries), corpus=corpus)
     return _write_set_index(out_dir, manifest, with_baseline)
 
 
@@ -246,13 +294,10 @@ def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
         raise DataError(str(copy), problem, "name a new directory or delete this one")
 
 
-def _manifest_without_index(
-    vocabulary: AnyVocabulary,
-    settings: ShardSettings,
-    jobs: list[ShardJob],
-    corpus: dict[str, str] | None,
+def manifest_of(
+    vocabulary: AnyVocabulary, settings: ShardSettings, entries: Sequence[ShardEntry] = ()
 ) -> Manifest:
-    entries = [ShardEntry.of(job.shard_path) for job in jobs]
+    """The manifest of a set of these shards that has no index yet."""
     return Manifest(
         num_samples=sum(entry.num_samples for entry in entries),
         vocab_size=len(vocabulary),
@@ -267,7 +312,6 @@ def _manifest_without_index(
         seed=settings.seed,
         dupe_factor=settings.dupe_factor,
         shards=tuple(entries),
-        corpus=corpus,
         segments=settings.segments,
         vocabulary_file=file_name(vocabulary),
     )
@@ -309,3 +353,216 @@ def measure_baseline(reader: SampleReader, manifest: Manifest) -> Baseline:
         masked_tokens=masked_tokens,
         mask_inputs=mask_inputs,
     )
+
+
+def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
+    """Compile what `make_shard` runs, once: else all workers would, and write the same cache.
+
+    The first use after an installation takes about 5 s, later ones a fraction of a second.
+    Raises ConfigError when numba's cache is damaged or cannot be written.
+    """
+    settings = ShardSettings(
+        max_seq_length=8, max_predictions=1, seed=0, dupe_factor=1, segments=segments
+    )
+    count = 0 if segments == "single" else 2
+    documents = Documents(
+        tokens=np.zeros(count, dtype=token_dtype(len(vocabulary))),
+        sentence_offsets=np.arange(count + 1),
+        document_offsets=np.arange(count + 1),
+    )
+    with usable_cache(draw_masks if segments == "single" else add_pass):
+        _make_examples(documents, vocabulary, settings, source_sha256="")
+
+
+def make_shard(job: ShardJob) -> None:
+    """Make one shard unless it is there.
+
+    Raises DataError for the text's or vocabulary's faults, and where memory does not suffice.
+    """
+    remedy = "split the text, lower the dupe factor or use fewer workers"
+    with enough_memory(job, remedy):
+        # The text is held no longer than it takes to split it: the examples need the memory.
+        source = read_text(job.text_path)
+        source_sha256 = source.sha256
+        if is_finished(job, source_sha256):
+            return
+        settings = job.settings
+        vocabulary = load_any_vocabulary(job.vocab_path)
+        documents = tokenize_documents(
+            source.text, make_encoder(vocabulary), split=settings.split_sentences
+        )
+        del source
+        _check_documents(job.text_path, documents, 1 if settings.segments == "single" else 2)
+        examples = _make_examples(documents, vocabulary, settings, source_sha256)
+        store_shard(job, examples, source_sha256, ("gives", "pick fewer, or raise the dupe factor"))
+
+
+@contextmanager
+def enough_memory(job: ShardJob, remedy: str) -> Iterator[None]:
+    """Raise DataError in the place of MemoryError."""
+    try:
+        yield
+    except MemoryError:
+        raise DataError(str(job.text_path), "needs more memory than there is", remedy) from None
+
+
+def store_shard(
+    job: ShardJob, examples: ExampleArrays, source_sha256: str, few: tuple[str, str]
+) -> None:
+    """Write the examples, or those picked for evaluation.
+
+    Raises DataError, with the verb and the remedy `few`, where there are fewer than to be picked.
+    """
+    wanted = job.settings.pick_eval
+    if wanted is not None:
+        if len(examples) < wanted:
+            problem = f"{few[0]} {len(examples)} examples where {wanted} are to be picked"
+            raise DataError(str(job.text_path), problem, few[1])
+        examples = pick_evenly(examples, wanted)
+    write_shard(
+        job.shard_path,
+        examples,
+        source_name=job.text_path.name,
+        source_sha256=source_sha256,
+        settings=job.settings,
+    )
+
+
+def _make_examples(
+    documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings, source_sha256: str
+) -> ExampleArrays:
+    if settings.segments == "single":
+        return make_sequences(documents, vocabulary, settings, source_sha256)
+    return make_examples(documents, vocabulary, settings)
+
+
+def _check_documents(path: Path, documents: Documents, least: int) -> None:
+    # With a single document the reference would silently pair it with itself and call the second
+    # segment a random other one, which teaches a wrong next-sentence label.
+    if len(documents) < least:
+        problem = f"has {len(documents)} documents with words, {least} are needed"
+        raise DataError(str(path), problem, "separate documents by an empty line")
+
+
+def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
+    """Whether the shard is there, whole and made this way; `None` leaves the text unchecked."""
+    if not sidecar_path(job.shard_path).exists():
+        return False
+    try:
+        sidecar = read_sidecar(job.shard_path)
+    except DataError:
+        return False  # a damaged sidecar vouches for nothing: make the shard again
+    names = [field.name for field in fields(job.settings)]
+    pairs = {
+        f"setting {name}": (getattr(sidecar.settings, name), getattr(job.settings, name))
+        for name in names
+    }
+    pairs["text sha256"] = (sidecar.source_sha256, source_sha256 or sidecar.source_sha256)
+    for name, (before, now) in pairs.items():
+        if before != now:
+            problem = f"was finished with {name} = {before}, now it is {now}"
+            remedy = "name a new directory or delete this one"
+            raise DataError(str(job.shard_path), problem, remedy)
+    return job.shard_path.is_file() and job.shard_path.stat().st_size == sidecar.shard_bytes
+
+
+def write_shard(
+    path: Path,
+    examples: ExampleArrays,
+    *,
+    source_name: str,
+    source_sha256: str,
+    settings: ShardSettings,
+) -> Sidecar:
+    """Write `path` and `<path>.json`, each beside and then renamed, the sidecar last.
+
+    Equal examples give equal bytes. Raises DataError when a file cannot be written.
+    """
+    # A sidecar of an earlier shard must not stand beside the new file, not even for a moment.
+    sidecar_path(path).unlink(missing_ok=True)
+    with replaced_file(path) as temporary:
+        datasets = _write_arrays(temporary, examples)
+        digest = file_sha256(temporary)
+        size = temporary.stat().st_size
+    sidecar = Sidecar(
+        shard_bytes=size,
+        shard_sha256=digest,
+        num_samples=len(examples),
+        source_name=source_name,
+        source_sha256=source_sha256,
+        settings=settings,
+        datasets=datasets,
+        examples_sha256=_digest(examples),
+    )
+    write_file(sidecar_path(path), sidecar.to_json())
+    return sidecar
+
+
+class _PatientFile(io.FileIO):
+    """Keeps the error of a full disk from libhdf5 (2.0), which ends the process on it.
+
+    After the first error nothing more is written; `check` raises it.
+    """
+
+    error: OSError | None = None
+
+    def write(self, contents: "ReadableBuffer", /) -> int:
+        """Write all of it, unless that failed before."""
+        left = memoryview(contents).cast("B")
+        try:
+            while left and self.error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return memoryview(contents).nbytes
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size, unless something failed before."""
+        try:
+            if self.error is None:
+                return super().truncate(size)
+        except OSError as error:
+            self.error = error
+        return self.tell() if size is None else size
+
+    def check(self) -> None:
+        """Raise the first error."""
+        if self.error is not None:
+            raise self.error
+
+
+def _write_arrays(path: Path, examples: ExampleArrays) -> dict[str, DatasetPlace]:
+    with _PatientFile(path, "w+") as opened:
+        places = _write_hdf5(opened, examples)
+        opened.check()
+    return places
+
+
+def _write_hdf5(opened: _PatientFile, examples: ExampleArrays) -> dict[str, DatasetPlace]:
+    places = {}
+    with h5py.File(
+        opened, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
+    ) as file:
+        for name, stored in _stored_arrays(examples):
+            # No time stamps: the same examples must give the same bytes.
+            dataset = file.create_dataset(name, data=stored, track_times=False)
+            offset = dataset.id.get_offset()
+            if offset is None:
+                raise DataError(f"{opened.name!s}: {name}", "has no elements", "give more text")
+            places[name] = DatasetPlace(stored.dtype.str, stored.size, offset)
+    return places
+
+
+def _digest(examples: ExampleArrays) -> str:
+    digest = hashlib.sha256()
+    for name, stored in _stored_arrays(examples):
+        digest.update(f"{name} {stored.dtype.str} {stored.size}\n".encode())
+        digest.update(np.ascontiguousarray(stored).data)
+    return digest.hexdigest()
+
+
+def _stored_arrays(examples: ExampleArrays) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Name and values of each array, little endian."""
+    for field in fields(examples):
+        values: NDArray[Any] = getattr(examples, field.name)
+        yield field.name, values.astype(values.dtype.newbyteorder("<"), copy=False)

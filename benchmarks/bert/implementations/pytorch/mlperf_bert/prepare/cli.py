@@ -1,13 +1,13 @@
 """The sub-command `prepare`: which source is asked for, its options, and what is called for it.
 
-Every source adds its options in a function `_add_...` and is made by a function `_prepare_...`.
-Heavy imports wait until one runs.
+Every source is an option that is made by a function `_prepare_...`. Heavy imports wait until one
+runs.
 """
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import usable_cpus
@@ -15,7 +15,7 @@ from mlperf_bert.config.options import find_config
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 
 if TYPE_CHECKING:
-    from mlperf_bert.data.index import Manifest, Segments
+    from mlperf_bert.data.index import Manifest, ShardSettings
 
 # Those that decide the examples, and their values where they are not given.
 _NUMBERS = {
@@ -24,31 +24,117 @@ _NUMBERS = {
     "dupe_factor": 10,
     "seed": 12345,
 }
-# Another pass over single segments has other masks only, which training draws by itself.
-_SINGLE_DEFAULT = {"dupe_factor": "; with --segments single 1"}
 _OF_EXAMPLES = ("vocab", "segments", *_NUMBERS)
-_WORDS = {
-    "max_seq_length": "tokens of an example at most",
-    "max_predictions": "masked positions of an example at most",
-    "dupe_factor": "passes over the text",
-    "seed": "of the random stream of every text",
-}
 _IMPORTED = ("vocab", "max_seq_length", "max_predictions", "workers", "pick_eval")
 _VOCAB_SIZE = 30_522
 
 _Prepare = Callable[[argparse.Namespace], int]
+_Option = tuple[str, dict[str, Any]]
+
+
+def _option(name: str, text: str, metavar: str = "", **words: Any) -> _Option:
+    if metavar:
+        kinds = {"N": int, "FILE": Path, "DIR": Path, "PATH": Path, "TEXTDIR": Path, "SHARE": float}
+        words = {"type": kinds.get(metavar), "metavar": metavar, **words}
+    return name, {"help": text, **words}
+
+
+# One that is not given must be None, False or [], so that `run` sees it.
+_OPTIONS: tuple[_Option, ...] = (
+    _option("out", "directory to make", "DIR", required=True),
+    _option("vocab", "the model's vocab.txt, or a Hugging Face tokenizer.json", "FILE"),
+    _option(
+        "segments",
+        "pair (default): two segments for next-sentence prediction; single: sequences of "
+        "whole sentences for masked LM alone",
+        choices=("pair", "single"),
+    ),
+    _option("max_seq_length", "tokens of an example at most (default 512)", "N"),
+    _option(
+        "max_predictions",
+        f"masked positions of an example at most (default {MAX_PREDICTIONS})",
+        "N",
+    ),
+    # Another pass over single segments has other masks only, which training draws by itself.
+    _option("dupe_factor", "passes over the text (default 10; with --segments single 1)", "N"),
+    _option("seed", "of the random stream of every text (default 12345)", "N"),
+    _option("workers", "processes (default: the cores of this process)", "N"),
+    _option("text", "UTF-8 text files, one shard each", "FILE", nargs="+"),
+    _option(
+        "pick_eval",
+        "with --text, --tfrecord, --hdf5: keep N examples, evenly out of all (10000)",
+        "N",
+    ),
+    _option(
+        "split_sentences",
+        "with --text: it is paragraphs, documents apart by an empty line",
+        action="store_true",
+    ),
+    _option(
+        "corpus",
+        "your own text: a directory or a file of plain text or JSON lines, packed or not",
+        "PATH",
+    ),
+    _option(
+        "vocab_size",
+        f"with --corpus: tokens of a vocabulary made of it (default {_VOCAB_SIZE:,})",
+        "N",
+    ),
+    _option(
+        "documents",
+        "with --corpus: where a document of plain text ends (default empty-line)",
+        choices=("empty-line", "line", "file"),
+    ),
+    _option("text_field", "with --corpus: of JSON lines (default text)", "NAME"),
+    _option(
+        "held_out",
+        "with --corpus: of the documents (default: 1/16, less of more than 128 MB)",
+        "SHARE",
+    ),
+    _option("mlcommons", "the official text: part-*-of-00500, eval.txt, vocab.txt", "TEXTDIR"),
+    _option(
+        "parts", "with --mlcommons: make only the training shards of these parts, from 0 on", "A-B"
+    ),
+    _option(
+        "join",
+        "with --mlcommons: make the sets of the shards in --out and in these directories",
+        "DIR",
+        nargs="*",
+    ),
+    _option(
+        "tfrecord",
+        "TFRecord files of the reference, plain or gz, one shard each",
+        "FILE",
+        nargs="+",
+    ),
+    _option(
+        "hdf5",
+        "HDF5 files of published submissions: padded, of variable length, or packed",
+        "FILE",
+        nargs="+",
+    ),
+    _option(
+        "embedded",
+        "make DIR/train and DIR/eval from the documentation of this Python",
+        action="store_true",
+    ),
+    _option("config", "with --embedded: the run's", "FILE", type=find_config),
+    _option(
+        "set",
+        "with --embedded: change settings of the config",
+        "SECTION.KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `prepare`.
-
-    An option that is not given must be None, False or [], so that `run` sees it.
-    """
+    """Add the options of `prepare`."""
     source = parser.add_mutually_exclusive_group(required=True)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    _add_shared(parser)
-    for add in (_add_text, _add_corpus, _add_mlcommons, _add_import, _add_embedded):
-        add(parser, source)
+    for name, words in _OPTIONS:
+        (source if name in _SOURCES else parser).add_argument(_spelled(name), **words)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,94 +148,16 @@ def run(args: argparse.Namespace) -> int:
     return prepare(args)
 
 
-def _add_shared(parser: argparse.ArgumentParser) -> None:
-    """Options of several sources; all default to None, so that one given in vain is noticed."""
-    parser.add_argument(
-        "--vocab",
-        type=Path,
-        metavar="FILE",
-        help="the model's vocab.txt, or a Hugging Face tokenizer.json",
-    )
-    parser.add_argument(
-        "--segments",
-        choices=("pair", "single"),
-        help="pair (default): two segments for next-sentence prediction; single: sequences of "
-        "whole sentences for masked LM alone",
-    )
-    for name, value in _NUMBERS.items():
-        option = "--" + name.replace("_", "-")
-        text = f"{_WORDS[name]} (default {value}{_SINGLE_DEFAULT.get(name, '')})"
-        parser.add_argument(option, type=int, metavar="N", help=text)
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: the cores of this process)"
-    )
-
-
-def _add_text(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
-    source.add_argument(
-        "--text", nargs="+", type=Path, metavar="FILE", help="UTF-8 text files, one shard each"
-    )
-    parser.add_argument(
-        "--pick-eval",
-        type=int,
-        metavar="N",
-        help="with --text, --tfrecord, --hdf5: keep N examples, evenly out of all (10000)",
-    )
-    parser.add_argument(
-        "--split-sentences",
-        action="store_true",
-        help="with --text: it is paragraphs, documents apart by an empty line",
-    )
-
-
 def _prepare_text(args: argparse.Namespace) -> int:
     """`prepare --text`: text files with a given vocabulary to one prepared set."""
     from mlperf_bert.prepare.build import prepare_text
 
+    settings = _settings(args, split_sentences=args.split_sentences, pick_eval=args.pick_eval)
     manifest = prepare_text(
-        args.text,
-        _needed_vocabulary(args),
-        args.out,
-        max_seq_length=_number(args, "max_seq_length"),
-        max_predictions=_number(args, "max_predictions"),
-        dupe_factor=_number(args, "dupe_factor"),
-        seed=_number(args, "seed"),
-        workers=_workers(args),
-        pick_eval=args.pick_eval,
-        split_sentences=args.split_sentences,
-        segments=_segments(args),
+        args.text, _needed_vocabulary(args), args.out, settings, workers=_workers(args)
     )
     print(_summary(args.out, manifest))
     return 0
-
-
-def _add_corpus(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
-    source.add_argument(
-        "--corpus",
-        type=Path,
-        metavar="PATH",
-        help="your own text: a directory or a file of plain text or JSON lines, packed or not",
-    )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help=f"with --corpus: tokens of a vocabulary made of it (default {_VOCAB_SIZE:,})",
-    )
-    parser.add_argument(
-        "--documents",
-        choices=("empty-line", "line", "file"),
-        help="with --corpus: where a document of plain text ends (default empty-line)",
-    )
-    parser.add_argument(
-        "--text-field", metavar="NAME", help="with --corpus: of JSON lines (default text)"
-    )
-    parser.add_argument(
-        "--held-out",
-        type=float,
-        metavar="SHARE",
-        help="with --corpus: of the documents (default: 1/16, less of more than 128 MB)",
-    )
 
 
 def _prepare_corpus(args: argparse.Namespace) -> int:
@@ -165,36 +173,11 @@ def _prepare_corpus(args: argparse.Namespace) -> int:
         held_out_share=args.held_out,
         vocab_path=args.vocab,
         vocab_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
-        max_seq_length=_number(args, "max_seq_length"),
-        max_predictions=_number(args, "max_predictions"),
-        dupe_factor=_number(args, "dupe_factor"),
-        seed=_number(args, "seed"),
-        segments=_segments(args),
+        settings=_settings(args),
     )
     if not prepare_own_text(wanted, args.out, workers=_workers(args)):
         print(f"{args.out}: already prepared with these settings")
     return 0
-
-
-def _add_mlcommons(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
-    source.add_argument(
-        "--mlcommons",
-        type=Path,
-        metavar="TEXTDIR",
-        help="the official text: part-*-of-00500, eval.txt, vocab.txt",
-    )
-    parser.add_argument(
-        "--parts",
-        metavar="A-B",
-        help="with --mlcommons: make only the training shards of these parts, from 0 on",
-    )
-    parser.add_argument(
-        "--join",
-        nargs="*",
-        type=Path,
-        metavar="DIR",
-        help="with --mlcommons: make the sets of the shards in --out and in these directories",
-    )
 
 
 def _prepare_mlcommons(args: argparse.Namespace) -> int:
@@ -231,58 +214,22 @@ def _prepare_mlcommons(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_import(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
-    source.add_argument(
-        "--tfrecord",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="TFRecord files of the reference, plain or gz, one shard each",
-    )
-    source.add_argument(
-        "--hdf5",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="HDF5 files of published submissions: padded, of variable length, or packed",
-    )
-
-
 def _prepare_import(args: argparse.Namespace) -> int:
     """`prepare --tfrecord` and `prepare --hdf5`: examples that others made to one prepared set."""
     from mlperf_bert.prepare.import_examples import import_set
 
+    # Seed and passes are of whoever made the examples, and not in these files.
+    settings = _settings(args, seed=0, dupe_factor=1, pick_eval=args.pick_eval)
     manifest = import_set(
         args.hdf5 or args.tfrecord,
         _needed_vocabulary(args),
         args.out,
+        settings,
         format_name="hdf5" if args.hdf5 else "tfrecord",
-        max_seq_length=_number(args, "max_seq_length"),
-        max_predictions=_number(args, "max_predictions"),
         workers=_workers(args),
-        pick_eval=args.pick_eval,
     )
     print(_summary(args.out, manifest))
     return 0
-
-
-def _add_embedded(parser: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
-    source.add_argument(
-        "--embedded",
-        action="store_true",
-        help="make DIR/train and DIR/eval from the documentation of this Python",
-    )
-    parser.add_argument(
-        "--config", type=find_config, metavar="FILE", help="with --embedded: the run's"
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="with --embedded: change settings of the config",
-    )
 
 
 def _prepare_embedded(args: argparse.Namespace) -> int:
@@ -293,16 +240,14 @@ def _prepare_embedded(args: argparse.Namespace) -> int:
     if args.config is None:
         raise ConfigError("--config", "is missing", "--embedded takes its settings from it")
     config = load_config(args.config, args.set)
-    was_made = prepare_embedded(
-        args.out,
-        vocab_size=config.model.vocab_size,
+    settings = _settings(
+        args,
         max_seq_length=config.data.max_seq_length,
         max_predictions=config.data.max_predictions,
         dupe_factor=config.data.dupe_factor,
-        seed=_number(args, "seed"),
         segments="single" if config.model.objective == "mlm" else "pair",
     )
-    if not was_made:
+    if not prepare_embedded(args.out, config.model.vocab_size, settings):
         print(f"{args.out}: already prepared with these settings")
     return 0
 
@@ -330,27 +275,22 @@ def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _number(args: argparse.Namespace, name: str) -> int:
-    """The value of one of `_NUMBERS`, given or not."""
-    given = getattr(args, name)
-    if given is None and name in _SINGLE_DEFAULT and _segments(args) == "single":
-        return 1
-    return _NUMBERS[name] if given is None else int(given)
+def _settings(args: argparse.Namespace, **changes: Any) -> "ShardSettings":
+    """What decides the examples, given or not, with `changes` that go before either."""
+    from mlperf_bert.data.index import ShardSettings
 
-
-def _segments(args: argparse.Namespace) -> "Segments":
-    """What an example is made of."""
-    chosen: Segments = args.segments or "pair"
-    return chosen
+    values = {"segments": args.segments or "pair", **_NUMBERS}
+    if args.segments == "single":
+        values["dupe_factor"] = 1
+    given = {name: getattr(args, name) for name in _NUMBERS if getattr(args, name) is not None}
+    return ShardSettings(**{**values, **given, **changes})
 
 
 def _workers(args: argparse.Namespace) -> int:
-    """How many processes work."""
     return len(usable_cpus()) if args.workers is None else int(args.workers)
 
 
 def _needed_vocabulary(args: argparse.Namespace) -> Path:
-    """The file of --vocab. Raises ConfigError where it is not given."""
     if args.vocab is None:
         raise ConfigError("--vocab", "is missing", "give the model's vocab.txt")
     return Path(args.vocab)

@@ -20,13 +20,11 @@ from pathlib import Path
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.run_config import EMBEDDED_RECIPE
-from mlperf_bert.data.index import Manifest, Segments
-from mlperf_bert.prepare.documents import split_sentences
+from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.prepare.documents import EVAL_DUPE_FACTOR, digest_of, split_sentences
 
 HELD_OUT_FRACTION = 0.10
 TRAIN_PARTS = 4
-# Two passes with other segments and masks: one gives too few masked tokens for a steady accuracy.
-EVAL_DUPE_FACTOR = 2
 MIN_VOCAB_SIZE = 256
 
 TextDocument = tuple[str, ...]  # sentences
@@ -57,16 +55,7 @@ _PROSE_START = re.compile(r"[A-Za-z\"'(*\-]")
 _BULLET = re.compile(r"^([*\-]|\d+\.|\([a-z0-9]\))\s+")
 
 
-def prepare_embedded(
-    out_dir: Path,
-    *,
-    vocab_size: int,
-    max_seq_length: int,
-    max_predictions: int,
-    dupe_factor: int,
-    seed: int = 12345,
-    segments: Segments = "pair",
-) -> bool:
+def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) -> bool:
     """Make, or finish making, the prepared sets `out_dir/train` and `out_dir/eval`.
 
     Returns whether anything had to be made. Raises DataError when a set made with other settings
@@ -77,17 +66,19 @@ def prepare_embedded(
         raise ConfigError("model.vocab_size", problem, f"set it to {MIN_VOCAB_SIZE} at least")
     wanted: dict[str, int | str] = {
         "vocab_size": vocab_size,
-        "max_seq_length": max_seq_length,
-        "max_predictions": max_predictions,
-        "seed": seed,
-        "segments": segments,
+        "max_seq_length": settings.max_seq_length,
+        "max_predictions": settings.max_predictions,
+        "seed": settings.seed,
+        "segments": settings.segments,
     }
-    train_is_ready = _is_ready(out_dir / "train", {**wanted, "dupe_factor": dupe_factor})
-    eval_is_ready = _is_ready(out_dir / "eval", {**wanted, "dupe_factor": EVAL_DUPE_FACTOR})
-    if train_is_ready and eval_is_ready:
-        return False
-    _make(out_dir, vocab_size, max_seq_length, max_predictions, dupe_factor, seed, segments)
-    return True
+    passes = {"train": settings.dupe_factor, "eval": EVAL_DUPE_FACTOR}
+    ready = [
+        _is_ready(out_dir / name, {**wanted, "dupe_factor": count})
+        for name, count in passes.items()
+    ]
+    if not all(ready):
+        _make(out_dir, vocab_size, settings)
+    return not all(ready)
 
 
 def split_held_out(
@@ -100,9 +91,7 @@ def split_held_out(
     train: list[TextDocument] = []
     held_out: list[TextDocument] = []
     for document in documents:
-        text = "\n".join(document).encode()
-        digest = hashlib.blake2b(text, digest_size=8, key=b"held out").digest()
-        is_held_out = int.from_bytes(digest, "big") < HELD_OUT_FRACTION * 2**64
+        is_held_out = digest_of("\n".join(document)) < HELD_OUT_FRACTION * 2**64
         (held_out if is_held_out else train).append(document)
     seen = {sentence for document in train for sentence in document}
     unseen = [
@@ -126,16 +115,8 @@ def _is_ready(set_dir: Path, wanted: dict[str, int | str]) -> bool:
     return True
 
 
-def _make(
-    out_dir: Path,
-    vocab_size: int,
-    max_seq_length: int,
-    max_predictions: int,
-    dupe_factor: int,
-    seed: int,
-    segments: Segments,
-) -> None:
-    from mlperf_bert.prepare.build import prepare_text
+def _make(out_dir: Path, vocab_size: int, settings: ShardSettings) -> None:
+    from mlperf_bert.prepare.build import prepare_pair
     from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 
     train, held_out = split_held_out(collect_documents())
@@ -156,25 +137,10 @@ def _make(
         "documents": str(len(train) + len(held_out)),
         "sentences": str(len(sentences) + sum(len(document) for document in held_out)),
     }
-    sets = {"train": (train_paths, dupe_factor), "eval": ([eval_path], EVAL_DUPE_FACTOR)}
-    manifests = {}
-    for name, (texts, passes) in sets.items():
-        manifests[name] = prepare_text(
-            texts,
-            vocab_path,
-            out_dir / name,
-            max_seq_length=max_seq_length,
-            max_predictions=max_predictions,
-            dupe_factor=passes,
-            seed=seed,
-            workers=1,
-            pick_eval=None,
-            split_sentences=False,
-            segments=segments,
-            with_baseline=name == "eval",
-            corpus=corpus,
-            quiet=True,
-        )
+    texts = {"train": train_paths, "eval": [eval_path]}
+    manifests = prepare_pair(
+        texts, vocab_path, out_dir, settings, workers=1, corpus=corpus, quiet=True
+    )
     print(_summary(corpus, manifests["train"], manifests["eval"]), flush=True)
 
 
@@ -208,13 +174,9 @@ def _summary(corpus: dict[str, str], train: Manifest, held_out: Manifest) -> str
 
 
 def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
-    """Distinct documents of at least two sentences, ASCII only.
+    """Distinct documents of at least two sentences, ASCII only, of `stdlib` or of this Python's.
 
-    Args:
-        stdlib: directory to read; that of the running Python if not given.
-
-    Raises:
-        DataError: there is not enough text, as in a Python installed without its sources.
+    Raises DataError where there is not enough text, as in a Python without its sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if stdlib is None else stdlib
     documents = [prose_sentences(text) for text in _topics(root / "pydoc_data" / "topics.py")]

@@ -1,9 +1,9 @@
 """Documents of token ids to masked examples, identical to the MLPerf reference's token by token.
 
-From top to bottom, in compiled code: CPython's random stream, every draw in the reference's order;
-one pass over the documents; one document; one example; arrays that grow. Then, in plain Python,
-what calls it. The compiled part is one file because of numba's cache, see compiled.py.
-tests/plain_examples.py does the same in plain Python, and tests compare the two.
+In compiled code: CPython's random stream, every draw in the reference's order; one pass over the
+documents; one document; one example; arrays that grow. Then what calls it. The compiled part is one
+file because of numba's cache, see compiled.py. tests/plain_examples.py does the same in plain
+Python, and tests compare the two.
 
 Sentences of a document lie end to end, so a segment is a span of the text's tokens: nothing is
 copied until an example is written.
@@ -12,18 +12,19 @@ copied until an example is written.
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled, usable_cache
+from mlperf_bert.common.compiled import compiled
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 IntArray = NDArray[np.int64]
 Span = tuple[int, int]  # start, end
@@ -33,7 +34,7 @@ Stream = NDArray[Any]
 
 WORDS = 624
 USED = 2 * WORDS
-FIRST_CAPACITY = 4096
+_FIRST = (4096, 4096, 4096)  # examples, tokens, masked positions
 
 
 class Work(NamedTuple):
@@ -55,15 +56,28 @@ class Work(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Examples laid end to end in arrays that are longer than what is used of them."""
+    """The fields of `ExampleArrays` in arrays that are longer than what is used of them."""
 
-    tokens: NDArray[Any]
+    input_ids: NDArray[Any]
     offsets: IntArray
-    starts_of_b: NDArray[np.uint16]
-    positions: NDArray[np.uint16]
-    labels: NDArray[Any]
-    masked_offsets: IntArray
-    next_labels: NDArray[np.uint8]
+    segment_b_start: NDArray[np.uint16]
+    masked_lm_positions: NDArray[np.uint16]
+    masked_lm_ids: NDArray[Any]
+    masked_lm_offsets: IntArray
+    next_sentence_label: NDArray[np.uint8]
+
+
+def room_for(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike) -> Collected:
+    """Room for so many examples with these tokens and masked positions in all."""
+    return Collected(
+        np.empty(tokens, dtype),
+        np.zeros(examples + 1, np.int64),
+        np.empty(examples, np.uint16),
+        np.empty(masked, np.uint16),
+        np.empty(masked, dtype),
+        np.zeros(examples + 1, np.int64),
+        np.empty(examples, np.uint8),
+    )
 
 
 @compiled
@@ -139,19 +153,6 @@ def shuffle(stream: Stream, items: IntArray) -> None:
     stream[USED] = used
 
 
-def nothing_collected(token_dtype: np.dtype[Any]) -> Collected:
-    """What the first pass begins with."""
-    return Collected(
-        np.empty(FIRST_CAPACITY, token_dtype),
-        np.zeros(FIRST_CAPACITY, np.int64),
-        np.empty(FIRST_CAPACITY, np.uint16),
-        np.empty(FIRST_CAPACITY, np.uint16),
-        np.empty(FIRST_CAPACITY, token_dtype),
-        np.zeros(FIRST_CAPACITY, np.int64),
-        np.empty(FIRST_CAPACITY, np.uint8),
-    )
-
-
 @compiled
 def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
     """Add the examples of one pass over all documents; `count` were there before."""
@@ -218,24 +219,24 @@ def _add_example(
     start_of_b = segment_a[1] - segment_a[0] + 2
     num_tokens = start_of_b + segment_b[1] - segment_b[0] + 1
     at = found.offsets[count]
-    tokens = found.tokens[at : at + num_tokens]
+    tokens = found.input_ids[at : at + num_tokens]
     tokens[0] = work.cls_id
     copy_into(tokens, 1, work.tokens, segment_a[0], segment_a[1])
     tokens[start_of_b - 1] = work.sep_id
     copy_into(tokens, start_of_b, work.tokens, segment_b[0], segment_b[1])
     tokens[num_tokens - 1] = work.sep_id
     found.offsets[count + 1] = at + num_tokens
-    found.starts_of_b[count] = start_of_b
-    found.next_labels[count] = is_random
+    found.segment_b_start[count] = start_of_b
+    found.next_sentence_label[count] = is_random
     _mask(work, tokens, start_of_b)
     # Walking all positions sorts the masked ones; what is written of others is written over.
-    masked = found.masked_offsets[count]
+    masked = found.masked_lm_offsets[count]
     for position in range(num_tokens):
-        found.positions[masked] = position
-        found.labels[masked] = work.originals[position]
+        found.masked_lm_positions[masked] = position
+        found.masked_lm_ids[masked] = work.originals[position]
         masked += work.originals[position] >= 0
         work.originals[position] = -1
-    found.masked_offsets[count + 1] = masked
+    found.masked_lm_offsets[count + 1] = masked
 
 
 @compiled
@@ -279,15 +280,15 @@ def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
 @compiled
 def _with_room(found: Collected, count: int, work: Work) -> Collected:
     """`found` with room for one more example of any size."""
-    masked = found.masked_offsets[count] + work.max_predictions + 1
+    masked = found.masked_lm_offsets[count] + work.max_predictions + 1
     return Collected(
-        _grown(found.tokens, found.offsets[count] + work.room + 3),
+        _grown(found.input_ids, found.offsets[count] + work.room + 3),
         _grown(found.offsets, count + 2),
-        _grown(found.starts_of_b, count + 1),
-        _grown(found.positions, masked),
-        _grown(found.labels, masked),
-        _grown(found.masked_offsets, count + 2),
-        _grown(found.next_labels, count + 1),
+        _grown(found.segment_b_start, count + 1),
+        _grown(found.masked_lm_positions, masked),
+        _grown(found.masked_lm_ids, masked),
+        _grown(found.masked_lm_offsets, count + 2),
+        _grown(found.next_sentence_label, count + 1),
     )
 
 
@@ -308,7 +309,7 @@ def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, e
         target[at + i] = source[start + i]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ExampleArrays:
     """n examples laid end to end: the contents of one shard."""
 
@@ -324,63 +325,38 @@ class ExampleArrays:
         return len(self.segment_b_start)
 
 
-class ExampleMaker:
-    """The reference procedure over the documents of one text file."""
+def make_examples(
+    documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings
+) -> ExampleArrays:
+    """All examples of every pass, shuffled; needs two documents at least.
 
-    def __init__(
-        self, vocabulary: AnyVocabulary, *, max_seq_length: int, max_predictions: int, seed: int
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._max_seq_length = max_seq_length
-        self._max_predictions = max_predictions
-        self._seed = seed
-
-    def make(self, documents: Documents, dupe_factor: int) -> ExampleArrays:
-        """All examples of `dupe_factor` passes, shuffled; needs two documents at least.
-
-        The same arguments give the same examples. At its peak this holds the examples about
-        twice: as they were made, and in their shuffled order. Ctrl-C waits for the end of a pass.
-        """
-        vocabulary = self._vocabulary
-        work = Work(
-            stream=new_stream(self._seed),
-            tokens=documents.tokens,
-            sentence_offsets=documents.sentence_offsets,
-            document_offsets=documents.document_offsets,
-            order=np.arange(len(documents)),
-            candidates=np.empty(self._max_seq_length, dtype=np.int64),
-            originals=np.full(self._max_seq_length, -1, dtype=np.int64),
-            room=self._max_seq_length - 3,
-            max_predictions=self._max_predictions,
-            vocab_size=len(vocabulary),
-            cls_id=vocabulary.cls_id,
-            sep_id=vocabulary.sep_id,
-            mask_id=vocabulary.mask_id,
-        )
-        found, count = nothing_collected(documents.tokens.dtype), 0
-        shuffle(work.stream, work.order)
-        for _ in range(dupe_factor):
-            with interrupt_deferred():
-                found, count = add_pass(work, found, count)
-        order = np.arange(count)
-        shuffle(work.stream, order)
-        return take_examples(_used_part(found, count), order)
-
-
-def compile_examples(vocabulary: AnyVocabulary) -> None:
-    """Compile what `ExampleMaker.make` runs for this vocabulary, or load it from the cache.
-
-    The first use after an installation takes about 5 s, later ones a fraction of a second.
-    Raises ConfigError when the cache is damaged or cannot be written.
+    At its peak this holds the examples about twice: as they were made, and in their shuffled order.
+    Ctrl-C waits for the end of a pass.
     """
-    documents = Documents(
-        tokens=np.zeros(2, dtype=token_dtype(len(vocabulary))),
-        sentence_offsets=np.arange(3),
-        document_offsets=np.arange(3),
+    longest = settings.max_seq_length
+    work = Work(
+        stream=new_stream(settings.seed),
+        tokens=documents.tokens,
+        sentence_offsets=documents.sentence_offsets,
+        document_offsets=documents.document_offsets,
+        order=np.arange(len(documents)),
+        candidates=np.empty(longest, dtype=np.int64),
+        originals=np.full(longest, -1, dtype=np.int64),
+        room=longest - 3,
+        max_predictions=settings.max_predictions,
+        vocab_size=len(vocabulary),
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        mask_id=vocabulary.mask_id,
     )
-    maker = ExampleMaker(vocabulary, max_seq_length=8, max_predictions=1, seed=0)
-    with usable_cache(add_pass):
-        maker.make(documents, dupe_factor=1)
+    found, count = room_for(*_FIRST, documents.tokens.dtype), 0
+    shuffle(work.stream, work.order)
+    for _ in range(settings.dupe_factor):
+        with interrupt_deferred():
+            found, count = add_pass(work, found, count)
+    order = np.arange(count)
+    shuffle(work.stream, order)
+    return take_examples(used_part(found, count), order)
 
 
 def new_stream(seed: int) -> Stream:
@@ -414,17 +390,25 @@ def pick_evenly(examples: ExampleArrays, count: int) -> ExampleArrays:
     return take_examples(examples, np.array([int(i * total / count) for i in range(count)]))
 
 
-def _used_part(found: Collected, count: int) -> ExampleArrays:
-    num_tokens, num_masked = found.offsets[count], found.masked_offsets[count]
-    return ExampleArrays(
-        input_ids=found.tokens[:num_tokens],
-        offsets=found.offsets[: count + 1],
-        segment_b_start=found.starts_of_b[:count],
-        masked_lm_positions=found.positions[:num_masked],
-        masked_lm_ids=found.labels[:num_masked],
-        masked_lm_offsets=found.masked_offsets[: count + 1],
-        next_sentence_label=found.next_labels[:count],
-    )
+def used_part(found: Collected, count: int) -> ExampleArrays:
+    """The first `count` examples, as views."""
+    num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
+    arrays: tuple[NDArray[Any], ...] = found
+    ends = (num_tokens, count + 1, count, num_masked, num_masked, count + 1, count)
+    return ExampleArrays(*(values[:end] for values, end in zip(arrays, ends, strict=True)))
+
+
+def joined(parts: Sequence[ExampleArrays]) -> ExampleArrays:
+    """The examples of all parts, one at least, in their order."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in ExampleArrays.__slots__:
+        values = [getattr(part, name) for part in parts]
+        if name.endswith("offsets"):
+            lengths = np.concatenate([np.diff(offsets) for offsets in values])
+            arrays[name] = np.concatenate(([0], np.cumsum(lengths)))
+        else:
+            arrays[name] = np.concatenate(values)
+    return ExampleArrays(**arrays)
 
 
 @contextmanager

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.compiled import compiled
-from mlperf_bert.prepare.foreign_features import (
+from mlperf_bert.prepare.examples import Collected
+from mlperf_bert.prepare.examples import room_for as room_for_examples
+from mlperf_bert.prepare.hdf5_reader import (
     ABSENT,
     IDS,
     LABELS,
@@ -74,35 +76,18 @@ class Bounds(NamedTuple):
     max_predictions: int
 
 
-class Found(NamedTuple):
-    """Examples laid end to end, as ExampleArrays has them; the arrays are longer than is used."""
+def room_for(rows: Rows) -> Collected:
+    """Arrays that hold whatever `take_rows` can make of these rows.
 
-    input_ids: NDArray[np.uint32]  # whatever the vocabulary: code is compiled once for each dtype
-    offsets: NDArray[np.int64]
-    segment_b_start: NDArray[np.uint16]
-    masked_lm_positions: NDArray[np.uint16]
-    masked_lm_ids: NDArray[np.uint32]
-    masked_lm_offsets: NDArray[np.int64]
-    next_sentence_label: NDArray[np.uint8]
-
-
-def room_for(rows: Rows) -> Found:
-    """Arrays that hold whatever `take_rows` can make of these rows."""
+    Tokens are uint32 whatever the vocabulary: code is compiled once for each dtype.
+    """
     most = np.maximum(rows.counts, 0).sum(axis=0)
     examples = len(rows.counts) + int(most[LENGTHS])
-    return Found(
-        np.empty(most[IDS], np.uint32),
-        np.zeros(examples + 1, np.int64),
-        np.empty(examples, np.uint16),
-        np.empty(most[POSITIONS], np.uint16),
-        np.empty(most[POSITIONS], np.uint32),
-        np.zeros(examples + 1, np.int64),
-        np.empty(examples, np.uint8),
-    )
+    return room_for_examples(examples, most[IDS], most[POSITIONS], np.uint32)
 
 
 @compiled
-def take_rows(rows: Rows, bounds: Bounds, found: Found) -> tuple[int, int, int]:
+def take_rows(rows: Rows, bounds: Bounds, found: Collected) -> tuple[int, int, int]:
     """Write the examples of all rows into `found`, which is `room_for` them.
 
     Returns how many, then RIGHT or the problem of the first wrong row, then that row's number.
@@ -143,7 +128,7 @@ def _shape_problem(counts: NDArray[np.int64]) -> int:
 
 
 @compiled
-def _take_one(rows: Rows, row: int, bounds: Bounds, found: Found, num: int) -> int:
+def _take_one(rows: Rows, row: int, bounds: Bounds, found: Collected, num: int) -> int:
     """Take the only example of a row, padded or not."""
     values, starts, counts = rows.values, rows.starts[row], rows.counts[row]
     width, length = counts[IDS], counts[IDS]
@@ -168,7 +153,9 @@ def _take_one(rows: Rows, row: int, bounds: Bounds, found: Found, num: int) -> i
 
 
 @compiled
-def _take_packed(rows: Rows, row: int, bounds: Bounds, found: Found, num: int) -> tuple[int, int]:
+def _take_packed(
+    rows: Rows, row: int, bounds: Bounds, found: Collected, num: int
+) -> tuple[int, int]:
     """Take all examples of a row, whose lengths must use up its arrays; the problem, and `num`."""
     values, counts = rows.values, rows.counts[row]
     at = rows.starts[row].copy()
@@ -202,7 +189,7 @@ def _take(
     length: int,
     masked: int,
     bounds: Bounds,
-    found: Found,
+    found: Collected,
     num: int,
 ) -> int:
     """Write the example whose features begin at `at` [K]; `first` is its first token in the row."""

@@ -1,11 +1,15 @@
 """What reads HDF5 files of others: rows of examples as bytes, and a shard's layout as JSON.
 
-Runs in a child of the sandbox, nowhere else. Rows of fixed length are 2-D arrays, padded with
-zeros; of variable length, a dataset of rows, each of its own length. next_sentence_labels may be
-1-D. What a file of others may hold besides is left alone.
+Both readers run in a child of the sandbox, nowhere else. Rows of fixed length are 2-D arrays,
+padded with zeros; of variable length, a dataset of rows, each of its own length.
+next_sentence_labels may be 1-D. What a file of others may hold besides is left alone.
+
+The features of an example, by name and number, are the same in all files of others. Rows travel in
+pieces: n, then counts, int32 [n, K], then the values of feature after feature, int32.
 """
 
 import json
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +17,22 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
-
+FEATURES = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "masked_lm_weights",
+    "next_sentence_labels",
+    "packed_input_len",
+    "packed_masked_lm_len",
+)
+IDS, MASK, SEGMENTS, POSITIONS, LABELS, WEIGHTS, NEXT, LENGTHS, MASKED_LENGTHS = range(9)
+ABSENT = -1  # count of a feature that a row does not have
+NUM_ROWS = struct.Struct("<q")
+MOST_ROWS = 2**12
+MOST_VALUES = 2**22  # of one feature
 NEEDED = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
 UNREAD = ("masked_lm_weights",)  # positions tell the same: zero is [CLS], which is never masked
 MOST_WIDTH = 65_535
@@ -30,7 +48,7 @@ class _TooLongError(Exception):
 
 
 def read_rows(path: str) -> Iterator[bytes | memoryview]:
-    """Yield pieces of rows, as foreign_features.py says.
+    """Yield pieces of rows.
 
     Raises ValueError for what are no examples, OSError for what is no HDF5 file.
     """

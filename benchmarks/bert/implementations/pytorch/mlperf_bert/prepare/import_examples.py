@@ -6,45 +6,37 @@ answer is as little trusted as the file.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import file_digest
-from mlperf_bert.data.index import Manifest, ShardSettings, special_ids
+from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare import tf_example
-from mlperf_bert.prepare.build import check_settings, make_set, shard_jobs
-from mlperf_bert.prepare.examples import ExampleArrays, pick_evenly
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
-from mlperf_bert.prepare.foreign_rows import (
-    PROBLEMS,
-    RIGHT,
-    Bounds,
-    Found,
-    Rows,
-    room_for,
-    take_rows,
+from mlperf_bert.prepare.build import (
+    ShardJob,
+    check_settings,
+    enough_memory,
+    is_finished,
+    make_set,
+    manifest_of,
+    shard_jobs,
+    store_shard,
 )
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.sandbox_server import Limits
-from mlperf_bert.prepare.shard_job import ShardJob, is_finished, write_shard
+from mlperf_bert.prepare.examples import ExampleArrays, joined, used_part
+from mlperf_bert.prepare.foreign_rows import PROBLEMS, RIGHT, Bounds, Rows, room_for, take_rows
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
+from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
 from mlperf_bert.prepare.tf_example import read_records
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.contents import check_arrays
-from mlperf_bert.prepare.verify.rates import (
-    MAX_COPIED_SHARE,
-    check_masking,
-    check_next_sentence,
-    check_unknown,
-    check_vocabulary_size,
-)
+from mlperf_bert.prepare.verify.full import MAX_COPIED_SHARE, rate_checks
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
 _HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
@@ -55,7 +47,6 @@ READING = Limits(cpu_seconds=600, piece_cpu_seconds=10, wall_seconds=3600, answe
 
 _VALUE_BYTES = 4
 
-IntArray = NDArray[np.int64]
 REMEDY = "give the vocabulary and limits that it was made with, or get the file again"
 # Of one file, whose examples are held in memory: an official part of 500 has 80 million.
 MOST_TOKENS = 2**28
@@ -143,16 +134,9 @@ def read_tfrecord(path: Path) -> Iterator[Rows]:
 def collect_examples(
     path: Path, lots: Iterable[Rows], vocabulary: Vocabulary, settings: ShardSettings
 ) -> ExampleArrays:
-    """The examples of all rows of a file, in their order.
+    """The examples of all rows of the file `path`, which come in lots, in their order.
 
-    Args:
-        path: the file, for messages.
-        lots: its rows, in lots; see `read_tfrecord` and `read_hdf5`.
-        vocabulary: that of the examples.
-        settings: what an example may be.
-
-    Raises:
-        DataError: there are none or too many, or a row holds no example; which one, from 0.
+    Raises DataError where there are none or too many, or a row holds no example; which one, from 0.
     """
     bounds = Bounds(
         len(vocabulary), vocabulary.pad_id, settings.max_seq_length, settings.max_predictions
@@ -165,7 +149,10 @@ def collect_examples(
         count, problem, row = take_rows(rows, bounds, found)
         if problem != RIGHT:
             raise DataError(f"{path}: row {num_rows + row}", PROBLEMS[problem], REMEDY)
-        parts.append(_used_part(found, count, dtype))
+        part = used_part(found, count)
+        # Copies: the arrays are as long as the padded rows.
+        tokens, labels = part.input_ids.astype(dtype), part.masked_lm_ids.astype(dtype)
+        parts.append(replace(part, input_ids=tokens, masked_lm_ids=labels))
         num_rows += len(rows.counts)
         num_tokens += int(found.offsets[count])
         if num_tokens > MOST_TOKENS:
@@ -173,7 +160,7 @@ def collect_examples(
             raise DataError(str(path), problem_of_all, "split it into several files")
     if not any(map(len, parts)):
         raise DataError(str(path), "holds no examples", "give another file")
-    return _joined(parts)
+    return joined(parts)
 
 
 def check_examples(
@@ -184,34 +171,13 @@ def check_examples(
     Its checks: [CLS], [SEP] and masked positions where they belong, 15 % of the tokens masked, of
     these 80 % [MASK], 10 % kept, 10 % replaced; next-sentence labels, unknown words, copies.
     """
-    arrays = ShardArrays(
-        **{field.name: getattr(examples, field.name) for field in fields(examples)}
-    )
-    manifest = Manifest(
-        num_samples=len(examples),
-        vocab_size=len(vocabulary),
-        vocabulary_sha256=vocabulary.sha256,
-        pad_id=vocabulary.pad_id,
-        unk_id=vocabulary.unk_id,
-        cls_id=vocabulary.cls_id,
-        sep_id=vocabulary.sep_id,
-        mask_id=vocabulary.mask_id,
-        max_seq_length=limits.max_seq_length,
-        max_predictions=limits.max_predictions,
-        seed=limits.seed,
-        dupe_factor=limits.dupe_factor,
-        shards=(),
-    )
+    arrays = ShardArrays(**{name: getattr(examples, name) for name in ShardArrays.__slots__})
+    manifest = manifest_of(vocabulary, limits)
     contents = check_arrays(arrays, manifest)
     if contents.faults:
         raise DataError(str(path), "; also ".join(contents.faults), REMEDY)
     tally = contents.tally
-    for check in (
-        check_masking({path: tally}, tally, len(vocabulary)),
-        check_vocabulary_size({path: tally}, tally, len(vocabulary), special_ids(manifest)),
-        check_next_sentence({path: tally}, tally),
-        check_unknown(path, tally),
-    ):
+    for check in rate_checks(path, manifest, {path: tally}, tally):
         for problem in check.problems:
             raise DataError(problem.args[0], problem.args[1], REMEDY)
     if contents.copied > MAX_COPIED_SHARE * len(examples):
@@ -219,80 +185,26 @@ def check_examples(
         raise DataError(str(path), problem_of_all, "get the file again: it was made wrongly")
 
 
-def _used_part(found: Found, count: int, dtype: np.dtype[Any]) -> ExampleArrays:
-    num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
-    # Copies: the arrays are as long as the padded rows.
-    return ExampleArrays(
-        input_ids=found.input_ids[:num_tokens].astype(dtype),
-        offsets=found.offsets[: count + 1].copy(),
-        segment_b_start=found.segment_b_start[:count].copy(),
-        masked_lm_positions=found.masked_lm_positions[:num_masked].copy(),
-        masked_lm_ids=found.masked_lm_ids[:num_masked].astype(dtype),
-        masked_lm_offsets=found.masked_lm_offsets[: count + 1].copy(),
-        next_sentence_label=found.next_sentence_label[:count].copy(),
-    )
-
-
-def _joined(parts: list[ExampleArrays]) -> ExampleArrays:
-    return ExampleArrays(
-        input_ids=np.concatenate([part.input_ids for part in parts]),
-        offsets=_joined_offsets([part.offsets for part in parts]),
-        segment_b_start=np.concatenate([part.segment_b_start for part in parts]),
-        masked_lm_positions=np.concatenate([part.masked_lm_positions for part in parts]),
-        masked_lm_ids=np.concatenate([part.masked_lm_ids for part in parts]),
-        masked_lm_offsets=_joined_offsets([part.masked_lm_offsets for part in parts]),
-        next_sentence_label=np.concatenate([part.next_sentence_label for part in parts]),
-    )
-
-
-def _joined_offsets(parts: list[IntArray]) -> IntArray:
-    lengths = np.concatenate([np.diff(offsets) for offsets in parts])
-    return np.concatenate(([0], np.cumsum(lengths)))
-
-
 def import_set(
     files: Sequence[Path],
     vocab_path: Path,
     out_dir: Path,
+    settings: ShardSettings,
     *,
     format_name: Format,
-    max_seq_length: int,
-    max_predictions: int,
     workers: int,
-    pick_eval: int | None,
     quiet: bool = False,
 ) -> Manifest:
     """Make, or finish making, the prepared set `out_dir`, and verify it (fast).
 
-    Args:
-        files: one shard is made of each; shards are ordered by file stem.
-        vocab_path: the vocabulary that the examples were made with.
-        out_dir: created; a shard already finished with the same file and limits is kept.
-        format_name: of FORMATS.
-        max_seq_length: tokens of an example at most, 8 .. 65,535.
-        max_predictions: masked positions of an example at most, 1 .. 255, as it was made with.
-        workers: processes; 1 works in this process.
-        pick_eval: take this many examples evenly out of all of the only file, and store the
-            context-free baseline.
-        quiet: show no progress.
-
-    Raises:
-        ConfigError: an option out of range, or numba's cache cannot be used.
-        DataError: a file, the vocabulary, or a shard that was finished with other limits.
+    As `prepare_text`; `settings` are the limits with which the examples were made, and
+    `vocab_path` is the vocabulary. Raises ConfigError and DataError.
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path}: files of examples are read with word pieces"
         raise ConfigError("--vocab", problem, "give the vocab.txt that they were made with")
     vocabulary = load_vocabulary(vocab_path)
-    settings = ShardSettings(
-        vocabulary_sha256=vocabulary.sha256,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        seed=0,  # of whoever made the examples; it is not in these files
-        dupe_factor=1,  # nor is this
-        split_sentences=False,
-        pick_eval=pick_eval,
-    )
+    settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
     # Once, here: all workers would compile at the same time, and write the same cache.
@@ -303,7 +215,7 @@ def import_set(
             partial(import_shard, running=running),
             vocabulary,
             workers=workers,
-            with_baseline=pick_eval is not None,
+            with_baseline=settings.pick_eval is not None,
             corpus={"examples": f"imported from {FORMATS[format_name]}"},
             quiet=quiet,
             words=("imported", "files"),
@@ -319,33 +231,13 @@ def import_shard(job: ShardJob, *, running: Sandbox | None) -> None:
 
     Raises DataError for the file's or vocabulary's faults, and where memory does not suffice.
     """
-    try:
-        _import_shard(job, running)
-    except MemoryError:
-        problem = "needs more memory than there is"
-        raise DataError(
-            str(job.text_path), problem, "split the file or use fewer workers"
-        ) from None
-
-
-def _import_shard(job: ShardJob, running: Sandbox | None) -> None:
     path, settings = job.text_path, job.settings
-    source_sha256 = file_digest(path, "give a readable file")
-    if is_finished(job, source_sha256):
-        return
-    vocabulary = load_vocabulary(job.vocab_path)
-    lots = read_tfrecord(path) if running is None else read_hdf5(path, running)
-    examples = collect_examples(path, lots, vocabulary, settings)
-    check_examples(path, examples, vocabulary, settings)
-    if settings.pick_eval is not None:
-        if len(examples) < settings.pick_eval:
-            problem = f"holds {len(examples)} examples where {settings.pick_eval} are to be picked"
-            raise DataError(str(path), problem, "pick fewer")
-        examples = pick_evenly(examples, settings.pick_eval)
-    write_shard(
-        job.shard_path,
-        examples,
-        source_name=path.name,
-        source_sha256=source_sha256,
-        settings=settings,
-    )
+    with enough_memory(job, "split the file or use fewer workers"):
+        source_sha256 = file_digest(path, "give a readable file")
+        if is_finished(job, source_sha256):
+            return
+        vocabulary = load_vocabulary(job.vocab_path)
+        lots = read_tfrecord(path) if running is None else read_hdf5(path, running)
+        examples = collect_examples(path, lots, vocabulary, settings)
+        check_examples(path, examples, vocabulary, settings)
+        store_shard(job, examples, source_sha256, ("holds", "pick fewer"))

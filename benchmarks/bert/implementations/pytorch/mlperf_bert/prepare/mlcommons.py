@@ -15,8 +15,16 @@ from mlperf_bert.common.atomic import make_directory, replaced_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import file_digest, file_sha256, open_regular_file
 from mlperf_bert.data.index import Manifest, ShardSettings, Sidecar, read_sidecar, sidecar_path
-from mlperf_bert.prepare.build import check_settings, index_set, make_shards, shard_jobs
-from mlperf_bert.prepare.shard_job import ShardJob, compile_maker, is_finished, make_shard
+from mlperf_bert.prepare.build import (
+    ShardJob,
+    check_settings,
+    compile_maker,
+    index_set,
+    is_finished,
+    make_shard,
+    make_shards,
+    shard_jobs,
+)
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 
 FETCH = "fetch it again with download_dataset.sh"
@@ -165,7 +173,6 @@ def _jobs(
         max_predictions=76,
         seed=12345,
         dupe_factor=10,
-        split_sentences=False,
         pick_eval=pick_eval,
     )
     paths = [places.text / text for text in texts]

@@ -16,24 +16,24 @@ from pathlib import Path
 
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.records import read_record, write_json
-from mlperf_bert.data.index import Manifest, Segments, ShardSettings
-from mlperf_bert.prepare.build import WORKER_DIED, check_settings, prepare_text
+from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.own_files import DocumentRule, TextFile, digests, find_files
-from mlperf_bert.prepare.own_held_out import HeldOut, choose_held_out
 from mlperf_bert.prepare.own_parts import (
     REMEDY,
     Cleaned,
     CleanJob,
+    HeldOut,
     Rules,
+    choose_held_out,
     clean,
     default_share,
     fingerprint,
     plan_jobs,
     text_bytes,
 )
-from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
@@ -42,7 +42,6 @@ from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, load_vocabulary
 RECORD_VERSION = 1
 
 RECIPE = "own-1"
-EVAL_DUPE_FACTOR = 2  # as of the embedded corpus: fewer passes give an unsteady accuracy
 LEAST_DOCUMENTS = 2  # of a part: the reference pairs a document with another one
 
 
@@ -60,11 +59,7 @@ class OwnText:
     held_out_share: float | None
     vocab_path: Path | None
     vocab_size: int
-    max_seq_length: int
-    max_predictions: int
-    dupe_factor: int
-    seed: int
-    segments: Segments = "pair"
+    settings: ShardSettings
 
 
 def text_digest(source: Path, vocab_path: Path | None) -> str:
@@ -80,17 +75,7 @@ def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
     """Before the text is read, which may take hours. Raises ConfigError."""
     if wanted.vocab_path is None:
         check_vocab_size(wanted.vocab_size)
-    settings = ShardSettings(
-        vocabulary_sha256="",  # not known yet
-        max_seq_length=wanted.max_seq_length,
-        max_predictions=wanted.max_predictions,
-        seed=wanted.seed,
-        dupe_factor=wanted.dupe_factor,
-        split_sentences=False,
-        pick_eval=None,
-        segments=wanted.segments,
-    )
-    check_settings(settings, workers, num_texts=1)
+    check_settings(wanted.settings, workers, num_texts=1)
     source, out = wanted.source.resolve(), out_dir.resolve()
     is_read = out.is_relative_to(source) and not any(
         name.startswith(".") for name in out.relative_to(source).parts
@@ -111,14 +96,11 @@ def rules_of(wanted: OwnText, files: Sequence[TextFile]) -> Rules:
 def settings_of(wanted: OwnText, text: str) -> dict[str, str]:
     """What must be the same for a directory to be the one that is asked for."""
     given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
+    names = ("max_seq_length", "max_predictions", "dupe_factor", "seed", "segments")
     return {
         "text": text,
         "vocabulary": given or f"own, {wanted.vocab_size} tokens",
-        "max_seq_length": str(wanted.max_seq_length),
-        "max_predictions": str(wanted.max_predictions),
-        "dupe_factor": str(wanted.dupe_factor),
-        "seed": str(wanted.seed),
-        "segments": wanted.segments,
+        **{name: str(getattr(wanted.settings, name)) for name in names},
     }
 
 
@@ -177,55 +159,39 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
     begin_sets(out_dir, wanted, settings["text"])
     train = _training_parts(cleaned, text_dir, wanted)
     held_out = choose_held_out(
-        [text_dir / part.file for part in cleaned.held_out],
-        train,
-        workers,
-        died=WORKER_DIED,
-        quiet=quiet,
+        [text_dir / part.file for part in cleaned.held_out], train, workers, quiet=quiet
     )
     eval_path = _eval_text(held_out, cleaned, text_dir, wanted)
     vocab_path = _vocabulary(wanted, out_dir, train, workers, quiet)
     corpus = _provenance(files, cleaned, held_out)
-    sets = {"train": (train, wanted.dupe_factor), "eval": ([eval_path], EVAL_DUPE_FACTOR)}
-    manifests = {
-        name: prepare_text(
-            texts,
-            vocab_path,
-            out_dir / name,
-            max_seq_length=wanted.max_seq_length,
-            max_predictions=wanted.max_predictions,
-            dupe_factor=passes,
-            seed=wanted.seed,
-            workers=workers,
-            pick_eval=None,
-            split_sentences=False,
-            segments=wanted.segments,
-            with_baseline=name == "eval",
-            corpus=corpus,
-            quiet=quiet,
-        )
-        for name, (texts, passes) in sets.items()
-    }
+    texts = {"train": train, "eval": [eval_path]}
+    manifests = prepare_pair(
+        texts, vocab_path, out_dir, wanted.settings, workers=workers, corpus=corpus, quiet=quiet
+    )
     _finish(wanted, out_dir, settings, rules, cleaned, held_out, manifests)
     return True
 
 
 def _clean_all(jobs: Sequence[CleanJob], num_text_bytes: int, workers: int, quiet: bool) -> Cleaned:
     made: dict[int, Cleaned] = {}
-    words = ("cleaned", "pieces")
-    num_bytes = num_text_bytes // len(jobs)
-    with progress_of(len(jobs), num_bytes * len(jobs), quiet=quiet, words=words) as advance:
-        for job, cleaned in finished(clean, jobs, workers, died=WORKER_DIED):
-            made[job.number] = cleaned
-            advance(job.pieces[0].path.name, num_bytes)
+    for job, cleaned in finished_in_sight(
+        clean,
+        jobs,
+        workers,
+        sizes=[num_text_bytes // len(jobs)] * len(jobs),
+        label=lambda job: job.pieces[0].path.name,
+        words=("cleaned", "pieces"),
+        quiet=quiet,
+    ):
+        made[job.number] = cleaned
     left_out: Counter[str] = Counter()
     for cleaned in made.values():
         left_out.update(cleaned.left_out)
     ordered = [made[job.number] for job in jobs]
     return Cleaned(
-        train=tuple(part for cleaned in ordered for part in cleaned.train),
-        held_out=tuple(part for cleaned in ordered for part in cleaned.held_out),
-        left_out=dict(left_out),
+        tuple(part for cleaned in ordered for part in cleaned.train),
+        tuple(part for cleaned in ordered for part in cleaned.held_out),
+        dict(left_out),
     )
 
 
@@ -272,7 +238,7 @@ def _vocabulary(
         return wanted.vocab_path
     path = out_dir / "vocab.txt"
     if not path.exists():
-        tokens = own_vocabulary(train, wanted.vocab_size, workers, died=WORKER_DIED, quiet=quiet)
+        tokens = own_vocabulary(train, wanted.vocab_size, workers, quiet=quiet)
         write_file(path, ("\n".join(tokens) + "\n").encode())
     elif len(load_vocabulary(path)) != wanted.vocab_size:
         problem = f"has {len(load_vocabulary(path))} tokens, now it is {wanted.vocab_size}"

@@ -7,12 +7,61 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import TypeVar
+from pathlib import Path
+from typing import TextIO, TypeVar
 
 from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.file_progress import progress_of
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+WORKER_DIED = "a worker process died, most often for want of memory"
+
+
+def finished_in_sight(
+    function: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    workers: int,
+    *,
+    sizes: Sequence[int],
+    label: Callable[[Job], str],
+    words: tuple[str, str],
+    quiet: bool,
+    died: str = WORKER_DIED,
+    stream: TextIO | None = None,
+) -> Iterator[tuple[Job, Result]]:
+    """As `finished`, with a display of the progress.
+
+    `sizes` are the jobs' bytes, `label` is what the display calls one; `words` and `stream` are as
+    `progress_of` takes them.
+    """
+    size_of = {id(job): size for job, size in zip(jobs, sizes, strict=True)}
+    total = sum(sizes)
+    with progress_of(len(jobs), total, quiet=quiet, words=words, stream=stream) as advance:
+        for job, result in finished(function, jobs, workers, died=died):
+            yield job, result
+            advance(label(job), size_of[id(job)])
+
+
+def finished_files(
+    function: Callable[[Path], Result],
+    paths: Sequence[Path],
+    workers: int,
+    words: tuple[str, str],
+    *,
+    quiet: bool,
+) -> Iterator[tuple[Path, Result]]:
+    """As `finished_in_sight`, for files that are there."""
+    return finished_in_sight(
+        function,
+        paths,
+        workers,
+        sizes=[path.stat().st_size for path in paths],
+        label=lambda path: path.name,
+        words=words,
+        quiet=quiet,
+    )
 
 
 def finished(

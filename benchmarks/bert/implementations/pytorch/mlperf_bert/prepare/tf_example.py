@@ -28,8 +28,8 @@ from mlperf_bert.common.compiled import compiled
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import open_regular_file
-from mlperf_bert.prepare.foreign_features import ABSENT, FEATURES, LENGTHS, WEIGHTS
 from mlperf_bert.prepare.foreign_rows import Rows
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, LENGTHS, WEIGHTS
 
 REMEDY = "get the file again: it is damaged, or no TFRecord file"
 # One example of 65,535 tokens, the longest that a shard holds, has a third of it.

@@ -12,14 +12,14 @@ half of the vocabulary; a word with any other does not take part, and becomes [U
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.prepare.own_parts import digest_of, documents_of
-from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.documents import digest_of
+from mlperf_bert.prepare.own_parts import documents_of
+from mlperf_bert.prepare.pool import finished_files
 from mlperf_bert.vocabulary.word_pieces import MAX_WORD_CHARS, SPECIAL_TOKENS, basic_words
 
 Pair = tuple[str, str]
@@ -41,13 +41,8 @@ def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
 def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
 
-    Args:
-        counts: of `count_words`.
-        vocab_size: text too small for that many pieces is filled up with `[unused0]`, `[unused1]`,
-            and so on.
-
-    Raises:
-        ConfigError: the special tokens and characters alone are more.
+    `counts` is of `count_words`. Text too small for that many pieces is filled up with `[unused0]`,
+    `[unused1]`, and so on. Raises ConfigError where special tokens and characters alone are more.
     """
     words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
     alphabet = sorted({piece for pieces in words for piece in pieces})
@@ -66,8 +61,7 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
 def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
     """Words and their counts, sorted by word so that nothing depends on the lines' order.
 
-    Args:
-        raw_counts: of what white space separates, as it stands in the text.
+    `raw_counts` is of what white space separates, as it stands in the text.
     """
     counts: Counter[str] = Counter()
     for raw, count in raw_counts.items():
@@ -136,30 +130,16 @@ def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class CountJob:
-    """A part, and which share of its documents is counted."""
-
-    path: Path
-    share: float
-
-
 def own_vocabulary(
-    parts: Sequence[Path], vocab_size: int, workers: int, *, died: str, quiet: bool
+    parts: Sequence[Path], vocab_size: int, workers: int, *, quiet: bool
 ) -> list[str]:
     """Exactly `vocab_size` tokens, the same for the same parts. Raises ConfigError for the size."""
     check_vocab_size(vocab_size)
-    sizes = {path: path.stat().st_size for path in parts}
-    share = min(1.0, SAMPLE_BYTES / sum(sizes.values()))
+    share = min(1.0, SAMPLE_BYTES / sum(path.stat().st_size for path in parts))
     raw_counts: Counter[str] = Counter()
-    jobs = [CountJob(path, share) for path in parts]
-    words_of_progress = ("words counted", "parts")
-    with progress_of(
-        len(jobs), sum(sizes.values()), quiet=quiet, words=words_of_progress
-    ) as advance:
-        for job, counts in finished(count_part, jobs, workers, died=died):
-            raw_counts.update(counts)
-            advance(job.path.name, sizes[job.path])
+    count = partial(count_part, share=share)
+    for _, counts in finished_files(count, parts, workers, ("words counted", "parts"), quiet=quiet):
+        raw_counts.update(counts)
     words = with_frequent_characters(count_words(raw_counts), vocab_size // 2)
     if not quiet:
         print(f"making a vocabulary of {vocab_size:,} tokens of {len(words):,} words", flush=True)
@@ -173,11 +153,11 @@ def check_vocab_size(vocab_size: int) -> None:
         raise ConfigError("--vocab-size", f"is {vocab_size}", remedy)
 
 
-def count_part(job: CountJob) -> Counter[str]:
-    """What white space separates in a part, counted."""
+def count_part(path: Path, *, share: float) -> Counter[str]:
+    """What white space separates in a part, counted in this share of its documents."""
     counts: Counter[str] = Counter()
-    for document in documents_of(job.path):
-        if digest_of(document) >= (1 - job.share) * 2**64:  # those held out have low ones
+    for document in documents_of(path):
+        if digest_of(document) >= (1 - share) * 2**64:  # those held out have low ones
             counts.update(document.split())
     return counts
 

@@ -8,7 +8,6 @@ Without CUDA the same object runs the eager step over the same static inputs.
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -58,7 +57,7 @@ class CapturedStep:
         hang_timeout_s: float,
     ) -> None:
         self._eager = eager
-        self._shapes = shapes
+        self.shapes = shapes
         self._forwards = forwards
         self._device = device
         self._warm_up_calls = warm_up_calls
@@ -72,15 +71,10 @@ class CapturedStep:
             ),
         )
 
-    @property
-    def shapes(self) -> tuple[StaticShape, ...]:
-        """What batches are padded to, the smallest first."""
-        return self._shapes
-
     def prepare(self, make_batch: MakeBatch) -> None:
         """Capture an update of each shape, on made-up batches: weights and moments change."""
         is_cuda = self._device.type == "cuda"
-        static = [StaticInputs(make_batch(s), self._forwards, self._device) for s in self._shapes]
+        static = [StaticInputs(make_batch(s), self._forwards, self._device) for s in self.shapes]
         # All warm-ups first: they cannot use the memory that the first capture keeps to itself.
         # The largest first, so that the others find memory.
         for inputs in reversed(static):
@@ -121,17 +115,12 @@ class CapturedStep:
         self._heartbeat.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Free the graphs, before the process group goes that their collectives belong to.
 
         Not after an error: the device may never be done with them.
         """
-        if error is None:
+        if kind is None:
             for _inputs, replay in self._captured.values():
                 replay.close()
             self._captured.clear()
@@ -178,3 +167,7 @@ class StaticInputs:
             replace(static, lengths=batch.lengths, masked_counts=batch.masked_counts)
             for static, batch in zip(self.batches, batches, strict=True)
         )
+
+
+# What the loop calls. `shapes` are what batches are padded to, the smallest first.
+Step = EagerStep | CapturedStep

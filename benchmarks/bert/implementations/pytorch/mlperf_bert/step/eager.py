@@ -5,8 +5,7 @@ on the device.
 """
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -17,35 +16,10 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.noise_meter import NoiseMeter, NoMeter
+from mlperf_bert.optim.noise_meter import NoiseMeter
 from mlperf_bert.run.metrics import StepResult
 
 MakeBatch = Callable[[StaticShape], UnpaddedBatch]
-
-
-class Step(Protocol):
-    """What the loop calls: EagerStep, or CapturedStep (captured.py)."""
-
-    @property
-    def shapes(self) -> tuple[StaticShape, ...]:
-        """What batches are padded to, the smallest first; none where they are not."""
-
-    def prepare(self, make_batch: MakeBatch) -> None:
-        """Get ready, on made-up batches of a shape, in the untimed init phase."""
-
-    def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Update once, as step number `step` counted from 1."""
-
-    def __enter__(self) -> Self:
-        """Begin a run of steps."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it, and let go of what is held on the device."""
 
 
 class EagerStep:
@@ -54,6 +28,8 @@ class EagerStep:
     `learning_rates` [steps + 1] float64, on the model's device: of each step from 1; element 0 is
     not used. `step` int64 [1] is the bare model's own number of the step.
     """
+
+    shapes: tuple[StaticShape, ...] = ()  # batches are not padded
 
     def __init__(
         self,
@@ -66,31 +42,17 @@ class EagerStep:
         noise: NoiseMeter | None = None,
     ) -> None:
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._learning_rates = learning_rates
-        self._step = step
+        self.number = step
         self._clip = clip
         self._precision: Precision = precision
-        self._noise = noise or NoMeter()
-
-    @property
-    def shapes(self) -> tuple[StaticShape, ...]:
-        """None: batches are not padded."""
-        return ()
-
-    @property
-    def optimizer(self) -> FlatOptimizer:
-        """What makes its updates."""
-        return self._optimizer
-
-    @property
-    def number(self) -> Tensor:
-        """Int64 [1]: the number of the step, which `update` reads on the device."""
-        return self._step
+        self._noise = noise
 
     def __enter__(self) -> Self:
         """What was measured up to now was of synthetic steps."""
-        self._noise.forget()
+        if self._noise is not None:
+            self._noise.forget()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,21 +67,22 @@ class EagerStep:
         Where a gradient is not finite, no rank updates: weights, moments and the count behind their
         bias correction stay as they are. The schedule goes by the step's number, which advances.
         """
-        self._step.fill_(step)
-        self._noise.begin(step)
+        self.number.fill_(step)
+        if self._noise is not None:
+            self._noise.begin(step)
         return self.update(micro_batches)
 
     def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
         """The update of the step whose number was set: operations on the device alone."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         losses = [
             self._backward(batch, is_last=index == len(micro_batches) - 1)
             for index, batch in enumerate(micro_batches)
         ]
         outcome = self._clip.finish()
-        noise = self._noise.end(outcome)
-        learning_rate = self._learning_rates.index_select(0, self._step).squeeze()
-        self._optimizer.step(learning_rate, outcome.gradient_factor, outcome.skip)
+        noise = None if self._noise is None else self._noise.end(outcome)
+        learning_rate = self._learning_rates.index_select(0, self.number).squeeze()
+        self.optimizer.step(learning_rate, outcome.gradient_factor, outcome.skip)
         return StepResult(torch.stack(losses).sum(), outcome, learning_rate, noise)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
@@ -127,7 +90,7 @@ class EagerStep:
         with self._clip.forward(is_last=is_last):
             sums = training_loss_sums(self._model, batch, self._precision)
             loss = pretraining_loss(sums, batch)
-            self._optimizer.loss_scale.of(loss).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.loss_scale.of(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 
@@ -139,15 +102,18 @@ def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) 
 
 def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> PretrainingLogits:
     """The model's logits: in the dtype of its weights, or under autocast where `precision` is."""
-    device = batch.input_ids.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16_autocast"):
+    with _autocast(batch, precision):
         logits: PretrainingLogits = model(batch)
     return logits
 
 
 def training_loss_sums(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> LossSums:
     """The model's summed losses, as `forward`; logits need not be there all at once."""
-    device = batch.input_ids.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16_autocast"):
+    with _autocast(batch, precision):
         sums: LossSums = model(batch, "loss_sums")
     return sums
+
+
+def _autocast(batch: UnpaddedBatch, precision: Precision) -> torch.autocast:
+    device = batch.input_ids.device.type
+    return torch.autocast(device, torch.bfloat16, enabled=precision == "bf16_autocast")

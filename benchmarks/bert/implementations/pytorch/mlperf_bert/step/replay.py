@@ -11,6 +11,12 @@ import torch
 Result = TypeVar("Result")
 
 
+def finish_queued_work(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next to this means what it says."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Replay(Generic[Result]):
     """Calls `function`; on CUDA it is captured at construction, and a call replays the graph.
 

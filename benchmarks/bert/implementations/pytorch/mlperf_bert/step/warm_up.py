@@ -19,7 +19,7 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step.eager import Step
+from mlperf_bert.step.captured import Step
 
 
 def warm_up(

@@ -57,8 +57,7 @@ _MOST_TOKENS = 2**22
 def growth(values: dict[str, Any]) -> float:
     """How many times longer a text can get, beside what one step of each fixed kind does.
 
-    Args:
-        values: a whole tokenizer file, whose members may be anything.
+    `values` is a whole tokenizer file, whose members may be anything.
     """
     product, seen = 1.0, set()
     for step in _steps([values.get("normalizer"), values.get("pre_tokenizer")]):
@@ -199,10 +198,9 @@ class FileEncoder:
 def load(path: Path) -> TokenizerFile:
     """Read a tokenizer.json.
 
-    Raises:
-        ConfigError: the `tokenizers` package is not installed.
-        DataError: missing, too large, no tokenizer, one that splits text at random or makes it
-            far longer, or without a token for one of the roles.
+    Raises ConfigError where the `tokenizers` package is not installed; DataError for a file that is
+    missing, too large, no tokenizer, one that splits text at random or makes it far longer, or
+    without a token for one of the roles.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)

@@ -160,8 +160,8 @@ class PlainTokenizer:
         return pieces
 
 
-class Tokenizer:
-    """The same ids as `PlainTokenizer`, in bulk: a word met before is looked up.
+class Tokenizer(dict[str, bytes]):
+    """The same ids as `PlainTokenizer`, in bulk: a word met before is looked up, here.
 
     Exact for any text: a space ends a word in the definition, and a word's pieces depend on
     nothing outside it.
@@ -170,21 +170,13 @@ class Tokenizer:
     joint = ""  # a word piece is the same wherever its word stands
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._words = _KnownWords(vocabulary)
-        self.dtype = self._words.dtype
-
-    def encode(self, line: str) -> bytes:
-        """Word-piece ids of one line as the bytes of an array of `dtype`, uint16 or uint32."""
-        return b"".join(map(self._words.__getitem__, line.split(" ")))
-
-
-class _KnownWords(dict[str, bytes]):
-    """The ids of every word looked up; a missing word is split and kept."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         self._plain = PlainTokenizer(vocabulary)
         self.dtype = token_dtype(len(vocabulary))
+
+    def encode(self, line: str) -> bytes:
+        """Word-piece ids of one line as the bytes of an array of `dtype`, uint16 or uint32."""
+        return b"".join(map(self.__getitem__, line.split(" ")))
 
     def __missing__(self, word: str) -> bytes:
         ids = np.array(self._plain.encode(word), dtype=self.dtype).tobytes()

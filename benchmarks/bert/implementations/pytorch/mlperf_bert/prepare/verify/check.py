@@ -1,33 +1,47 @@
 """Whether a prepared set, or a pair of train/ and eval/, is whole and right.
 
-The fast check reads no sample; the full one reads every byte of every shard, in parallel.
+The fast checks read no sample: manifest, vocabulary, sidecars, sizes and index are compared with
+each other, so that a damaged, missing or foreign file is found in seconds. The full ones read every
+byte of every shard, in parallel. Nothing is trusted: names and counts may be hostile.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mlperf_bert.common.atomic import is_temporary
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.file_progress import progress_of
-from mlperf_bert.data.index import Manifest, Sidecar
-from mlperf_bert.data.set_checks import PAIR_REMEDY, is_partial, shared_texts
-from mlperf_bert.prepare.pool import finished
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
-from mlperf_bert.prepare.verify.full import LAYOUT_READER, FullCheck, VerifyJob, verify_shard
-from mlperf_bert.prepare.verify.rates import check_leak
-from mlperf_bert.prepare.verify.report import Check, Report, SetReport, length_statistics
-from mlperf_bert.prepare.verify.set_files import (
-    check_file_names,
-    check_index,
-    check_manifest,
-    check_settings,
-    check_sidecars,
-    check_sizes,
-    check_sources,
-    check_vocabulary,
+from mlperf_bert.common.untrusted import check_size, file_size
+from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, Sidecar, read_sidecar, sidecar_path
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
+from mlperf_bert.data.set_checks import (
+    PAIR_REMEDY,
+    SHARD_REMEDY,
+    VOCABULARY_REMEDY,
+    check_index_file,
+    check_sidecar_digest,
+    is_partial,
+    repeated_texts,
+    shared_texts,
+    wrong_settings,
 )
+from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.sandbox import Sandbox, sandbox
+from mlperf_bert.prepare.verify.full import (
+    LAYOUT_READER,
+    SAMPLES_AT_A_TIME,
+    FullCheck,
+    VerifyJob,
+    check_leak,
+    verify_shard,
+)
+from mlperf_bert.prepare.verify.report import Check, Report, SetReport, length_statistics
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 PAIR = ("train", "eval")
 
@@ -44,9 +58,7 @@ def verify(
 
     Args:
         directory: the set or the pair.
-        full: read the shards too.
-        workers: processes of a full check; 1 works in this process.
-        quiet: show no progress of a full check.
+        full: read the shards too, in `workers` processes, and show progress unless `quiet`.
         layouts: a running sandbox with LAYOUT_READER for a full check; None: start one.
 
     Raises:
@@ -93,8 +105,12 @@ class _Set:
         sidecars, self.sidecars = check_sidecars(set_dir, manifest)
         self.checks += [vocabulary, sidecars, check_sizes(set_dir, manifest, self.sidecars)]
         if self.sidecars:
-            self.checks.append(check_settings(set_dir, manifest, self.sidecars))
-            self.checks.append(check_sources(set_dir, self.sidecars))
+            total = len(self.sidecars)
+            # No two preparations are mixed, and no two shards were made from the same text.
+            wrong = wrong_settings(set_dir, manifest, self.sidecars)
+            self.checks.append(_of_all("settings alike", total, wrong))
+            repeated = repeated_texts(set_dir, self.sidecars)
+            self.checks.append(_of_all("different texts", total, repeated))
         index = check_index(set_dir, manifest)
         self.checks += [check_file_names(set_dir, manifest), index]
         self.statistics = length_statistics(manifest.length_histogram)
@@ -122,19 +138,21 @@ class _Set:
 def _examine(sets: list[_Set], layouts: Sandbox, workers: int, quiet: bool) -> None:
     parts = {part.set_dir: part for part in sets}
     jobs = [job for part in sets for job in part.jobs(layouts)]
-    sizes = {job.path: _size(job.path) for job in jobs}
-    words = ("verified", "shards")
-    died = "a worker process died: want of memory, or a shard was cut while it was read"
-    # The report has stdout to itself.
-    with progress_of(
-        len(jobs), sum(sizes.values()), quiet=quiet, words=words, stream=sys.stderr
-    ) as advance:
-        for job, findings in finished(verify_shard, jobs, workers, died=died):
-            part = parts[job.set_dir]
-            assert part.full is not None
-            part.full.take(job.entry.file, findings)
-            # Not the file's name: it may be hostile, and the bar takes it for markup.
-            advance(part.name, sizes[job.path])
+    for job, findings in finished_in_sight(
+        verify_shard,
+        jobs,
+        workers,
+        sizes=[_size(job.path) for job in jobs],
+        # Not the file's name: it may be hostile, and the bar takes it for markup.
+        label=lambda job: parts[job.set_dir].name,
+        words=("verified", "shards"),
+        quiet=quiet,
+        died="a worker process died: want of memory, or a shard was cut while it was read",
+        stream=sys.stderr,  # the report has stdout to itself
+    ):
+        full = parts[job.set_dir].full
+        assert full is not None
+        full.take(job, findings)
 
 
 def _size(path: Path) -> int:
@@ -156,3 +174,137 @@ def _between(train: _Set, held_out: _Set) -> Iterator[Check]:
     yield Check("separate texts", "", tuple(problems))
     if train.full is not None and held_out.full is not None:
         yield check_leak(held_out.set_dir, train.full.hashes, held_out.full.hashes)
+
+
+def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:
+    """The manifest parses, agrees with itself and has its own digest."""
+    try:
+        manifest = Manifest.load(set_dir)
+    except DataError as error:
+        return Check("manifest", "", (error,)), None
+    summary = f"{len(manifest.shards):,} shards, {manifest.num_samples:,} examples"
+    return Check("manifest", summary), manifest
+
+
+def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
+    """The vocabulary file is the one of the manifest: digest, size and the five special ids."""
+    path = set_dir / manifest.vocabulary_file
+    try:
+        vocabulary = load_any_vocabulary(path)
+    except DataError as error:
+        return Check("vocabulary", "", (error,))
+    names = [f"{token[1:-1].lower()}_id" for token in SPECIAL_TOKENS]
+    ids = {name: getattr(vocabulary, name) for name in names}
+    found = {"vocabulary_sha256": vocabulary.sha256, "vocab_size": len(vocabulary), **ids}
+    problems = tuple(
+        DataError(
+            str(path),
+            f"has {key} = {value} where the manifest says {getattr(manifest, key)}",
+            VOCABULARY_REMEDY,
+        )
+        for key, value in found.items()
+        if value != getattr(manifest, key)
+    )
+    return Check("vocabulary", f"{manifest.vocab_size:,} tokens", problems)
+
+
+def check_sidecars(set_dir: Path, manifest: Manifest) -> tuple[Check, dict[str, Sidecar]]:
+    """Each sidecar is there, has its digest, parses, and says of its shard what the manifest says.
+
+    Returns the check and the sidecars that parse, by the shard's file name.
+    """
+    sidecars: dict[str, Sidecar] = {}
+    problems = []
+    for entry in manifest.shards:
+        shard_path = set_dir / "shards" / entry.file
+        path = sidecar_path(shard_path)
+        try:
+            sidecar = sidecars[entry.file] = read_sidecar(shard_path)
+        except DataError as error:
+            problems.append(error)
+            continue
+        problems += _problems_of(check_sidecar_digest, set_dir, entry)
+        pairs = {
+            "num_samples": (sidecar.num_samples, entry.num_samples),
+            "shard_sha256": (sidecar.shard_sha256, entry.sha256),
+        }
+        for key, (found, wanted) in pairs.items():
+            if found != wanted:
+                problem = f"is {found} where the manifest says {wanted}"
+                problems.append(DataError(f"{path}: {key}", problem, SHARD_REMEDY))
+    summary = f"{len(sidecars)} of {len(manifest.shards)}"
+    return Check("sidecars", summary, tuple(problems)), sidecars
+
+
+def check_sizes(set_dir: Path, manifest: Manifest, sidecars: dict[str, Sidecar]) -> Check:
+    """Each shard is there and has the size that its sidecar says."""
+    problems: list[DataError] = []
+    for entry in manifest.shards:
+        path = set_dir / "shards" / entry.file
+        if entry.file in sidecars:
+            wanted = sidecars[entry.file].shard_bytes
+            problems += _problems_of(check_size, path, wanted, SHARD_REMEDY)
+        else:
+            problems += _problems_of(file_size, path, SHARD_REMEDY)
+    return _of_all("shard sizes", len(manifest.shards), problems)
+
+
+def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
+    """`shards/` and `index/` hold what the manifest names and nothing else; no left-overs."""
+    shards = {entry.file for entry in manifest.shards}
+    known: dict[Path, set[str]] = {
+        set_dir: {manifest.vocabulary_file},
+        set_dir / "shards": shards | {f"{name}.json" for name in shards},
+        set_dir / "index": {"dataset.json", *(file.file for file in manifest.index_files)},
+    }
+    problems = []
+    for directory, names in known.items():
+        try:
+            found = sorted(path.name for path in directory.iterdir())
+        except OSError as error:
+            reason = error.strerror or "cannot be listed"
+            problems.append(DataError(str(directory), reason, INDEX_REMEDY))
+            continue
+        for name in found:
+            path = str(directory / name)
+            if is_temporary(name, names):
+                remedy = "delete it once no `mlperf_bert prepare` is at work here"
+                problems.append(DataError(path, "was left by an interrupted writer", remedy))
+            elif directory != set_dir and name not in names:  # its user's notes may lie there
+                remedy = "move it away, or prepare the set again with its text"
+                problems.append(DataError(path, "is not in the manifest", remedy))
+    return Check("no other files", "", tuple(problems))
+
+
+def check_index(set_dir: Path, manifest: Manifest) -> Check:
+    """Each index file has the size and digest of the manifest, and the histogram is right."""
+    problems: list[DataError] = []
+    for file in manifest.index_files:
+        problems += _problems_of(check_index_file, set_dir, file)
+    if not problems and _histogram(set_dir, manifest) != manifest.length_histogram:
+        path = set_dir / "index" / "dataset.json"
+        problem = "does not count the lengths of lengths.u16"
+        problems.append(DataError(f"{path}: length_histogram", problem, INDEX_REMEDY))
+    return Check("index files", f"{len(manifest.index_files)}", tuple(problems))
+
+
+def _histogram(set_dir: Path, manifest: Manifest) -> tuple[int, ...]:
+    name, dtype = INDEX_ARRAYS[0]
+    lengths = np.memmap(set_dir / "index" / name, dtype=dtype, mode="r")
+    counts = np.zeros(2**16, dtype=np.int64)
+    for first in range(0, len(lengths), SAMPLES_AT_A_TIME):
+        counts += np.bincount(lengths[first : first + SAMPLES_AT_A_TIME], minlength=2**16)
+    used = max(manifest.max_seq_length + 1, int(np.flatnonzero(counts)[-1]) + 1)
+    return tuple(counts[:used].tolist())
+
+
+def _problems_of(check: Callable[..., object], *args: object) -> list[DataError]:
+    try:
+        check(*args)
+    except DataError as error:
+        return [error]
+    return []
+
+
+def _of_all(name: str, total: int, problems: list[DataError]) -> Check:
+    return Check(name, f"{total - len(problems)} of {total}", tuple(problems))

@@ -1,10 +1,20 @@
-"""The full check of one set: each shard's digest, structure as HDF5 and contents, and their sum.
+"""The full check of one set: each shard's digest, structure as HDF5 and contents, and their rates.
 
 The structure is compared with the sidecar (datasets, dtypes, sizes, places): training never opens
 HDF5, so a file that others cannot read would train all the same.
+
+Rates are held against what the reference procedure makes of any text. Each masked position is drawn
+by itself, so a shard's counts are binomial. Shards are judged one by one, never summed: all start
+from the same seed, so their draws are alike and their deviations can add up. A count is refused
+where chance gives it with less than e**-20, about 6.3 standard errors; the bound (Chernoff's) holds
+for small counts too.
+
+Examples that occur twice, and held-out texts that occur in training, are found by 64-bit hashes, 16
+bytes a sample. By chance two of 160 million hashes agree in one set of a thousand.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +26,8 @@ from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import check_digest, file_size, in_brief
 from mlperf_bert.data.index import (
     INDEX_ARRAYS,
+    Baseline,
+    LengthIndex,
     Manifest,
     ShardEntry,
     Sidecar,
@@ -23,24 +35,28 @@ from mlperf_bert.data.index import (
     special_ids,
 )
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
-from mlperf_bert.data.set_checks import SHARD_REMEDY
+from mlperf_bert.data.set_checks import SHARD_REMEDY, VOCABULARY_REMEDY
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.prepare.sandbox import Sandbox
-from mlperf_bert.prepare.verify.contents import ShardContents, Tally, check_arrays
-from mlperf_bert.prepare.verify.rates import (
-    HashStore,
-    check_baseline,
-    check_duplicates,
-    check_masking,
-    check_next_sentence,
-    check_unknown,
-    check_vocabulary_size,
-    rate_statistics,
+from mlperf_bert.prepare.verify.contents import (
+    Hashes,
+    ShardContents,
+    Tally,
+    check_arrays,
+    repeated,
 )
 from mlperf_bert.prepare.verify.report import Check
-from mlperf_bert.prepare.verify.set_files import check_order
 
 LAYOUT_READER = "mlperf_bert.prepare.hdf5_reader:read_layout"
+SAMPLES_AT_A_TIME = 2**22
+
+MAX_SURPRISE = 20.0
+MAX_UNKNOWN_SHARE = 0.5
+
+# A handful of copies does no harm to training; a text that was prepared twice makes far more.
+MAX_COPIED_SHARE = 0.001
+# Short texts are found in both sets by chance and boilerplate does occur; more is a leak.
+MAX_LEAKED_SHARE = 0.01
 
 
 def check_structure(path: Path, sidecar: Sidecar, sandbox: Sandbox) -> tuple[DataError, ...]:
@@ -100,80 +116,63 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong with a shard, by check.
+    """What is wrong with a shard, by the name of each check that was made, and what it holds."""
 
-    `wrong_structure` is None where there was nothing to compare, `contents` where they could not
-    be read.
-    """
-
-    wrong_structure: tuple[DataError, ...] | None = None
-    wrong_digest: tuple[DataError, ...] = ()
-    wrong_contents: tuple[DataError, ...] = ()
-    wrong_index: tuple[DataError, ...] = ()
+    problems: dict[str, tuple[DataError, ...]]
     contents: ShardContents | None = None
 
 
 def verify_shard(job: VerifyJob) -> Findings:
     """Read one shard; never raises for what its files hold."""
-    structure = _structure(job)
+    problems = _structure(job)
     try:
         check_digest(job.path, job.entry.sha256, SHARD_REMEDY)
     except DataError as error:
-        return Findings(wrong_structure=structure, wrong_digest=(error,))
+        return Findings(problems | {"shard digests": (error,)})
+    problems |= {"shard digests": ()}
     if not job.with_contents:
-        return Findings(wrong_structure=structure)
+        return Findings(problems)
     try:
         shard = Shard(job.path)
-        lengths, masked_counts = shard.lengths(), shard.masked_counts()
+        arrays = (shard.lengths(), shard.masked_counts())
         contents = check_arrays(shard.arrays(), job.manifest)
     except DataError as error:
-        return Findings(wrong_structure=structure, wrong_contents=(error,))
+        return Findings(problems | {"shard contents": (error,)})
     faults = tuple(DataError(str(job.path), fault, SHARD_REMEDY) for fault in contents.faults)
-    return Findings(
-        wrong_structure=structure,
-        wrong_contents=faults,
-        wrong_index=_compare_index(job, lengths, masked_counts),
-        contents=contents,
-    )
+    index = tuple(_compare_index(job, arrays))
+    return Findings(problems | {"shard contents": faults, "index contents": index}, contents)
 
 
-def _structure(job: VerifyJob) -> tuple[DataError, ...] | None:
+def _structure(job: VerifyJob) -> dict[str, tuple[DataError, ...]]:
     """Looked at whatever the digest: of a damaged file, whether HDF5 can still read it."""
     if not job.path.is_file():
-        return None
+        return {}
     try:
         sidecar = read_sidecar(job.path)
     except DataError:
-        return None  # reported by the fast check
-    return check_structure(job.path, sidecar, job.sandbox)
+        return {}  # reported by the fast check
+    return {"HDF5 structure": check_structure(job.path, sidecar, job.sandbox)}
 
 
-def _compare_index(
-    job: VerifyJob, lengths: NDArray[np.int64], masked_counts: NDArray[np.int64]
-) -> tuple[DataError, ...]:
+def _compare_index(job: VerifyJob, arrays: tuple[NDArray[np.int64], ...]) -> Iterator[DataError]:
     if job.first_id is None:
-        return ()
-    span = slice(job.first_id, job.first_id + len(lengths))
-    problems = []
-    for (name, dtype), expected in zip(INDEX_ARRAYS, (lengths, masked_counts), strict=False):
+        return
+    span = slice(job.first_id, job.first_id + len(arrays[0]))
+    for (name, dtype), expected in zip(INDEX_ARRAYS, arrays, strict=False):
         path = job.set_dir / "index" / name
         wrong = np.flatnonzero(np.memmap(path, dtype=dtype, mode="r")[span] != expected)
         if len(wrong):
-            problem = (
-                f"differs from {job.entry.file} at sample {wrong[0]} and {len(wrong) - 1} more"
-            )
-            problems.append(DataError(str(path), problem, INDEX_REMEDY))
-    return tuple(problems)
+            others = f"and {len(wrong) - 1} more"
+            problem = f"differs from {job.entry.file} at sample {wrong[0]} {others}"
+            yield DataError(str(path), problem, INDEX_REMEDY)
 
 
 class FullCheck:
     """Hands out the shards of a set, takes their findings in any order, then judges.
 
-    Args:
-        set_dir: the set.
-        manifest: its manifest; `vocab.txt` must be right, as tables are sized by it.
-        sidecars: those that parse, by the shard's file name.
-        index_is_right: whether the index files have their digests, so that they can be compared.
+    The vocabulary file must be right, as tables are sized by it. `sidecars` are those that parse,
+    by the shard's file name; `index_is_right` says whether the index files have their digests, so
+    that they can be compared.
     """
 
     def __init__(
@@ -195,12 +194,9 @@ class FullCheck:
         }
         # No more than the shards have room for: their sizes are what the sidecars say.
         self.hashes = HashStore(sum(sidecars[file].num_samples for file in self._readable))
-        self._digests: dict[str, tuple[DataError, ...]] = {}
-        self._structure: dict[str, tuple[DataError, ...]] = {}
-        self._contents: dict[str, tuple[DataError, ...]] = {}
-        self._index: dict[str, tuple[DataError, ...]] = {}
-        self._tallies: dict[str, Tally] = {}
-        self._copied: dict[str, int] = {}
+        self._problems: dict[str, dict[str, tuple[DataError, ...]]] = {}
+        self._tallies: dict[Path, Tally] = {}
+        self._copied: dict[Path, int] = {}
         self._label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
 
     def jobs(self, sandbox: Sandbox) -> Iterator[VerifyJob]:
@@ -218,82 +214,52 @@ class FullCheck:
             )
             first_id += entry.num_samples
 
-    def take(self, file: str, findings: Findings) -> None:
+    def take(self, job: VerifyJob, findings: Findings) -> None:
         """Keep what the reading of one shard found."""
-        self._digests[file] = findings.wrong_digest
-        if findings.wrong_structure is not None:
-            self._structure[file] = findings.wrong_structure
-        self._contents[file] = findings.wrong_contents
-        self._index[file] = findings.wrong_index
+        self._problems[job.entry.file] = findings.problems
         if findings.contents is not None:
-            self._tallies[file] = findings.contents.tally
-            self._copied[file] = findings.contents.copied
+            self._tallies[job.path] = findings.contents.tally
+            self._copied[job.path] = findings.contents.copied
             self._label_counts += findings.contents.label_counts
             self.hashes.add(findings.contents)
 
     def checks(self) -> tuple[list[Check], dict[str, Any]]:
         """All checks, and the set's rates. Call once, after the last `take`."""
         self.hashes.sort()
-        files = [entry.file for entry in self._manifest.shards]
-        is_right = {file: file in self._tallies and not self._contents[file] for file in files}
-        is_read = {file: file in self._tallies or bool(self._contents[file]) for file in files}
-        checks = [
-            self._per_shard("shard digests", self._digests, dict.fromkeys(files, True)),
-            self._per_shard(
-                "HDF5 structure", self._structure, {file: file in self._structure for file in files}
-            ),
-            self._per_shard("shard contents", self._contents, is_read),
-            *self._index_checks(),
-        ]
+        names = ("shard digests", "HDF5 structure", "shard contents")
+        checks = [*map(self._per_shard, names), *self._index_checks()]
         total = sum(self._tallies.values(), Tally())
         if total.samples == 0:
             skipped = "no shard could be read"
             return [*checks, Check("rates, duplicates", skipped, was_made=False)], {}
-        shards_dir = self._set_dir / "shards"
-        by_path = {shards_dir / file: tally for file, tally in self._tallies.items()}
-        copied = {shards_dir / file: count for file, count in self._copied.items()}
         manifest = self._manifest
-        is_pair = manifest.segments == "pair"
-        special = special_ids(manifest)
-        excluded = 0 if is_pair else len(special)
-        checks += [
-            check_masking(by_path, total, manifest.vocab_size, excluded),
-            check_vocabulary_size(by_path, total, manifest.vocab_size, special),
-        ]
-        if is_pair:
-            checks.append(check_next_sentence(by_path, total))
-        checks += [
-            check_unknown(self._set_dir, total),
-            check_duplicates(self._set_dir, self.hashes, copied),
-        ]
-        baseline = self._manifest.baseline
-        if baseline is not None and all(is_right.values()):
+        checks += rate_checks(self._set_dir, manifest, self._tallies, total)
+        checks.append(check_duplicates(self._set_dir, self.hashes, self._copied))
+        all_right = all(
+            problems.get("shard contents") == () for problems in self._problems.values()
+        )
+        if manifest.baseline is not None and all_right:
             most_frequent = int(self._label_counts.max())
-            checks.append(check_baseline(self._set_dir, baseline, total, most_frequent))
+            checks.append(check_baseline(self._set_dir, manifest.baseline, total, most_frequent))
         rates = rate_statistics(total)
         rates["repeated_text_share"] = self.hashes.repeated_text_share()
         return checks, rates
 
-    def _per_shard(
-        self, name: str, problems: dict[str, tuple[DataError, ...]], is_read: dict[str, bool]
-    ) -> Check:
-        in_order = tuple(problem for file in is_read for problem in problems.get(file, ()))
-        num_right = sum(is_read[file] and not problems[file] for file in is_read)
-        unread = [file for file in is_read if not is_read[file]]
-        summary = f"{num_right} of {len(is_read)}"
+    def _per_shard(self, name: str) -> Check:
+        files = [entry.file for entry in self._manifest.shards]
+        found = {file: self._problems[file].get(name) for file in files}
+        problems = tuple(problem for each in found.values() for problem in each or ())
+        summary = f"{sum(each == () for each in found.values())} of {len(files)}"
+        unread = [file for file in files if found[file] is None]
         if unread:
             others = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
             summary += f"; not read: {unread[0]:.80}{others}"
-        return Check(name, summary, in_order, was_made=not unread or bool(in_order))
+        return Check(name, summary, problems, was_made=not unread or bool(problems))
 
     def _index_checks(self) -> list[Check]:
         if not self._index_is_right:
             return [Check("index contents", "its files are wrong, see above", was_made=False)]
-        is_read = {entry.file: entry.file in self._tallies for entry in self._manifest.shards}
-        return [
-            self._per_shard("index contents", self._index, is_read),
-            check_order(self._set_dir),
-        ]
+        return [self._per_shard("index contents"), check_order(self._set_dir)]
 
 
 def _fits(set_dir: Path, entry: ShardEntry, sidecar: Sidecar, manifest: Manifest) -> bool:
@@ -308,3 +274,243 @@ def _fits(set_dir: Path, entry: ShardEntry, sidecar: Sidecar, manifest: Manifest
         manifest.max_seq_length,
         manifest.max_predictions,
     )
+
+
+def check_order(set_dir: Path) -> Check:
+    """`order_by_length` numbers every sample once, by length, ties by number.
+
+    Neighbours that ascend in (length, number) are all different, so N of them below N are all.
+    Call only where `check_index` found nothing.
+    """
+    index = LengthIndex.open(set_dir)
+    lengths, order = index.lengths, index.order_by_length
+    path = set_dir / "index" / INDEX_ARRAYS[2][0]
+    for first in range(0, len(order), SAMPLES_AT_A_TIME):
+        ids = np.asarray(order[first : first + SAMPLES_AT_A_TIME + 1], dtype=np.int64)
+        is_wrong = ids >= len(order)
+        if not is_wrong.any():
+            keys = lengths[ids].astype(np.int64) << 32 | ids
+            is_wrong = np.append(False, keys[1:] <= keys[:-1])
+        if is_wrong.any():
+            problem = f"is not the order by length at element {first + int(is_wrong.argmax())}"
+            return Check("order by length", "", (DataError(str(path), problem, INDEX_REMEDY),))
+    return Check("order by length", f"{len(order):,} samples")
+
+
+def surprise(trials: int, count: int, chance: float) -> float:
+    """-log of a bound on the chance to be this far off: trials x relative entropy, in nats."""
+    share = count / trials
+    terms = ((share, chance), (1 - share, 1 - chance))
+    return trials * sum(p * math.log(p / q) for p, q in terms if p > 0)
+
+
+def rate_checks(
+    where: Path, manifest: Manifest, tallies: Mapping[Path, Tally], total: Tally
+) -> list[Check]:
+    """The checks of what a set or file, `where`, was drawn by chance: shard by shard, or in all."""
+    special = special_ids(manifest)
+    is_pair = manifest.segments == "pair"
+    checks = [
+        check_masking(tallies, total, manifest.vocab_size, 0 if is_pair else len(special)),
+        check_vocabulary_size(tallies, total, manifest.vocab_size, special),
+    ]
+    if is_pair:
+        checks.append(check_next_sentence(tallies, total))
+    return [*checks, check_unknown(where, total)]
+
+
+def check_masking(
+    tallies: Mapping[Path, Tally], total: Tally, vocab_size: int, num_excluded: int
+) -> Check:
+    """80 % [MASK], 10 % kept, 10 % random, where a random token is one of all V alike.
+
+    In single segments it is none of the special ones, which are `num_excluded` (data/index.py).
+    """
+    by_chance = 0.1 / (vocab_size - num_excluded)  # the random token is the one that was there
+    is_mask = 0.0 if num_excluded else by_chance  # it is [MASK]
+    expected = {
+        "[MASK]": 0.8 + is_mask,
+        "kept": 0.1 + by_chance,
+        "replaced": 0.1 - is_mask - by_chance,
+    }
+    problems = []
+    for path, tally in tallies.items():
+        for name, count in _outcomes(tally).items():
+            if tally.masked and surprise(tally.masked, count, expected[name]) > MAX_SURPRISE:
+                problem = (
+                    f"{count:,} of {tally.masked:,} masked positions are {name}, about "
+                    f"{expected[name] * tally.masked:,.0f} belong"
+                )
+                problems.append(DataError(str(path), problem, SHARD_REMEDY))
+    shares = [f"{_percent(n, total.masked)} {name}" for name, n in _outcomes(total).items()]
+    return Check("masking 80/10/10", f"{', '.join(shares)} of {total.masked:,}", tuple(problems))
+
+
+def check_vocabulary_size(
+    tallies: Mapping[Path, Tally], total: Tally, vocab_size: int, special: NDArray[np.int64]
+) -> Check:
+    """Random tokens reach up to the end of the vocabulary, as they are any of it alike.
+
+    Ids that end early are of a smaller vocabulary, whose tokens mean something else. Only those of
+    `special` may never be put in for a word: int64, ascending.
+    """
+    problems = []
+    for path, tally in tallies.items():
+        replaced = _outcomes(tally)["replaced"]
+        unseen = vocab_size - 1 - tally.highest_id
+        unseen -= int(np.count_nonzero(special > tally.highest_id))
+        # -log of the chance that none of them is one of these.
+        if unseen > 0 and -replaced * math.log1p(-unseen / vocab_size) > MAX_SURPRISE:
+            problem = (
+                f"has no token above {tally.highest_id:,}, among them {replaced:,} random ones: "
+                f"the vocabulary of {vocab_size:,} is larger than the one it was made with"
+            )
+            problems.append(DataError(str(path), problem, VOCABULARY_REMEDY))
+    summary = f"ids up to {total.highest_id:,} of {vocab_size:,}"
+    return Check("vocabulary used", summary, tuple(problems))
+
+
+def check_next_sentence(tallies: Mapping[Path, Tally], total: Tally) -> Check:
+    """The share of label 1 is a half or, with short documents or samples, more: up to all."""
+    problems = []
+    for path, tally in tallies.items():
+        if 2 * tally.random_next >= tally.samples:
+            continue
+        if surprise(tally.samples, tally.random_next, 0.5) > MAX_SURPRISE:
+            problem = (
+                f"{tally.random_next:,} of {tally.samples:,} labels are 1, half or more belong"
+            )
+            problems.append(DataError(f"{path}: next_sentence_label", problem, SHARD_REMEDY))
+    summary = f"label 1: {_percent(total.random_next, total.samples)} (about 50 % or more)"
+    if total.random_next == total.samples:
+        summary = "label 1 everywhere: nothing to learn from it"
+    return Check("next sentence", summary, tuple(problems))
+
+
+def check_unknown(set_dir: Path, total: Tally) -> Check:
+    """At most half of the text is [UNK]; more means another language or vocabulary."""
+    problems = []
+    if total.unknown > MAX_UNKNOWN_SHARE * total.tokens:
+        problem = f"{_percent(total.unknown, total.tokens)} of the tokens are [UNK]"
+        remedy = "prepare with a vocabulary for this text"
+        problems.append(DataError(str(set_dir), problem, remedy))
+    return Check("unknown words", _percent(total.unknown, total.tokens), tuple(problems))
+
+
+def check_baseline(set_dir: Path, baseline: Baseline, total: Tally, most_frequent: int) -> Check:
+    """The stored context-free baseline is that of the contents; see prepare/build.
+
+    `most_frequent` counts the most frequent label among the [MASK] inputs.
+    """
+    measured = Baseline(
+        context_free_accuracy=(total.kept + most_frequent) / max(1, total.masked),
+        mask_only_accuracy=most_frequent / max(1, total.mask_inputs),
+        masked_tokens=total.masked,
+        mask_inputs=total.mask_inputs,
+    )
+    problems = []
+    if measured != baseline:
+        problem = f"is {baseline} where the shards give {measured}"
+        problems.append(
+            DataError(f"{set_dir / 'index' / 'dataset.json'}: baseline", problem, INDEX_REMEDY)
+        )
+    return Check("baseline", f"{measured.context_free_accuracy:.4f}", tuple(problems))
+
+
+def rate_statistics(total: Tally) -> dict[str, float]:
+    """The shares of a set, for the report."""
+    masked = max(1, total.masked)
+    return {
+        "masked_share": total.masked / max(1, total.tokens),
+        **{f"{name.strip('[]').lower()}_share": n / masked for name, n in _outcomes(total).items()},
+        "random_next_share": total.random_next / max(1, total.samples),
+        "unknown_share": total.unknown / max(1, total.tokens),
+    }
+
+
+def _outcomes(tally: Tally) -> dict[str, int]:
+    replaced = tally.masked - tally.mask_inputs - tally.kept
+    return {"[MASK]": tally.mask_inputs, "kept": tally.kept, "replaced": replaced}
+
+
+def _percent(count: int, total: int) -> str:
+    return f"{100 * count / max(1, total):.2f} %"
+
+
+class HashStore:
+    """The hashes of all samples of a set, in two arrays made once."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._texts = np.empty(num_samples, dtype=np.uint64)
+        self._copies = np.empty(num_samples, dtype=np.uint64)
+        self._num_texts = 0
+        self._num_copies = 0
+
+    def add(self, contents: ShardContents) -> None:
+        """Take one shard's hashes."""
+        texts, copies = self._num_texts, self._num_copies
+        self._num_texts += len(contents.texts)
+        self._num_copies += len(contents.copies)
+        self._texts[texts : self._num_texts] = contents.texts
+        self._copies[copies : self._num_copies] = contents.copies
+
+    def sort(self) -> None:
+        """Once, after the last `add` and before anything else."""
+        self.texts.sort()
+        self._copies[: self._num_copies].sort()
+
+    @property
+    def texts(self) -> Hashes:
+        """Hashes of the texts, one a sample."""
+        return self._texts[: self._num_texts]
+
+    def repeated_text_share(self) -> float:
+        """Share of the samples whose text another one before it has."""
+        return repeated(self.texts) / max(1, self._num_texts)
+
+    @property
+    def comparable(self) -> int:
+        """Samples with masks enough to tell a copy from chance."""
+        return self._num_copies
+
+    def copied_samples(self) -> int:
+        """Samples equal to one before them in text and masking."""
+        return repeated(self._copies[: self._num_copies])
+
+
+def check_duplicates(set_dir: Path, hashes: HashStore, copied: Mapping[Path, int]) -> Check:
+    """Whole examples hardly ever repeat: each pass over a text draws other masks.
+
+    Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
+    `hashes` are sorted; `copied` counts the copies within each shard.
+    """
+    total = hashes.copied_samples()
+    problems = []
+    if total > MAX_COPIED_SHARE * len(hashes.texts):
+        problem = f"{total:,} of {len(hashes.texts):,} examples are copies of others"
+        remedy = "find the text that is there twice and prepare without it"
+        worst = max(copied, key=lambda path: copied[path])
+        if copied[worst]:
+            problem += f", {copied[worst]:,} of them within {worst.name}"
+        problems.append(DataError(str(set_dir), problem, remedy))
+    summary = (
+        f"{total:,} copies among {hashes.comparable:,} examples with masks enough to tell; "
+        f"{100 * hashes.repeated_text_share():.2f} % of the texts repeat"
+    )
+    return Check("duplicates", summary, tuple(problems), was_made=hashes.comparable > 0)
+
+
+def check_leak(eval_dir: Path, train: HashStore, held_out: HashStore) -> Check:
+    """Held-out texts do not occur in train; both stores sorted."""
+    name = "held-out texts"
+    if not len(train.texts) or not len(held_out.texts):
+        return Check(name, "not compared: a set could not be read", was_made=False)
+    places = np.searchsorted(train.texts, held_out.texts)
+    is_leaked = train.texts[np.minimum(places, len(train.texts) - 1)] == held_out.texts
+    share = float(is_leaked.mean())
+    problems = []
+    if share > MAX_LEAKED_SHARE:
+        problem = f"{100 * share:.2f} % of the held-out texts occur in train"
+        remedy = "prepare train without the held-out documents"
+        problems.append(DataError(str(eval_dir), problem, remedy))
+    return Check(name, f"{100 * share:.2f} % occur in train", tuple(problems))

@@ -1,16 +1,52 @@
-"""The report of `verify`: checks with their problems, and statistics, as text or JSON."""
+"""The sub-command `verify` and its report: checks with their problems, and statistics.
 
+Heavy imports wait until the command runs.
+"""
+
+import argparse
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlperf_bert.common.errors import DataError, one_line
+from mlperf_bert.common.machine import usable_cpus
 
 SCHEMA_VERSION = 1
 MAX_PROBLEM_LINES = 20
 HISTOGRAM_ROWS = 10
 BAR_WIDTH = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `verify`."""
+    parser.add_argument(
+        "dir", type=Path, metavar="DIR", help="prepared set, or directory with train/ and eval/"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="read every shard: digests, contents, duplicates"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="with --full: processes (default: the cores of this process)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; returns 0.
+
+    Raises DataError where a check failed, ConfigError for a wrong option.
+    """
+    from mlperf_bert.prepare.verify.check import verify
+
+    workers = len(usable_cpus()) if args.workers is None else args.workers
+    report = verify(args.dir, full=args.full, workers=workers)
+    print(report.to_json() if args.json else report.to_text(), flush=True)
+    report.raise_if_wrong()
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,318 @@
+"""Which attention policy and which blocks a model gets: those named, or the fastest right ones.
+
+Shape letters: B sequences, T tokens, R queries, N heads, H head size.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import AttentionName, ModelSection
+from mlperf_bert.data.length_histogram import wikipedia_lengths
+from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
+from mlperf_bert.model.attention_layout import AttentionLayout, Queries
+from mlperf_bert.model.blocks import Blocks, side_by_side
+from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
+from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
+from mlperf_bert.model.varlen_operators import cudnn, flash
+
+MOST_CHANNELS = 4096  # of a row that one program of a GPU normalises in its registers
+TRITON_HEADS = (16, 32, 64, 128)  # channels of a head
+SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `varlen_operators.cudnn`
+# Of the largest element of the context and of each gradient. bf16 itself rounds to 0.004.
+TOLERANCE = 0.02
+NUM_SEQUENCES = 32  # of a trial
+NUM_EMPTY = 2  # behind them, as in a batch that was padded to a capacity
+QUERY_SHARE = 0.15  # of a sequence's tokens, in the last layer
+
+Timer = Callable[[Callable[[], object]], float]
+
+
+class Trial:
+    """One layer's attention in training, and the last layer's, whose queries are fewer.
+
+    Lengths are the published ones, in proportion where the model's maximum is another. Always the
+    same numbers, drawn from a generator of its own.
+    """
+
+    def __init__(self, config: ModelSection, device: torch.device, dtype: torch.dtype) -> None:
+        published, longest = wikipedia_lengths(), config.max_position_embeddings
+        drawn = -(-published.draw_evenly(NUM_SEQUENCES, seed=0) * longest // published.max_length)
+        counts = np.maximum(np.rint(drawn * QUERY_SHARE).astype(np.int64), 1)
+        lengths = (*drawn.tolist(), *(0,) * NUM_EMPTY)
+        query_lengths = (*counts.tolist(), *(0,) * NUM_EMPTY)
+        self.num_tokens = sum(lengths)
+        self._layout = AttentionLayout(lengths, _bounds(lengths, device), longest)
+        first = np.cumsum(drawn) - drawn
+        rows = [start + np.arange(count) for start, count in zip(first, counts, strict=True)]
+        queries = Queries(
+            rows=torch.from_numpy(np.concatenate(rows)).to(device),
+            cu_seqlens=_bounds(query_lengths, device),
+            lengths=query_lengths,
+            max_length=max(query_lengths),
+        )
+        self._last_layout = self._layout.for_queries(queries)
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.num_tokens, 4, config.num_heads, config.head_size)
+        drawn_values = torch.randn(shape, generator=generator).to(device, dtype)
+        # Columns of one product's result, as the fused blocks hand them over.
+        self._inputs = drawn_values[:, :3].contiguous().unbind(1)
+        self._gradient = drawn_values[:, 3].contiguous()
+        number = torch.arange(NUM_SEQUENCES).repeat_interleave(torch.from_numpy(drawn))
+        keys = DropoutKeys(
+            0,
+            torch.zeros(1, dtype=torch.int64, device=device),
+            number.to(device),
+            (torch.arange(self.num_tokens) - torch.from_numpy(first)[number]).to(device),
+        )
+        self._site = make_site(config.attention_dropout, 0, keys)
+        self._expected: list[Tensor] | None = None
+
+    def difference(self, policy: AttentionPolicy) -> float:
+        """Largest difference from `reference` in float32, without dropout.
+
+        Of the context and the gradients of q, k and v, in both layouts, each in shares of its
+        largest element.
+        """
+        if self._expected is None:
+            self._expected = self._both(reference, [x.float() for x in self._inputs])
+        found = self._both(policy, self._inputs)
+        shares = [
+            (ours.float() - theirs).abs().max() / theirs.abs().max()
+            for ours, theirs in zip(found, self._expected, strict=True)
+        ]
+        return float(torch.stack(shares).max())  # host sync: the model is being built
+
+    def run(self, policy: AttentionPolicy) -> Tensor:
+        """Forward and backward of one layer, dropout as in training.
+
+        Returns:
+            The gradients of q, k and v side by side, [T, 3 N H], as the product's backward wants
+            them: copied where the policy does not leave them so.
+        """
+        q, k, v = leaves = [x.detach().requires_grad_() for x in self._inputs]
+        context = policy(q, k, v, self._layout, self._site)
+        gradients = torch.autograd.grad(context, leaves, self._gradient)
+        return side_by_side(tuple(gradient.flatten(1) for gradient in gradients))
+
+    def _both(self, policy: AttentionPolicy, inputs: Sequence[Tensor]) -> list[Tensor]:
+        results = []
+        for layout in (self._layout, self._last_layout):
+            q, k, v = leaves = [x.detach().requires_grad_() for x in inputs]
+            context = policy(layout.select(q), k, v, layout, None)
+            gradient = layout.select(self._gradient).to(context.dtype)
+            results += [context.detach(), *torch.autograd.grad(context, leaves, gradient)]
+        return results
+
+
+def seconds_on_cuda(run: Callable[[], object], *, warm_up: int = 3, repeats: int = 10) -> float:
+    """Mean seconds of a call, on the device; torch's generator there is left as it was."""
+    with torch.random.fork_rng([torch.cuda.current_device()], device_type="cuda"):
+        for _ in range(warm_up):
+            run()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        end.synchronize()  # host sync: the model is being built
+    return float(start.elapsed_time(end)) / 1e3 / repeats
+
+
+def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """A policy, and one line that says which and why."""
+
+    name: str
+    policy: AttentionPolicy
+    note: str
+
+
+def choose_attention(
+    config: ModelSection, device: torch.device, dtype: torch.dtype
+) -> AttentionChoice:
+    """The policy that `config.attention` names.
+
+    "auto" is "grouped" where the model is not on CUDA; there it is the fastest of the policies with
+    kernels for variable lengths, measured now, or "grouped" where none of them can run.
+
+    Args:
+        config: its head size, number of heads, longest sequence and dropout are those measured.
+        device: where the model lives.
+        dtype: of q, k and v, which is autocast's dtype where that is on.
+
+    Raises:
+        ConfigError: a policy is named that cannot run here.
+    """
+    name = config.attention
+    if name == "auto":
+        return _choose_by_measuring(config, device, dtype)
+    problem = _why_not(name, device, dtype, config.head_size)
+    if problem is not None:
+        raise ConfigError(
+            "model.attention",
+            f"{name!r} cannot run here: {problem}",
+            "use 'auto' or 'grouped'",
+        )
+    return AttentionChoice(name, _policy(name), f"attention: {name}")
+
+
+def _choose_by_measuring(
+    config: ModelSection, device: torch.device, dtype: torch.dtype
+) -> AttentionChoice:
+    if device.type != "cuda":
+        return AttentionChoice("grouped", grouped, "attention: grouped")
+    candidates: dict[str, Callable[[], AttentionPolicy]] = {}
+    left_out: dict[str, str] = {}
+    names: tuple[AttentionName, ...] = ("triton", "flash", "cudnn")
+    for name in names:
+        problem = _why_not(name, device, dtype, config.head_size)
+        if problem is None:
+            candidates[name] = lambda name=name: _policy(name)  # type: ignore[misc]
+        else:
+            left_out[name] = problem
+    trial = Trial(config, device, dtype) if candidates else None
+    return choose_fastest(candidates, trial, seconds_on_cuda, left_out)
+
+
+def choose_fastest(
+    candidates: Mapping[str, Callable[[], AttentionPolicy]],
+    trial: Trial | None,
+    timer: Timer,
+    left_out: Mapping[str, str],
+) -> AttentionChoice:
+    """The candidate whose forward and backward take least time and agree with `reference`.
+
+    Args:
+        candidates: by name, a function that brings the policy; it may fail, as the policy may.
+        trial: what they are tried on; None where there is no candidate.
+        timer: seconds of a call.
+        left_out: why others are no candidates, by name.
+
+    Returns:
+        `grouped` where no candidate is left.
+    """
+    reasons = dict(left_out)
+    seconds: dict[str, float] = {}
+    policies: dict[str, AttentionPolicy] = {"grouped": grouped}
+    for name, load in candidates.items():
+        assert trial is not None
+        try:
+            policies[name] = load()
+            difference = trial.difference(policies[name])
+            if difference <= TOLERANCE:
+                seconds[name] = timer(lambda name=name: trial.run(policies[name]))  # type: ignore[misc]
+            else:  # also where it is NaN
+                reasons[name] = f"differs from reference by {difference:.1e} of the largest"
+        except Exception as error:  # every library fails in its own way; the others may run
+            reasons[name] = str(error).strip().partition("\n")[0] or type(error).__name__
+    chosen = min(seconds, key=seconds.__getitem__) if seconds else "grouped"
+    found = [f"{name} {1e3 * each:.3g} ms" for name, each in seconds.items()]
+    found += [f"{name} left out ({reason})" for name, reason in reasons.items()]
+    size = ""
+    if trial is not None:
+        size = f"a layer of {trial.num_tokens:,} tokens, its gradients put side by side: "
+    note = f"attention: {chosen} ({size}{', '.join(found)})"
+    return AttentionChoice(chosen, policies[chosen], note)
+
+
+def _why_not(
+    name: AttentionName, device: torch.device, dtype: torch.dtype, head_size: int
+) -> str | None:
+    """Why a policy cannot run; None where it can."""
+    if name not in ("flash", "cudnn", "triton"):
+        return None
+    if device.type != "cuda":
+        return f"it needs CUDA, and the model is on {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it needs bf16 or fp16, and the model computes in {dtype}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    if name == "flash":
+        return _why_not_flash(head_size)
+    return _why_not_cudnn(head_size) if name == "cudnn" else _why_not_triton(head_size)
+
+
+def _why_not_flash(head_size: int) -> str | None:
+    if head_size % 8 or head_size > 256:
+        return f"heads have {head_size} channels, not a multiple of 8 up to 256"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this torch was built without flash kernels"
+    return None
+
+
+def _why_not_cudnn(head_size: int) -> str | None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < SAFE_CUDNN_SINCE:
+        return f"torch {torch.__version__} writes out of bounds in its backward; 2.14 does not"
+    if head_size % 8 or head_size > 128:
+        return f"heads have {head_size} channels, not a multiple of 8 up to 128"
+    if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no cuDNN"
+    return None
+
+
+def _why_not_triton(head_size: int) -> str | None:
+    if head_size not in TRITON_HEADS:
+        return f"heads have {head_size} channels, not one of {TRITON_HEADS}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def _policy(name: AttentionName) -> AttentionPolicy:
+    if name == "triton":
+        from mlperf_bert.model.triton_attention import attend  # imports triton
+
+        return attend
+    policies: dict[str, AttentionPolicy] = {
+        "reference": reference,
+        "grouped": grouped,
+        "packed": packed,
+        "flash": flash,
+        "cudnn": cudnn,
+    }
+    return policies[name]
+
+
+def choose_blocks(
+    config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
+) -> Blocks:
+    """The blocks that `config.kernels` names; "auto" is "fused" where that can run.
+
+    Args:
+        config: its hidden size is at most 4,096 for fused blocks.
+        device: where the model lives.
+        scales: of the encoder's products, where they are in FP8.
+
+    Raises:
+        ConfigError: FP8 products, or fused blocks, cannot run.
+    """
+    if scales is not None:
+        check_fp8(config, device)
+    name, hidden_size = config.kernels, config.hidden_size
+    has_triton = importlib.util.find_spec("triton") is not None
+    can_run_fused = device.type == "cuda" and has_triton and hidden_size <= MOST_CHANNELS
+    if name == "fused" and not can_run_fused:
+        raise ConfigError(
+            "model.kernels",
+            f"'fused' cannot run on {device.type} with hidden size {hidden_size}"
+            + ("" if has_triton else " and without triton"),
+            f"use 'reference' (or a CUDA device with triton, and at most {MOST_CHANNELS} channels)",
+        )
+    if name == "reference" or not can_run_fused:
+        return Blocks() if scales is None else Fp8Blocks(scales)
+    # Imported here, because elsewhere nothing needs triton.
+    from mlperf_bert.model.fused_blocks import FusedBlocks
+
+    return FusedBlocks(scales)

@@ -1,0 +1,62 @@
+"""`mlperf_bert bench` in this process, on a tiny model on one CPU thread."""
+
+import argparse
+import importlib
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+
+from bert_tools.bench import cli
+from mlperf_bert.config.run_config import RunConfig
+
+CPU = torch.device("cpu")
+TINY = (
+    *("model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.vocab_size=101"),
+    *("data.max_seq_length=32", "parallel.local_batch_size=4"),
+)
+PNG = b"\x89PNG"
+
+
+def tiny(*settings: str, seed: int = 1) -> RunConfig:
+    """The config that `bench` measures with TINY and `settings`."""
+    return cli.small_config(*TINY, *settings, f"run.seed={seed}", "run.device=cpu")
+
+
+def parsed(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> Any:
+    """Arguments of a measurement of TINY with `settings`, or of a --config that is named."""
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    words = [measurement]
+    if measurement != "loader":
+        words += ["--threads", "1", "--device", "cpu"]
+        sizes = () if "--config" in options else TINY
+        words += [word for each in (*sizes, *settings) for word in ("--set", each)]
+    words += map(str, options)
+    return parser.parse_args(words)
+
+
+def bench(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> tuple[str, str]:
+    """What a measurement prints, and its progress."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        assert cli.run(parsed(measurement, *options, settings=settings)) == 0
+    return out.getvalue(), err.getvalue()
+
+
+def measured(
+    measurement: str, *options: object, settings: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], str, str]:
+    """Its JSON object, the same in words, and its progress."""
+    printed, progress = bench(measurement, "--json", *options, settings=settings)
+    result: dict[str, Any] = json.loads(printed)
+    assert result["schema_version"] == 1
+    name = cli.MEASUREMENTS[measurement].module or measurement
+    module = importlib.import_module(f"bert_tools.bench.{name}")
+    return result, module.in_words(result), progress
+
+
+def result_of(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The JSON object alone."""
+    return measured(measurement, *options, settings=settings)[0]

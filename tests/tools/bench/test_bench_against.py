@@ -1,0 +1,348 @@
+"""`bench against` on a tiny model: what it reports, when it refuses to, and every other side."""
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bench_cases import CPU, bench, measured, result_of, tiny
+from torch import Tensor
+
+from bert_tools.bench import against, peer
+from bert_tools.bench.against import (
+    LARGEST_LOSS_DIFFERENCE,
+    NUM_BATCHES,
+    check_same_loss,
+    make_contenders,
+    make_data,
+    make_ours,
+)
+from bert_tools.bench.peer import (
+    BUILDERS,
+    Data,
+    OtherPeers,
+    make_other_peers,
+    make_peer,
+    unpadded_inputs,
+    unpadded_loss,
+    use_nested_attention,
+)
+from bert_tools.bench.training_run import run_of_model, run_updates
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.data.batch import IGNORED
+
+# 101 words are no multiple of 8: our model has padded words, the other side none.
+CONFIG = tiny("model.num_layers=2", "data.max_seq_length=24")
+TINY = CONFIG.model
+WITHOUT_DROPOUT = replace(TINY, hidden_dropout=0.0, attention_dropout=0.0)
+BRIEF = ("--steps", 5)
+SETTINGS = ("model.num_layers=2", "data.max_seq_length=24", "parallel.local_batch_size=3")
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return make_data(CONFIG, run_updates(CONFIG, 3), CPU)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[dict[str, Any], str, str]:
+    """The JSON object of one tiny comparison, its words and its progress."""
+    return measured("against", *BRIEF, settings=SETTINGS)
+
+
+@pytest.fixture
+def result(found: tuple[dict[str, Any], str, str]) -> dict[str, Any]:
+    return found[0]
+
+
+def test_ratios_are_quotients_of_the_rates(result: dict[str, Any]) -> None:
+    for ratio, above, below in (
+        ("ratio_padded", "ours", "padded"),
+        ("ratio_padded_to_longest", "ours", "padded_to_longest"),
+        ("ratio_encoder", "ours_encoder", "padded_encoder"),
+    ):
+        rates = [result[f"{name}_samples_per_s"] for name in (above, below)]
+        assert min(rates) > 0
+        assert result[ratio] == pytest.approx(rates[0] / rates[1])
+        low, middle, high = result[f"{ratio}_range"]
+        assert 0 < low <= middle <= high
+
+
+def test_result_says_what_was_compared(result: dict[str, Any]) -> None:
+    import transformers
+
+    expected = {
+        "schema_version": 1,
+        "max_length": 24,
+        "batch": 3,
+        "layers": 2,
+        "hidden": 32,
+        "heads": 2,
+        "vocabulary": 101,
+        "dropout": 0.1,
+        "threads": 1,
+        "steps": 5,
+        "distinct_batches": NUM_BATCHES,
+        "device": "cpu",
+        "precision": "fp32",
+        "ours_attention": "grouped",
+        "ours_step_mode": "eager",
+        "ours_padding_share": 0.0,
+        "padded_autocast": None,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    assert {key: result[key] for key in expected} == expected
+    assert result["padded_attention"] in ("sdpa", "eager")
+    assert 0 < result["mean_length"] < result["max_length"]
+    assert result["loss_difference"] <= LARGEST_LOSS_DIFFERENCE
+
+
+def test_what_does_not_run_is_null_with_a_reason(result: dict[str, Any]) -> None:
+    for name in BUILDERS:
+        assert result[f"{name}_samples_per_s"] is None
+        assert result[f"ratio_{name}"] is None
+    assert "--compile" in result["padded_compiled_reason"]
+    assert "CUDA" in result["padded_flash_reason"]
+    assert "CUDA" in result["unpadded_peer_reason"]
+
+
+def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def note(module: torch.nn.Module, **_: object) -> torch.nn.Module:
+        compiled.append(module)
+        return module
+
+    monkeypatch.setattr(torch, "compile", note)  # the real one takes a minute
+    changes = ("model.precision=bf16", "run.step_mode=captured")
+    result = result_of("against", *BRIEF, "--compile", settings=(*SETTINGS, *changes))
+    assert len(compiled) == 1
+    assert result["ratio_padded_compiled"] == pytest.approx(
+        result["ours_samples_per_s"] / result["padded_compiled_samples_per_s"]
+    )
+    assert result["padded_compiled_reason"] is None
+    assert result["ours_padding_share"] > 0
+    assert result["padded_autocast"] == "bfloat16"
+
+
+def test_a_padded_side_without_memory_is_null_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`padded` has none from the beginning, `padded_to_longest` none at its third call."""
+    left = {"padded": 0, "padded_to_longest": 2}
+
+    def short_of_memory(*arguments: Any) -> dict[str, Any]:
+        def limited(name: str, run: Any) -> Any:
+            def call(number: int) -> torch.Tensor:
+                left[name] -= 1
+                if left[name] < 0:
+                    raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
+                loss: torch.Tensor = run(number)
+                return loss
+
+            return call if name in left else run
+
+        made = make_contenders(*arguments)
+        return {name: limited(name, run) for name, run in made.items()}
+
+    monkeypatch.setattr(against, "make_contenders", short_of_memory)
+    result, words, _ = measured("against", *BRIEF, settings=SETTINGS)
+    for name in left:
+        assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
+        assert result[f"{name}_reason"] == "out of memory (tried to allocate 9 GiB)"
+    assert result["ratio_encoder"] > 0 and result["padded_encoder_reason"] is None
+    assert words.count("not measured (out of memory") == 2
+
+
+def test_words_name_every_rate(found: tuple[dict[str, Any], str, str]) -> None:
+    result, words, progress = found
+    assert words.count("samples/s") == sum(
+        key.endswith("samples_per_s") and value is not None for key, value in result.items()
+    )
+    assert "step 5/5" in progress
+
+
+@pytest.mark.parametrize("name", ["query.weight", "bias", "LayerNorm.weight", "heads"])
+def test_another_model_is_refused(name: str, data: Data) -> None:
+    ours = make_ours(TINY, 1, CPU)
+    model = replace(TINY, num_heads=4) if name == "heads" else TINY
+    other = make_peer(ours, model, CPU)
+    if name != "heads":
+        assert check_same_loss(ours, other, data) <= LARGEST_LOSS_DIFFERENCE
+        parameter = next(p for key, p in other.named_parameters() if key.endswith(name))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            parameter.normal_(std=TINY.hidden_size**-0.5, generator=generator)
+    with pytest.raises(ConfigError, match="losses differ"):
+        check_same_loss(ours, other, data)
+
+
+def test_both_sides_train_alike_without_dropout(data: Data) -> None:
+    config = replace(against.as_both_train(CONFIG), model=WITHOUT_DROPOUT)
+    ours = make_ours(config.model, 1, CPU)
+    other = make_peer(ours, config.model, CPU)
+    with run_of_model(ours, config, run_updates(config, 3), ()) as run:
+        contenders = make_contenders(run, other, data)
+        for number in range(3):  # the second loss already depends on the first update
+            losses = [contenders[name](number).item() for name in ("ours", "padded")]
+            assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert ours.training
+
+
+def test_both_sides_have_one_optimizer_and_a_constant_rate() -> None:
+    closed = ("optim.name=lamb", "schedule.warmup_steps=5", "parallel.grad_accum_steps=2")
+    config = against.as_both_train(tiny(*closed))
+    assert (config.optim, config.clip) == (peer.OPTIM, peer.CLIP)
+    assert (config.schedule.power, config.schedule.warmup_steps) == (0.0, 0)
+    assert config.parallel.grad_accum_steps == 1
+
+
+def test_padded_inputs_hold_the_batch(data: Data) -> None:
+    for number, batch in enumerate(data.batches):
+        for inputs, length in (
+            (data.padded[number], 24),
+            (data.padded_to_longest[number], batch.max_seqlen),
+        ):
+            is_real = inputs["attention_mask"].bool()
+            assert is_real.shape == (4, length)
+            assert is_real.sum(dim=1).tolist() == list(batch.lengths)
+            assert torch.equal(inputs["input_ids"][is_real], batch.input_ids)
+            assert torch.equal(inputs["token_type_ids"][is_real], batch.token_type_ids)
+            labels = inputs["labels"][is_real]
+            assert torch.equal((labels != IGNORED).nonzero()[:, 0], batch.masked_token_index)
+            assert torch.equal(labels[batch.masked_token_index], batch.labels)
+
+
+def test_transformers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"transformers.*tools/venv\.sh dev"):
+        bench("against")
+
+
+@pytest.fixture
+def make() -> Callable[[], Any]:
+    ours = make_ours(WITHOUT_DROPOUT, 1, CPU)
+    return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)
+
+
+def others(
+    make: Callable[[], Any],
+    data: Data,
+    *,
+    check: Callable[[Tensor], object] = lambda _: None,
+    with_compile: bool = False,
+) -> OtherPeers:
+    return make_other_peers(
+        make,
+        data,
+        "fp32",
+        device=CPU,
+        with_compile=with_compile,
+        check=check,
+        report=lambda _: None,
+    )
+
+
+def allow_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "_reason_against", lambda *_: None)
+
+
+def test_without_padding_loss_and_gradients_are_the_same(
+    make: Callable[[], Any], data: Data
+) -> None:
+    padded, unpadded = make().eval(), make().eval()
+    use_nested_attention(unpadded)
+    for number, batch in enumerate(data.batches):
+        losses = (
+            padded(**data.padded[number]).loss,
+            unpadded_loss(unpadded, unpadded_inputs(batch)),
+        )
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.backward()
+    gradients = dict(unpadded.named_parameters())
+    for name, parameter in padded.named_parameters():
+        # Padding is a word to the padded model, and the embedding's row of it gets no gradient.
+        torch.testing.assert_close(
+            gradients[name].grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name
+        )
+
+
+def test_dropout_reaches_the_attention_without_padding(make: Callable[[], Any], data: Data) -> None:
+    other = make()
+    use_nested_attention(other)
+    inputs = unpadded_inputs(data.batches[0])
+    without = [unpadded_loss(other, inputs).item() for _ in range(2)]
+    other.bert.encoder.layer[0].attention.self.dropout.p = 0.5
+    assert without[0] == without[1]
+    assert unpadded_loss(other, inputs).item() != pytest.approx(without[0], rel=1e-6)
+
+
+def test_all_that_can_run_train(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    allow_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # takes a minute
+    monkeypatch.setattr(peer, "FUSED", list(torch.nn.attention.SDPBackend.__members__.values()))
+    checked: list[float] = []
+    found = others(make, data, check=lambda loss: checked.append(loss.item()), with_compile=True)
+    assert found.reasons == {}
+    assert list(found.contenders) == list(BUILDERS)
+    assert checked == pytest.approx([checked[0]] * 2)
+    for contender in found.contenders.values():
+        losses = [contender(0).item() for _ in range(5)]
+        assert losses[-1] < losses[0]
+
+
+def test_what_fails_has_its_reason(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel\nand a stack")
+
+    allow_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch, "compile", fail)
+    found = others(make, data, with_compile=True)
+    assert found.reasons["padded_compiled"] == "RuntimeError: no kernel"
+    assert "unpadded_peer" in found.contenders
+
+
+def test_what_runs_out_of_memory_is_freed_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    peers: list[weakref.ref[Any]] = []
+
+    def make_noted() -> Any:
+        assert all(other() is None for other in peers[:1])
+        other = make()
+        peers.append(weakref.ref(other))
+        return other
+
+    def fill(module: Any, **_: object) -> Any:
+        def call(**inputs: Any) -> Any:
+            assert module(**inputs).loss > 0
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+        return call
+
+    allow_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch, "compile", fill)
+    found = others(make_noted, data, with_compile=True)
+    assert found.reasons["padded_compiled"] == "out of memory (tried to allocate 9 GiB)"
+    assert len(peers) == 3 and "unpadded_peer" in found.contenders
+
+
+def test_another_model_is_no_reason_but_an_error(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    def refuse(_: Tensor) -> None:
+        raise ConfigError("bench against", "another model", "use this one")
+
+    allow_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    with pytest.raises(ConfigError, match="another model"):
+        others(make, data, check=refuse)

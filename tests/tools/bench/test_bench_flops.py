@@ -1,0 +1,85 @@
+"""Operations of a step: the published count for BERT-large, and what a step of ours really does."""
+
+import numpy as np
+import pytest
+from bench_cases import CPU, tiny
+from torch.utils.flop_counter import FlopCounterMode
+
+from bert_tools.bench.flops import done_flops, model_flops
+from bert_tools.bench.training_run import run_updates
+from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
+from mlperf_bert.data.batch import pad
+from mlperf_bert.data.capacity import CapacityPlan, StaticShape
+from mlperf_bert.data.length_histogram import MASKED_SHARE, wikipedia_lengths
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import loss_sums, pretraining_loss
+
+# GFLOP of a sequence, forward and backward, in the study of published results that the goals of
+# this project come from, and its sequences: mean length, mean square, mean masked positions.
+PUBLISHED = {"encoder": 461.05, "attention": 28.99, "head": 7.36, "pooler": 0.01}
+PUBLISHED_TOTAL = 497.4
+MEAN, MEAN_SQUARE, MASKED = 254.45, 98_300, 38.0
+TINY = ModelSection(
+    vocab_size=40,
+    hidden_size=16,
+    num_layers=3,
+    num_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=16,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    attention="reference",
+    kernels="reference",
+)
+
+
+def test_bert_large_is_the_published_count() -> None:
+    deviation = (MEAN_SQUARE - MEAN**2) ** 0.5
+    flops = model_flops(ModelSection(), [MEAN - deviation, MEAN + deviation], [MASKED] * 2)
+    for part, expected in PUBLISHED.items():
+        # The pooler is published with two digits behind the point.
+        assert getattr(flops, part) / 2e9 == pytest.approx(expected, rel=0.005, abs=0.005)
+    assert flops.total / 2e9 == pytest.approx(PUBLISHED_TOTAL, rel=0.005)
+
+
+def test_shares_at_our_lengths_are_the_published_ones() -> None:
+    histogram = wikipedia_lengths()
+    masked = np.clip(np.rint(MASKED_SHARE * histogram.lengths), 1, MAX_PREDICTIONS)
+    total = dict.fromkeys(PUBLISHED, 0.0)
+    for length, count, num_masked in zip(
+        histogram.lengths.tolist(), histogram.counts.tolist(), masked.tolist(), strict=True
+    ):
+        flops = model_flops(ModelSection(), [length], [num_masked])
+        for part in total:
+            total[part] += count * getattr(flops, part)
+    for part, expected in PUBLISHED.items():
+        share = total[part] / sum(total.values())
+        assert share == pytest.approx(expected / PUBLISHED_TOTAL, abs=0.005)
+
+
+def test_no_masked_word_is_counted_twice() -> None:
+    one = model_flops(TINY, [8], [2])
+    two = model_flops(TINY, [8, 8], [2, 2])
+    for part in PUBLISHED:
+        assert getattr(two, part) == 2 * getattr(one, part)
+    assert one.total == one.encoder + one.attention + one.head + one.pooler
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_done_is_what_a_step_multiplies(is_padded: bool) -> None:
+    """Equal lengths, so that the padded reference attention computes no padding of its own."""
+    settings = ("data.max_seq_length=8", "data.max_predictions=2", "model.vocab_size=40")
+    config = tiny(*settings, "parallel.local_batch_size=3")
+    ((batch,),) = run_updates(config, 1, tokens=3 * 8)
+    assert batch.lengths == (8, 8, 8)
+    if is_padded:
+        capacity = CapacityPlan(tokens=32, sequences=3, masked=5, basis="exact")
+        batch = pad(batch, StaticShape.of(capacity, max_seqlen=8, max_masked=2))
+        assert max(batch.lengths) == min(length for length in batch.lengths if length)
+    model = BertForPretraining(TINY, CPU)
+    with FlopCounterMode(display=False) as counter:
+        loss = pretraining_loss(loss_sums(model(batch), batch), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+    done = done_flops(TINY, batch)
+    assert done.total < model_flops(TINY, batch.lengths, batch.masked_counts).total
+    assert counter.get_total_flops() == pytest.approx(done.total)

@@ -1,0 +1,82 @@
+"""What `bench` is asked: options out of range, and the config that --config and --set make."""
+
+from pathlib import Path
+
+import pytest
+from bench_cases import bench, parsed, tiny
+
+from bert_tools.bench import cli
+from mlperf_bert.common.errors import ConfigError
+from support import CONFIGS
+
+CPU_TINY = CONFIGS / "cpu_tiny.toml"
+
+
+@pytest.mark.parametrize("measurement", cli.MEASUREMENTS)
+def test_numbers_out_of_range(measurement: str) -> None:
+    chosen = cli.MEASUREMENTS[measurement]
+    names = [name for name, option in chosen.options.items() if option.get("type") in (int, float)]
+    assert names
+    for name in {*names, *(("threads",) if chosen.settings is not None else ())} - {"seed"}:
+        with pytest.raises(ConfigError, match=f"--{name}: is 0"):
+            bench(measurement, f"--{name}", 0)
+    with pytest.raises(ConfigError, match="--seed: is -1"):
+        bench(measurement, "--seed", -1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.attention=none", "model.attention: is 'none'"),
+        ("model.precision=fp12", "model.precision: is 'fp12'"),
+        ("model.hidden_dropout=1", "model.hidden_dropout: is 1"),
+        ("model.num_heads=5", "model.num_heads: 5 does not divide"),
+        ("model.hidden_size=" + "9" * 20, "model.hidden_size: is"),
+        ("model.hidden_size=many", "model.hidden_size: is 'many'"),
+        ("parallel.local_batch_size=0", "parallel.local_batch_size: is 0"),
+        ("model.layers=2", "model.layers: no such setting"),
+    ],
+)
+def test_settings_that_cannot_be(setting: str, message: str) -> None:
+    for measurement, chosen in cli.MEASUREMENTS.items():
+        if chosen.settings is not None:
+            with pytest.raises(ConfigError, match=message):
+                bench(measurement, settings=(setting,))
+
+
+def test_a_small_config_follows_its_size() -> None:
+    config = cli.small_config("model.hidden_size=384", "data.max_seq_length = 96")
+    assert (config.model.num_heads, config.model.intermediate_size) == (6, 4 * 384)
+    assert config.model.max_position_embeddings == 96
+    own = cli.small_config("model.num_heads=2", "model.hidden_size=384")
+    assert own.model.num_heads == 2
+    assert tiny("model.max_position_embeddings=64").model.max_position_embeddings == 64
+
+
+@pytest.mark.parametrize(
+    ("measurement", "layers", "hidden", "longest", "batch"),
+    [
+        ("train", 4, 256, 512, 16),
+        ("checkpoints", 4, 256, 128, 8),
+        ("cost", 2, 256, 512, 12),
+        ("optimizer", 12, 768, 512, 16),
+    ],
+)
+def test_defaults(measurement: str, layers: int, hidden: int, longest: int, batch: int) -> None:
+    args = parsed(measurement)
+    args.set = []
+    config = cli.make_config(args)
+    assert (config.model.num_layers, config.model.hidden_size) == (layers, hidden)
+    assert config.data.max_seq_length == config.model.max_position_embeddings == longest
+    assert config.parallel.local_batch_size == batch
+    assert (config.model.vocab_size, config.model.hidden_dropout) == (30522, 0.1)
+
+
+@pytest.mark.parametrize("path", [CPU_TINY, CONFIGS / "h100_1x8x96x1.toml"])
+def test_a_config_is_measured_as_one_of_its_ranks(path: Path) -> None:
+    settings = ("model.num_layers=1", "parallel.local_batch_size=5", "mlperf.enforce_rules=false")
+    config = cli.make_config(parsed("train", "--config", path, "--seed", 7, settings=settings))
+    assert config.parallel.world_size == 1
+    assert config.parallel.global_batch_size == 5
+    assert config.model.num_layers == 1
+    assert config.run.seed == 7

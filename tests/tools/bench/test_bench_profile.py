@@ -1,0 +1,87 @@
+"""`bench profile`: what the gaps and the table add up to, and that a step's trace comes out."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from bench_cases import CPU, bench, measured
+
+from bert_tools.bench.profile import MOST_ROWS, OTHER, gaps, kind_of, record, tables
+from mlperf_bert.common.errors import DataError
+
+
+def test_gaps_are_where_nothing_runs() -> None:
+    """Two streams: nothing runs in 3 .. 5 and 9 .. 10."""
+    spans = [(10, 11), (0, 2), (1, 3), (5, 8), (6, 7), (8, 9)]
+    assert gaps(spans) == (11, [2, 1])
+    assert gaps(spans[:1]) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::addmm", "matrix product"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", "matrix product"),
+        ("aten::_flash_attention_backward", "attention"),
+        ("aten::native_layer_norm", "normalisation"),
+        ("_adamw", "update"),
+        ("_moments_and_squares", "update"),
+        ("_sum_squares", "update"),
+        ("_apply", "update"),
+        ("_cast_to_fp8", "elementwise"),
+        ("_gelu_fp8", "elementwise"),
+        ("_keep_bits", "elementwise"),
+        ("_transpose", "copy"),
+        ("aten::nll_loss_forward", "loss"),
+        ("Memcpy DtoD (Device -> Device)", "copy"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "elementwise"),
+        ("aten::view", OTHER),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_tables_are_of_one_step_and_leave_out_what_operators_call() -> None:
+    x = torch.ones(64, 64, requires_grad=True)
+
+    def run() -> None:
+        for _ in range(2):
+            (x @ x).sum().backward()  # type: ignore[no-untyped-call]
+
+    recorded = record(run, CPU)
+    table = tables(recorded, 2, CPU)
+    rows = {row["name"]: row for row in table["rows"]}
+    assert rows["aten::mm"]["calls"] == 3  # forward, and a gradient of each factor
+    matmul = next(each for each in recorded.key_averages() if each.key == "aten::matmul")
+    assert matmul.self_cpu_time_total < matmul.cpu_time_total
+    own = sum(each.self_cpu_time_total for each in recorded.key_averages())
+    assert sum(kind["ms"] for kind in table["kinds"].values()) == pytest.approx(own / 1e3 / 2)
+    assert sum(kind["share"] for kind in table["kinds"].values()) == pytest.approx(1)
+    assert table["calls"] == len(recorded.events()) / 2
+    assert 0 <= table["gap_ms"] < table["step_ms"]
+
+
+def test_json_words_and_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "step.json.gz"
+    result, words, _ = measured("profile", "--steps", 2, "--trace", trace)
+    assert result["unit_of_work"] == "operator"
+    assert len(result["rows"]) == MOST_ROWS
+    shares = [row["share"] for row in result["rows"]]
+    assert shares == sorted(shares, reverse=True)
+    products = [row for row in result["rows"] if row["name"] in ("aten::mm", "aten::addmm")]
+    assert all(row["calls"] == int(row["calls"]) for row in products)
+    assert 0 <= result["gap_share"] < 1
+    names = [
+        each["name"] for each in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    ]
+    assert "aten::mm" in names
+    assert "by kind:" in words
+    assert "matrix product" in words  # which rows are printed depends on their times
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        bench("profile", "--trace", tmp_path / "none" / "step.json.gz")

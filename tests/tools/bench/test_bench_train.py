@@ -1,0 +1,121 @@
+"""`bench train` and its parts: what they report, and how long they measure."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_cases import CPU, TINY, bench, result_of
+
+from bert_tools.bench import cli, flops
+from bert_tools.bench.flops import measure_peak
+from bert_tools.bench.timing import FEWEST_STEPS, time_steps
+from bert_tools.bench.training_run import training_run
+from mlperf_bert.config.sections import ModelSection
+from support import run_process
+
+BRIEF = ("--steps", "4", "--seconds", "0.01", "--peak-seconds", "0.01")
+# Stands for an interpreter that has nothing beyond what `tools/gpu_check.sh` asks for.
+WITHOUT = """
+import sys
+
+sys.modules |= dict.fromkeys(
+    ("matplotlib", "safetensors", "rich", "mlperf_logging", "optuna", "transformers", "tokenizers")
+)
+"""
+
+
+@pytest.mark.parametrize("step_mode", ["eager", "captured"])
+def test_json(step_mode: str) -> None:
+    settings = (f"run.step_mode={step_mode}", "parallel.grad_accum_steps=2", "model.num_layers=2")
+    result = result_of("train", *BRIEF, settings=settings)
+    assert FEWEST_STEPS <= result["steps"] <= 4
+    assert result["step_ms_p10"] <= result["step_ms"] <= result["step_ms_p90"]
+    assert result["tokens_per_s"] / result["samples_per_s"] == pytest.approx(result["mean_length"])
+    assert result["tflops"] == pytest.approx(
+        result["samples_per_s"] * result["gflop_per_sequence"] / 1e3
+    )
+    assert result["mfu"] == pytest.approx(result["tflops"] / result["peak_long_tflops"])
+    assert result["mfu_of_burst"] == pytest.approx(result["tflops"] / result["peak_burst_tflops"])
+    assert result["gflop_per_sequence_done"] < result["gflop_per_sequence"]
+    assert (result["padding_share"] > 0) == (step_mode == "captured")
+    assert result["config"]["run"]["step_mode"] == step_mode
+    assert result["config"]["parallel"]["grad_accum_steps"] == 2
+    assert result["loss"] > 0
+
+
+def test_words_name_the_rates() -> None:
+    words, progress = bench("train", *BRIEF)
+    for part in ("samples/s", "tokens/s", "TFLOP/s", "MFU", "MiB", "1 layers, hidden 32"):
+        assert part in words
+    assert "building on cpu" in progress
+
+
+def test_steps_behind_the_last_learning_rate_begin_again() -> None:
+    config = cli.small_config(
+        *TINY, "run.seed=1", "run.max_steps=2", "optim.learning_rate=1e-3", "run.device=cpu"
+    )
+    with training_run(config, CPU, num_updates=1) as run:
+        losses = [run(number).item() for number in range(5)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_peak_that_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("no such product\nstack")
+
+    monkeypatch.setattr(flops, "_products", refuse)
+    found = measure_peak(ModelSection(precision="bf16"), 128, CPU, 0.01)
+    assert (found.dtype, found.burst_tflops, found.long_tflops) == ("bfloat16", None, None)
+    assert found.reason == "no such product"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_peak_of_each_dtype(precision: Any) -> None:
+    model = ModelSection(hidden_size=32, intermediate_size=64, precision=precision)
+    threads = torch.get_num_threads()
+    found = measure_peak(model, 100, CPU, 0.01)
+    assert torch.get_num_threads() == threads
+    if found.reason is None:
+        assert found.burst_tflops and found.burst_tflops > 0
+        assert found.long_tflops and found.long_tflops > 0
+    else:
+        assert precision == "fp8"  # of which a processor may have none
+
+
+def test_steps_are_timed_in_order_and_not_for_longer_than_asked() -> None:
+    numbers: list[int] = []
+
+    def run(number: int) -> torch.Tensor:
+        numbers.append(number)
+        return torch.zeros(())
+
+    assert len(time_steps(run, CPU, warm_up=2, steps=5, seconds=60.0)) == 5
+    assert numbers == list(range(7))
+    assert len(time_steps(run, CPU, warm_up=2, steps=5, seconds=1e-12)) == FEWEST_STEPS
+    assert all(ms >= 0 for ms in time_steps(run, CPU, warm_up=1, steps=5, seconds=60.0))
+
+
+def test_train_profile_and_eval_need_few_packages(tmp_path: Path) -> None:
+    """All in one process, as importing torch takes most of the time."""
+    model = [word for each in TINY for word in ("--set", each)]
+    forms = [
+        ["train", *model, *BRIEF],
+        ["profile", *model, "--steps", "1", "--trace", str(tmp_path / "step.json.gz")],
+        ["eval", *model, *BRIEF[:4], "--samples", "8", "--rounds", "1"],
+    ]
+    script = tmp_path / "forms.py"
+    script.write_text(
+        f"""{WITHOUT}
+from mlperf_bert.__main__ import main
+
+for form in {forms}:
+    assert main(["bench", *form, "--json", "--device", "cpu"]) == 0
+""",
+        encoding="utf-8",
+    )
+    done = run_process(sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) == len(forms)

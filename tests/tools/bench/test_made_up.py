@@ -1,0 +1,111 @@
+"""Made-up samples and batches: shaped as prepared ones, real lengths, a captured run's shapes."""
+
+import numpy as np
+import pytest
+from bench_cases import tiny
+
+from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.training_run import padded, run_updates, shape_of, with_total
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
+from mlperf_bert.data.shards import Samples
+
+LENGTHS = np.array([SHORTEST, 6, 10, 13, 30, 31, 200, 506, 512])
+VOCAB_SIZE = 50
+LONGEST = 64
+
+
+def make(max_predictions: int = 76, seed: int = 2) -> Samples:
+    return synthetic_samples(
+        LENGTHS, vocab_size=VOCAB_SIZE, max_predictions=max_predictions, seed=seed
+    )
+
+
+def test_masked_counts_are_those_of_preparation() -> None:
+    # arXiv 1810.04805: 15 %, rounded half to even, at least one and at most max_predictions.
+    for limit in (20, 76):
+        expected = [min(limit, max(1, round(length * 0.15))) for length in LENGTHS.tolist()]
+        assert make(limit).masked_counts.tolist() == expected
+
+
+def test_samples_have_the_shape_of_prepared_ones() -> None:
+    samples = make()
+    start = samples.segment_b_start
+    assert (start >= 3).all() and (LENGTHS - start >= 2).all()  # a word in both segments
+    ends = np.cumsum(samples.masked_counts)
+    parts = np.split(samples.masked_positions, ends[:-1])
+    for positions, length, first in zip(parts, LENGTHS, start, strict=True):
+        assert (np.diff(positions) > 0).all()  # ascending, none twice
+        assert not {0, first - 1, length - 1} & set(positions.tolist())  # [CLS] and both [SEP]
+        assert positions[0] > 0 and positions[-1] < length
+    assert len(samples.input_ids) == LENGTHS.sum()
+    assert len(samples.masked_ids) == samples.masked_counts.sum()
+    for words in (samples.input_ids, samples.masked_ids):
+        assert words.min() > 0 and words.max() < VOCAB_SIZE
+    assert set(samples.next_sentence_label.tolist()) == {0, 1}
+    assert all(getattr(samples, name).dtype == np.int64 for name in Samples.__dataclass_fields__)
+
+
+def test_a_seed_is_one_set_of_samples() -> None:
+    np.testing.assert_array_equal(make(seed=5).input_ids, make(seed=5).input_ids)
+    assert (make(seed=5).input_ids != make(seed=6).input_ids).any()
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    changes = ("parallel.local_batch_size=6", "parallel.grad_accum_steps=2")
+    return tiny(*changes, f"data.max_seq_length={LONGEST}", seed=3)
+
+
+def test_lengths_are_published_ones_or_in_proportion() -> None:
+    published = wikipedia_lengths()
+    lengths = real_lengths(400, published.max_length, seed=1)
+    np.testing.assert_array_equal(lengths, published.draw_evenly(400, seed=1))
+    shorter = real_lengths(400, 64, seed=1)
+    assert shorter.max() == 64
+    assert shorter.min() >= SHORTEST
+    assert shorter.mean() / 64 == pytest.approx(lengths.mean() / 512, abs=1 / 64)
+
+
+def test_denominators_are_those_of_the_whole_update(config: RunConfig) -> None:
+    updates = run_updates(config, 3)
+    assert [len(update) for update in updates] == [2, 2, 2]
+    for update in updates:
+        num_masked = sum(len(batch.labels) for batch in update)
+        assert [batch.mlm_denominator for batch in update] == [num_masked] * 2
+        assert [batch.nsp_denominator for batch in update] == [12] * 2
+    batches = [batch for update in updates for batch in update]
+    assert np.concatenate([batch.sample_ids for batch in batches]).tolist() == list(range(36))
+    assert len({tuple(batch.input_ids.tolist()) for batch in batches}) == 6
+
+
+@pytest.mark.parametrize("total", [6 * SHORTEST, 100, 200, 6 * LONGEST])
+def test_lengths_with_a_total(total: int) -> None:
+    lengths = real_lengths(6, LONGEST, seed=1)
+    changed = with_total(lengths, total, LONGEST)
+    assert changed.sum() == total
+    assert changed.min() >= SHORTEST
+    assert changed.max() <= LONGEST
+
+
+def test_updates_of_a_run_have_the_tokens_asked_for(config: RunConfig) -> None:
+    updates = run_updates(config, 3, tokens=256)
+    assert [[len(batch.input_ids) for batch in update] for update in updates] == [[256] * 2] * 3
+    shape = shape_of(config, updates)
+    assert shape.tokens == 256
+    for update in updates:
+        for batch in padded(update, (shape,)):
+            assert batch.shape == shape
+            assert len(batch.input_ids) == 256
+    smaller = shape_of(config, run_updates(config, 1, tokens=128))
+    assert padded(updates[0], (smaller,)) == updates[0]  # no shape holds it
+
+
+def test_updates_are_padded_to_the_smallest_shape_that_holds_them(config: RunConfig) -> None:
+    shapes = run_shapes(config)
+    assert [shape.tokens for shape in shapes] == sorted({shape.tokens for shape in shapes})
+    for update in run_updates(config, 3):
+        tokens = max(len(batch.input_ids) for batch in update)
+        for batch in padded(update, shapes):
+            assert batch.shape is not None
+            assert batch.shape.tokens == min(s.tokens for s in shapes if s.tokens >= tokens)

@@ -1,0 +1,203 @@
+"""Run directories, logs and metrics from outside: found, told apart, read, or one line of error."""
+
+import json
+from pathlib import Path
+
+import pytest
+from run_cases import BATCH_16K, log_line, log_of, read_only, record, write_run
+
+from bert_tools.report import run_files
+from bert_tools.report.run_files import (
+    MAX_LINE_BYTES,
+    MAX_METRICS_BYTES,
+    MAX_RECORDS,
+    MAX_RUNS,
+    find_runs,
+    read_metrics,
+)
+from mlperf_bert.common.errors import UserError
+
+GOOD = json.dumps(record(1, 16, None)).encode()
+
+
+def changed(**values: object) -> bytes:
+    return json.dumps({**record(1, 16, None), **values}).encode() + b"\n"
+
+
+def without(key: str) -> bytes:
+    kept = {name: value for name, value in record(1, 16, None).items() if name != key}
+    return json.dumps(kept).encode() + b"\n"
+
+
+HOSTILE = {
+    "no JSON": (b"{\n", "line 1: is no record"),
+    "second line": (GOOD + b"\nx\n", "line 2: is no record"),
+    "an empty line": (GOOD + b"\n\n", "line 2: is no record"),
+    "a list": (b"[]\n", "is not a JSON object"),
+    "deep": (b"[" * 8000 + b"\n", "is nested too deeply"),
+    "NaN": (changed(loss=0).replace(b'"loss": 0', b'"loss": NaN'), "NaN is not JSON"),
+    "a huge number": (b'{"step": 1e999}\n', "'step' is inf, no number"),
+    "many digits": (b'{"step": ' + b"9" * 5000 + b"}\n", "line 1: is no record"),
+    "a text": (changed(loss="1"), "'loss' is '1', no number"),
+    "an object": (changed(more={}), "'more' is a dict, no number"),
+    "a flag": (changed(step=True), "'step' is True, no number"),
+    "no step": (without("step"), "step is None, no count"),
+    "half a step": (changed(step=0.5), "step is 0.5, no count"),
+    "fewer than no samples": (changed(samples=-1), "samples is -1, no count"),
+    "no loss": (without("loss"), "loss is missing"),
+    "more than all right": (changed(mlm_accuracy=1.5), "mlm_accuracy is 1.5, not in 0 .. 1"),
+    "a step back": (GOOD + b"\n" + GOOD + b"\n", "line 2: goes back to step 1"),
+    "a long line": (b" " * MAX_LINE_BYTES + GOOD + b"\n", "line 1: has more than 8,192 bytes"),
+    "too many lines": (b"\n" * (MAX_RECORDS + 1), "has more than 200,000 lines"),
+    "too large": (b" " * (MAX_METRICS_BYTES + 1), "has more than 33,554,432 bytes"),
+}
+
+
+@pytest.mark.parametrize(("contents", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_metrics_are_one_line(contents: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(contents)
+    with pytest.raises(UserError, match=r"metrics\.jsonl") as raised:
+        read_metrics(path)
+    assert reason in str(raised.value)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
+
+
+def test_metrics_come_back_as_they_were_written(tmp_path: Path) -> None:
+    written = [record(step, 16, None if step % 2 else 0.5) for step in range(1, 9)]
+    written[3]["loss"] = None  # which is what a loss that is no number becomes
+    path = write_run(tmp_path / "run", BATCH_16K, written) / "run_0" / "metrics.jsonl"
+    assert read_metrics(path) == written
+    with path.open("ab") as file:
+        file.write(GOOD[:40])  # a last line without its end
+    assert read_metrics(path) == written
+
+
+def make_runs(root: Path, *indexes: int) -> Path:
+    for index in indexes:
+        (root / f"run_{index}").mkdir(parents=True)
+        (root / f"run_{index}" / "metrics.jsonl").touch()
+        (root / f"result_{index}.txt").touch()
+    return root
+
+
+def labels(*paths: Path) -> list[str]:
+    return [each.label for each in find_runs(paths)]
+
+
+def test_all_runs_of_a_directory_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    root = make_runs(tmp_path / "ten", 10, 2, 0)
+    found = find_runs([root])
+    assert [each.folder for each in found] == [root / f"run_{index}" for index in (0, 2, 10)]
+    logs = [root / f"result_{index}.txt" for index in (0, 2, 10)]
+    assert [each.log for each in found] == logs
+    assert [each.label for each in found] == ["ten/run_0", "ten/run_2", "ten/run_10"]
+    for index in (0, 2, 10):  # logs alone
+        (root / f"run_{index}" / "metrics.jsonl").unlink()
+        (root / f"run_{index}").rmdir()
+    assert [(each.folder, each.log) for each in find_runs([root])] == [(None, log) for log in logs]
+
+
+def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path: Path) -> None:
+    one, two = make_runs(tmp_path / "a" / "x", 0), make_runs(tmp_path / "b" / "x", 0)
+    (tmp_path / "other_name").symlink_to(one)
+    assert labels(one) == ["x"]
+    assert labels(one, one, one / "run_0", tmp_path / "other_name") == ["x"]
+    assert labels(one, two) == ["a/x/run_0", "b/x/run_0"]
+    assert labels(one, make_runs(tmp_path / "a" / "y", 3)) == ["x", "y"]
+
+
+def test_the_folder_of_a_run_has_its_log_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_runs(tmp_path / "x", 0, 1)
+    assert [each.log for each in find_runs([root / "run_1"])] == [root / "result_1.txt"]
+    monkeypatch.chdir(root / "run_1")
+    (found,) = find_runs([Path(".")])
+    assert found.log is not None and found.log.samefile(root / "result_1.txt")
+
+
+def test_what_holds_no_run_is_told_so(tmp_path: Path) -> None:
+    for name in ("run_5", "e"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "no_metrics" / "run_0").mkdir(parents=True)
+    (tmp_path / "no_metrics" / "run_0" / "config.toml").touch()
+    for read in (read_only, lambda path: find_runs([path])):
+        with pytest.raises(UserError, match="does not exist"):
+            read(tmp_path / "x")
+        for name in ("run_5", "e"):
+            with pytest.raises(UserError, match="holds no run: no run_<i>, no result_<i>"):
+                read(tmp_path / name)
+    with pytest.raises(UserError, match=r"holds no metrics\.jsonl, nor a run_<i> with one"):
+        read_only(tmp_path / "no_metrics")
+
+
+def test_too_much_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_runs(tmp_path / "x", *range(MAX_RUNS + 1))
+    with pytest.raises(UserError, match=f"are 33 runs; name {MAX_RUNS} of them at most"):
+        find_runs([root])
+    monkeypatch.setattr(run_files, "MAX_METRICS_BYTES_TOGETHER", 2**20)
+    for index in (0, 1):
+        (root / f"run_{index}" / "metrics.jsonl").write_bytes(b"\n" * 600_000)
+    assert len(find_runs([root / "run_0"])) == 1
+    with pytest.raises(UserError, match="have 1 MiB of metrics together; name fewer"):
+        find_runs([root / "run_0", root / "run_1"])
+
+
+def test_the_doctor_takes_one_run_by_its_directory_or_its_parents(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", BATCH_16K, [record(1, 16, 0.5)], ended="aborted")
+    run = read_only(directory)
+    assert run == read_only(directory / "run_0")
+    assert (run.ended, run.initial_weights, run.task.is_reference) == (
+        "aborted",
+        "checkpoint",
+        True,
+    )
+    (directory / "run_1").mkdir()
+    assert read_only(directory) == run  # the other one has no metrics
+    (directory / "run_1" / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"holds 2 runs; give one of them: .*run_0"):
+        read_only(directory)
+    (directory / "run_0" / "config.toml").unlink()
+    with pytest.raises(UserError, match=r"config\.toml"):
+        read_only(directory / "run_0")
+
+
+@pytest.mark.parametrize("change", ["model.num_heads=8", "model.vocab_size=30528"])
+def test_what_is_not_bert_large_is_no_reference(change: str, tmp_path: Path) -> None:
+    overrides = [change, "mlperf.enforce_rules=false"]
+    assert not read_only(write_run(tmp_path, BATCH_16K, [], overrides=overrides)).task.is_reference
+
+
+def test_a_hostile_outcome_is_one_line(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", BATCH_16K, [])
+    (directory / "run_0" / "outcome.json").write_text('{"schema_version": 1, "status": "fine"}')
+    with pytest.raises(UserError, match=r"outcome\.json: status: is 'fine'"):
+        read_only(directory)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("nothing\n", "holds no line with ':::MLLOG'"),
+        ("0: :::MLLOG {}\n", "line 1: is no complete record"),
+        (log_line("eval_accuracy", 0.5), "an eval_accuracy of 0.5 at None"),
+        (log_line("eval_accuracy", "high", epoch_num=1), "an eval_accuracy of 'high' at 1"),
+        (2 * log_line("eval_accuracy", 0.5, epoch_num=1), "an evaluation at 1 samples after one"),
+        (log_line("run_stop", None, status={}), "says status a dict"),
+    ],
+)
+def test_a_hostile_log_is_one_line(log: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(log)
+    with pytest.raises(UserError, match=reason) as raised:
+        read_only(path)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
+
+
+def test_a_logs_last_line_without_its_end_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(log_of([(20, 0.5)], 16) + log_line("eval_accuracy", 1)[:30])
+    assert len(read_only(log).evaluations) == 1
