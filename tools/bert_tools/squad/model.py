@@ -24,10 +24,15 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.choices import choose_attention, choose_blocks
 from mlperf_bert.model.dropout_keys import DropoutKeys
-from mlperf_bert.model.layers import DROPOUT_STREAM, STREAMS_PER_LAYER, Embeddings, EncoderLayer
+from mlperf_bert.model.layers import (
+    DROPOUT_STREAM,
+    META,
+    STREAMS_PER_LAYER,
+    Embeddings,
+    EncoderLayer,
+)
 
 EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
-META = torch.device("meta")
 Result = Literal["scores", "loss_sum"]
 
 
