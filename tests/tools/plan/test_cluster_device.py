@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_work
+from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_ms
 from bert_tools.plan.cluster.machine import accelerators
 from cluster_cases import EAGER, FREE, even
-from mlperf_bert.config.sections import ModelSection
 
-A100 = Device(accelerator=accelerators()["a100"], precision="bf16", constants=FREE)
+A100 = Device(accelerators()["a100"], "bf16", FREE)
 RATE = 312e12 * FREE.matrix_efficiency / 108  # operations a second of one multiprocessor
 
 
@@ -53,7 +52,7 @@ def test_memory_is_bytes_over_bandwidth() -> None:
 def test_activations_of_fp32_are_twice_as_wide() -> None:
     work = even(1, sequences=16, length=256)
     wide, narrow = (
-        float(embedding_ms(replace(A100, precision=name), ModelSection(), work.tokens)[0][0])
+        float(embedding_ms(replace(A100, precision=name), work.tokens)[0][0])
         for name in ("fp32", "bf16")
     )
     assert wide == pytest.approx(2 * narrow)
@@ -61,17 +60,15 @@ def test_activations_of_fp32_are_twice_as_wide() -> None:
 
 def test_a_layer_is_not_below_its_multiply_adds() -> None:
     work = even(1, sequences=16, length=256)
-    layer = layer_work(A100, ModelSection(), EAGER, work, work.tokens)
+    layer = layer_ms(A100, EAGER, work, work.tokens)
     operations = 2 * 4096 * (4 * 1024**2 + 2 * 1024 * 4096)
     least = 1e3 * operations / (312e12 * FREE.matrix_efficiency)
-    assert float(layer.forward[0]) > least
-    assert float(layer.backward[0]) > 2 * least
+    assert float(layer[0][0]) > least
+    assert float(layer[1][0]) > 2 * least
 
 
 def test_the_head_over_all_positions_costs_more() -> None:
-    masked, everything = (
-        head_ms(A100, ModelSection(), np.array([rows])) for rows in (160.0, 1024.0)
-    )
+    masked, everything = (head_ms(A100, np.array([rows])) for rows in (160.0, 1024.0))
     assert all(more[0] > less[0] for more, less in zip(everything, masked, strict=True))
 
 
