@@ -71,13 +71,13 @@ def test_others_wait_for_the_longest() -> None:
     assert waits[:7] == pytest.approx(np.full(7, waits[0])) and waits[0] > 0
 
 
-@pytest.mark.parametrize("node_gb_s", [1, 10, 25, 200, 10_000])
-def test_clipping_each_bucket_is_never_later_than_clipping_the_whole(node_gb_s: float) -> None:
-    whole, bucket = (
-        simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
-        for clip in ("whole_before_allreduce", "bucket_before_allreduce")
-    )
-    assert bucket.step_ms <= whole.step_ms + 1e-9
+def test_clipping_each_bucket_is_never_later_than_clipping_the_whole() -> None:
+    for node_gb_s in (1, 10, 25, 200, 10_000):
+        whole, bucket = (
+            simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
+            for clip in ("whole_before_allreduce", "bucket_before_allreduce")
+        )
+        assert bucket.step_ms <= whole.step_ms + 1e-9
 
 
 def test_the_whole_clipped_first_hides_no_communication() -> None:
