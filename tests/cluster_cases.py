@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from bert_tools.plan.cluster.machine import Constants, default_constants, make_machine
-from bert_tools.plan.cluster.software import Software, software, with_capture
+from bert_tools.plan.cluster.software import Software, programs, with_capture
 from bert_tools.plan.cluster.step import Job, StepTiming, simulate_step
 from bert_tools.plan.cluster.workload import Workload, even_workload
-from mlperf_bert.config.sections import ClipPolicy, ModelSection
+from mlperf_bert.config.sections import ClipPolicy
 
 # No overheads: what is left is work and messages.
 FREE = replace(
@@ -22,7 +22,7 @@ FREE = replace(
     overlap_slowdown=0.0,
     sync_us=0.0,
 )
-OURS = software("ours")
+OURS = programs()["ours"]
 EAGER = with_capture(OURS, "off")
 
 
@@ -39,7 +39,6 @@ def job(
         machine=make_machine("a100", nodes, gpus, node_gb_s),
         program=program,
         constants=constants,
-        model=ModelSection(),
         precision="bf16",
         clip=clip,
     )
@@ -56,7 +55,7 @@ def uneven(tokens: list[int], program: Software = EAGER) -> Workload:
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("tokens", "real_tokens", "attended", "masked", "sequences")
     ]
-    return Workload(*arrays, input_bytes=0.0)
+    return Workload(*arrays)
 
 
 def simulate(of: Job, work: Workload) -> StepTiming:

@@ -27,7 +27,7 @@ from bert_tools.plan.cluster.machine import (
     make_machine,
 )
 from bert_tools.plan.cluster.simulation import RunTime, run_time, simulate_steps
-from bert_tools.plan.cluster.software import Software, SoftwareName, software
+from bert_tools.plan.cluster.software import Software, programs
 from bert_tools.plan.cluster.step import Job
 from bert_tools.plan.cluster.workload import Dealing, Float64Array, Workload, draw_steps
 from bert_tools.plan.sample_index import SampleIndex
@@ -37,7 +37,6 @@ from mlperf_bert.config.sections import (
     BalancePolicy,
     ClipPolicy,
     Deal,
-    ModelSection,
     SamplerName,
 )
 from mlperf_bert.data.length_histogram import wikipedia_lengths
@@ -101,7 +100,6 @@ class PublishedStep:
             machine=machine,
             program=self.program,
             constants=constants,
-            model=ModelSection(),
             precision=self.precision,
             clip=self.clip,
         )
@@ -177,7 +175,7 @@ def _wikipedia() -> SampleIndex:
 
 
 def _published_step(row: dict[str, str]) -> PublishedStep:
-    program = software(cast(SoftwareName, row["program"]))
+    program = programs()[row["program"]]
     reduction: Literal["on", "off"] = "on" if row["in_network_reduction"] == "on" else "off"
     return PublishedStep(
         id=row["id"],

@@ -98,14 +98,6 @@ def test_a_sweep_without_any_size_is_refused_before_it_is_drawn(
     assert not picture.exists()
 
 
-def test_two_pictures_do_not_share_a_file(
-    capsys: pytest.CaptureFixture[str], words: list[str], tmp_path: Path
-) -> None:
-    path = str(tmp_path / "own.png")
-    assert main([*words, "--timeline", path, "--sweep-plot", path]) == 2
-    assert "own.png is the file of --timeline too" in capsys.readouterr().err
-
-
 def test_sizes_end_at_a_hundred_thousand() -> None:
     assert sweep_nodes(8)[0] == 1 and 128 in sweep_nodes(8)
     assert sweep_nodes(8)[-1] * 8 == 100_000
@@ -134,43 +126,3 @@ def test_a_published_program_is_simulated_too(
     )
     assert captured["step_ms"] < eager["step_ms"]
     assert not eager["samples_to_target"]["in_range"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--nodes", "0"), "--nodes: is 0"),
-        (("--gpus-per-node", "-4"), "--gpus-per-node: is -4"),
-        (("--local-batch-size", "0"), "--local-batch-size: is 0"),
-        (("--nodes", "1000000000000000"), "--nodes: is 1e+15"),
-        (("--nodes", "100000"), "--nodes: makes 400,000 ranks"),
-        (("--gpus-per-node", "100000"), "--gpus-per-node: is 100,000; set it to 576 at most"),
-        (("--local-batch-size", "100000"), "makes a global batch of 800,000"),
-        (("--local-batch-size", "100000000"), "keep it to 8,388,608"),
-        (("--draws", "0"), "--draws: is 0"),
-        (("--draws", "100000"), "--draws: is 100000"),
-        (("--seed", "-1"), "--seed: is -1"),
-        (("--samples", "nan"), "--samples: is nan"),
-        (("--samples", "0"), "--samples: is 0"),
-        (("--samples", "inf"), "--samples: is inf"),
-        (("--start-up-s", "-1"), "--start-up-s: is -1"),
-        (("--start-up-s", "nan"), "--start-up-s: is nan"),
-        (("--evaluation-interval", "0"), "--evaluation-interval: is 0"),
-        (("--skipped-steps", "-1"), "--skipped-steps: is -1"),
-        (("--node-bandwidth", "0"), "--node-bandwidth: is 0"),
-        (("--node-bandwidth", "1e-300"), "--node-bandwidth: is 1e-300; set it within 0.01"),
-        (("--node-bandwidth", "nan"), "--node-bandwidth: is nan"),
-        (("--precision", "fp8"), "a100 has no such units"),
-        (("--timeline", "missing/own.png"), "--timeline: missing/own.png lies"),
-        (("--timeline", "own.pdf"), "does not end in .png"),
-        (("--sampler", "strata_4_2_2_4"), "12"),
-        (("--histogram", "missing.csv"), "missing.csv"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], options: tuple[str, str], message: str
-) -> None:
-    assert main([*words, *options]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and message in output.err
-    assert len(output.err.strip().splitlines()) == 1

@@ -9,7 +9,7 @@ import pytest
 from bert_tools.plan.buckets import backward_order
 from bert_tools.plan.cluster.device import sent_buckets
 from bert_tools.plan.cluster.machine import default_constants
-from bert_tools.plan.cluster.software import software
+from bert_tools.plan.cluster.software import programs
 from bert_tools.plan.cluster.step import jitter, simulate_step
 from bert_tools.plan.cluster.workload import even_workload
 from cluster_cases import EAGER, FREE, OURS, even, job, simulate, uneven
@@ -43,7 +43,7 @@ def test_without_communication_a_step_is_its_computing() -> None:
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("name", ["ours", "samsung_v2_0", "nvidia_v2_0", "nvidia_v2_0_captured"])
 def test_parts_and_waits_of_every_rank_are_the_step(clip: ClipPolicy, name: str) -> None:
-    program = software(name)  # type: ignore[arg-type]
+    program = programs()[name]
     of = job(2, 4, clip=clip, constants=default_constants(), program=program)
     work = uneven([512, 40, 300, 300, 128, 511, 7, 90], program)
     timing = simulate_step(of, work, jitter(8, 0.02, 3))
@@ -71,13 +71,13 @@ def test_others_wait_for_the_longest() -> None:
     assert waits[:7] == pytest.approx(np.full(7, waits[0])) and waits[0] > 0
 
 
-@pytest.mark.parametrize("node_gb_s", [1, 10, 25, 200, 10_000])
-def test_clipping_each_bucket_is_never_later_than_clipping_the_whole(node_gb_s: float) -> None:
-    whole, bucket = (
-        simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
-        for clip in ("whole_before_allreduce", "bucket_before_allreduce")
-    )
-    assert bucket.step_ms <= whole.step_ms + 1e-9
+def test_clipping_each_bucket_is_never_later_than_clipping_the_whole() -> None:
+    for node_gb_s in (1, 10, 25, 200, 10_000):
+        whole, bucket = (
+            simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
+            for clip in ("whole_before_allreduce", "bucket_before_allreduce")
+        )
+        assert bucket.step_ms <= whole.step_ms + 1e-9
 
 
 def test_the_whole_clipped_first_hides_no_communication() -> None:
@@ -151,7 +151,7 @@ def test_shards_divide_the_update_and_add_a_gather() -> None:
 def test_buckets_are_those_of_the_project() -> None:
     order = backward_order(ModelSection(), "separate", 256, 38)
     planned = plan_buckets(order, 2, 25.0)
-    found = sent_buckets(ModelSection(), 2)
+    found = sent_buckets(2)
     assert [bucket.num_bytes for bucket in found] == [bucket.num_bytes for bucket in planned]
     assert len(found) == 22 and sum(bucket.num_bytes for bucket in found) == 2 * PARAMETERS
     # Heads, 24 layers, embeddings: the last bucket, with the embedding, is ready last.

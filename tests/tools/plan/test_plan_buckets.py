@@ -1,7 +1,6 @@
 """`mlperf_bert plan buckets`: BERT-large's counts, and the model and backward it is planned by."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.step.warm_up import synthetic_batch
-from support import run_process
 
 PNG = b"\x89PNG\r\n"
 MIB = 2**20
@@ -143,35 +141,3 @@ def test_table_and_picture(
     assert [row[0] for row in rows] == [str(number) for number in range(len(buckets))]
     assert [row[2] for row in rows] == [f"{bucket['numel']:,}" for bucket in buckets]
     assert [row[4] for row in rows] == [f"{bucket['earliest_start']:.1%}" for bucket in buckets]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "where"),
-    [
-        (("--bucket-cap-mb", "0"), "--bucket-cap-mb: is 0"),
-        (("--bucket-cap-mb", "nan"), "--bucket-cap-mb: is nan"),
-        (("--out", "missing/x.png"), "--out: missing/x.png"),
-        (("--set", "model.num_layers=0"), "model.num_layers: is 0"),
-    ],
-)
-def test_what_cannot_be_planned_is_one_line(
-    tiny_config: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    where: str,
-) -> None:
-    assert main(["plan", "buckets", "--config", str(tiny_config), *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"mlperf_bert: error: {where}")
-    assert said.err.count("\n") == 1
-
-
-def test_needs_no_torch(tiny_config: Path) -> None:
-    program = (
-        "import sys; sys.modules['torch'] = sys.modules['numba'] = None; "
-        "from mlperf_bert.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = (sys.executable, "-c", program, "plan", "buckets", "--config", tiny_config)
-    done = run_process(*command)
-    assert done.returncode == 0, done.stderr

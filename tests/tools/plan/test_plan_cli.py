@@ -1,7 +1,6 @@
 """`mlperf_bert plan balance`: what it measures, prints and writes."""
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.length_histogram import LengthHistogram
 from mlperf_bert.data.sampler import UniformSampler, make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
-from support import run_process
 
 PNG = b"\x89PNG\r\n"
 SIZES = ("--nodes", "2", "--gpus-per-node", "4", "--local-batch-size", "6")
@@ -273,12 +271,3 @@ def test_the_table_has_a_line_a_row(capsys: pytest.CaptureFixture[str], histogra
     assert any(line.startswith("imbalance: ") for line in lines)
     assert "quantile: 48 quantiles" in lines
     assert any("in a run of 2 steps (all drawn)" in line for line in lines)
-
-
-def test_it_runs_without_torch(histogram: Path, tmp_path: Path) -> None:
-    words = ["plan", "balance", *SIZES, "--histogram", str(histogram), "--draws", "2", "--json"]
-    code = "import sys; sys.modules['torch'] = None; from mlperf_bert.__main__ import main\n"
-    done = run_process(sys.executable, "-c", f"{code}sys.exit(main({words!r}))")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["rows"]) == 5 * len(POLICIES)
-    assert (tmp_path / "balance_2x4x6.png").read_bytes().startswith(PNG)

@@ -1,12 +1,13 @@
-"""Published sets come back as they are, and what lies between them follows the documented lines."""
+"""Published sets and samples come back; what lies between and beyond them follows the lines."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 
-from bert_tools.plan.recipes import LambRecipe, knots, lamb_recipe
+from bert_tools.plan.recipes import knots, lamb_recipe
+from bert_tools.plan.samples_to_target import RECIPES, samples_points, samples_to_target
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.evaluation.convergence import expected_samples
 
 KNOTS = list(knots())
 LARGEST = 16_384
@@ -26,24 +27,15 @@ def test_the_set_of_eight_dgx_a100() -> None:
     assert (recipe.warmup_steps, recipe.decay_steps, recipe.form) == (0, 1059, "continuous")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        lambda recipe: recipe.learning_rate,
-        lambda recipe: recipe.weight_decay,
-        lambda recipe: recipe.decay_steps,
-        lambda recipe: 1 - recipe.beta_1,
-        lambda recipe: 1 - recipe.beta_2,
-    ],
-    ids=["rate", "weight decay", "steps", "1 - beta 1", "1 - beta 2"],
-)
 @pytest.mark.parametrize(("low", "high"), [(768, 3072), (4096, 12288), (448, 768)])
-def test_midway_in_the_logarithm_lies_the_geometric_mean(
-    value: Callable[[LambRecipe], float], low: int, high: int
-) -> None:
-    middle = round(math.sqrt(low * high))
-    both = math.sqrt(value(lamb_recipe(low)) * value(lamb_recipe(high)))
-    assert value(lamb_recipe(middle)) == pytest.approx(both, rel=1e-2)  # the middle is rounded
+def test_midway_in_the_logarithm_lies_the_geometric_mean(low: int, high: int) -> None:
+    middle, *ends = (lamb_recipe(batch) for batch in (round(math.sqrt(low * high)), low, high))
+    for name in ("learning_rate", "weight_decay", "decay_steps"):
+        both = math.prod(getattr(each, name) for each in ends)
+        assert getattr(middle, name) == pytest.approx(math.sqrt(both), rel=1e-2)
+    for name in ("beta_1", "beta_2"):  # the middle is rounded
+        both = math.prod(1 - getattr(each, name) for each in ends)
+        assert 1 - getattr(middle, name) == pytest.approx(math.sqrt(both), rel=1e-2)
 
 
 def test_warm_up_keeps_its_share_of_the_schedule() -> None:
@@ -74,3 +66,79 @@ def test_any_batch_has_a_set_that_a_schedule_can_hold() -> None:
 def test_outside_the_published_sets_there_is_none(batch: int) -> None:
     with pytest.raises(ConfigError, match="use 1 to 16,384"):
         lamb_recipe(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "recipe", "million"),
+    [
+        (448, "closed_lamb", 2.460),  # NVIDIA v2.1, as its logs say
+        (3072, "closed_lamb", 2.732),
+        (4096, "closed_lamb", 2.787),
+        (16384, "closed_lamb", 5.469),
+        (16384, "open_adam", 2.932736),  # Samsung v2.0: 179 steps of 16,384
+        (16416, "open_adam", 2.938464),  # 179 steps of 16,416
+        (448, "open_adamw", 0.6355),  # between MosaicML's 0.628 and 0.643
+    ],
+)
+def test_published_points(batch: int, recipe: str, million: float) -> None:
+    found = samples_to_target(batch, recipe)
+    assert found.samples == pytest.approx(million * 1e6)
+    assert found.in_range
+    assert found.low <= found.samples <= found.high
+
+
+def test_samples_midway_are_the_geometric_mean() -> None:
+    middle = samples_to_target(1536, "closed_lamb")  # 1,536 = sqrt(768 * 3,072)
+    assert middle.samples == pytest.approx(math.sqrt(2.520e6 * 2.732e6))
+    assert middle.in_range
+
+
+def test_the_reference_points_are_those_of_the_checker() -> None:
+    for batch in (448, 1000, 4608, 10_000, 16_384):
+        expected = expected_samples(batch)
+        assert expected is not None
+        found = samples_to_target(batch, "closed_reference")
+        assert (found.samples, found.low) == (expected.mean, expected.minimum)
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(448, 1407), (4096, 283), (8192, 214), (16384, 179)])
+def test_the_hypothesis(batch: int, steps: int) -> None:
+    """145 * (1 + 3,900 / batch) by hand; 0.63 M samples at 448 and 2.93 M at 16,384."""
+    found = samples_to_target(batch, "open_hypothesis")
+    assert found.samples / batch == pytest.approx(steps, abs=1)
+    assert found.low <= found.samples <= found.high
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(recipe: str) -> None:
+    points = samples_points(recipe)  # type: ignore[arg-type]
+    smallest, largest = points[0], points[-1]
+    below = samples_to_target(smallest.global_batch_size // 4, recipe)
+    above = samples_to_target(largest.global_batch_size * 4, recipe)
+    assert not below.in_range and not above.in_range
+    assert (below.samples, below.high) == (smallest.samples, smallest.high)
+    assert below.low == pytest.approx(smallest.low / 4)
+    assert (above.low, above.samples) == (largest.low, pytest.approx(4 * largest.samples))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe: str) -> None:
+    before = samples_to_target(1, recipe)
+    for batch in range(1, 40_000, 97):
+        found = samples_to_target(batch, recipe)
+        assert 0 < found.low <= found.samples <= found.high < math.inf
+        assert before.samples / 1.1 <= found.samples <= before.samples * 1.5
+        before = found
+
+
+@pytest.mark.parametrize("recipe", ["closed_reference", "open_adam", "open_hypothesis"])
+def test_a_larger_batch_needs_no_fewer_samples(recipe: str) -> None:
+    samples = [samples_to_target(batch, recipe).samples for batch in range(448, 20_000, 64)]
+    assert samples == sorted(samples)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 at least"):
+        samples_to_target(0, "closed_lamb")
+    with pytest.raises(ConfigError, match="use one of closed_lamb, "):
+        samples_to_target(448, "sgd")

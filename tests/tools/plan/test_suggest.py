@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +13,8 @@ from bert_tools.plan.entries import published_entries
 from bert_tools.plan.samples_to_target import Recipe
 from bert_tools.plan.suggest import suggest, to_toml
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables, load_config
-from support import CONFIGS, TOOLS, run_process
+from support import CONFIGS, TOOLS
 
 SHIPPED = [
     (1, 8, "a100", "closed_lamb", "dgxa100_1x8x56x1"),
@@ -193,38 +191,3 @@ def test_the_file_is_one_that_config_accepts(
     assert main(words) == 2
     assert "exists; name a new file" in capsys.readouterr().err
     assert (tmp_path / answer["file"]).read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--nodes", "0"), "--nodes: is 0"),
-        (("--nodes", "1", "--local-batch-size", "0"), "--local-batch-size: is 0"),
-        (("--nodes", "5000"), "40,000 ranks, more than sequences of the largest batch"),
-        (("--nodes", "999999"), "makes 7,999,992 ranks"),
-        (("--nodes", "64", "--local-batch-size", "99"), "use 1 to 16,384"),
-        (("--nodes", "1", "--out", "own.txt"), "own.txt does not end in .toml"),
-        (("--nodes", "1", "--out", "own_2x8x56x1.toml"), "[parallel] says 1x8x56x1"),
-        (("--nodes", "1", "--out", "missing/own.toml"), "No such file or directory"),
-    ],
-)
-def test_refusals_are_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str
-) -> None:
-    assert main(["plan", "suggest", "--gpus", "8", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not list(tmp_path.glob("*.toml"))
-
-
-def test_no_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--gpus: is 0"):
-        suggest(1, 0)
-
-
-def test_a_suggestion_needs_neither_torch_nor_numba() -> None:
-    blocked = "import sys; sys.modules['torch'] = sys.modules['numba'] = None"
-    words = "['plan', 'suggest', '--nodes', '2', '--gpus', '8', '--out', 'own.toml']"
-    call = f"from mlperf_bert.__main__ import main; sys.exit(main({words}))"
-    done = run_process(sys.executable, "-c", f"{blocked}; {call}")
-    assert done.returncode == 0 and "global batch    768" in done.stdout, done.stderr

@@ -157,14 +157,14 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     text = "line rate out of a node, one direction (default: the usual node's)"
     _number(parser, "node-bandwidth", None, text, "GB/S", float)
     for name, choices, default, text in (
-        ("program", software.SOFTWARE_NAMES, "ours", "whose code runs (default ours)"),
+        ("program", tuple(software.programs()), "ours", "whose code runs (default ours)"),
         ("precision", typing.get_args(machine.MatrixPrecision), "bf16", ""),
         ("sampler", typing.get_args(SamplerName), "uniform", ""),
         ("balance", typing.get_args(BalancePolicy), "presort_global", ""),
         ("clip", typing.get_args(ClipPolicy), "bucket_before_allreduce", ""),
         ("capture", ("on", "off"), None, "one graph a step (default: as the program does)"),
         (
-            *("sharding", typing.get_args(software.Sharding), None),
+            *("sharding", typing.get_args(software.Scope), None),
             "ranks that the optimizer's state is cut over (default: as the program does)",
         ),
         ("recipe", RECIPES, "closed_lamb", ""),

@@ -8,12 +8,12 @@ from typing import TypeVar, get_type_hints
 Row = TypeVar("Row")
 
 
-def shipped_rows(name: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
+def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
     """Rows of a CSV file below `plan`, as the dataclass: its fields are columns, int, float or str.
 
     `chosen` keeps the rows with that value in that column.
     """
-    text = resources.files("bert_tools.plan").joinpath(name).read_text("utf-8")
+    text = resources.files("bert_tools.plan").joinpath(file).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     types = {
         key: each if each in (int, float) else str for key, each in get_type_hints(kind).items()

@@ -18,12 +18,13 @@ from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets
 
+MODEL = ModelSection()  # BERT-large
 TILE = 128  # rows and columns of a tile of a product
 _TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # of Wikipedia's sequences; shares hardly depend on it
 _MOST_SPLITS = 16  # of the sum over tokens, in a product that gives a weight's gradient
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Device:
     """Speeds of one accelerator with one program."""
 
@@ -80,23 +81,15 @@ class Device:
         return 1e9 * self.accelerator.peak_tflops(precision) * efficiency
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerWork:
-    """Device time of one encoder layer, ms, float64 [R]."""
+def layer_ms(
+    device: Device, program: Software, work: Workload, rows: Float64Array
+) -> tuple[Float64Array, Float64Array]:
+    """Forward and backward of an encoder layer, ms, float64 [R] each.
 
-    forward: Float64Array
-    backward: Float64Array
-
-
-def layer_work(
-    device: Device, model: ModelSection, program: Software, work: Workload, rows: Float64Array
-) -> LayerWork:
-    """One layer over all tokens; `rows` of them go on behind attention, float64 [R].
-
-    In the last layer these are the masked positions where the program leaves out the others.
+    `rows` of the tokens go on behind attention, float64 [R]: in the last layer these are the masked
+    positions where the program leaves out the others.
     """
-    hidden, wide = model.hidden_size, model.intermediate_size
-    tokens = work.tokens
+    hidden, wide, tokens = MODEL.hidden_size, MODEL.intermediate_size, work.tokens
     shapes = (
         (tokens, 3 * hidden, hidden),
         (rows, hidden, hidden),
@@ -109,30 +102,28 @@ def layer_work(
         products = products + device.product_ms(count, columns, inner)
         gradients = gradients + device.product_ms(count, inner, columns)
         gradients = gradients + device.weight_gradient_ms(count, columns, inner)
-    share = rows / tokens
-    attended = work.attended * share
+    attended = work.attended * (rows / tokens)
     width_bytes = device.activation_bytes * hidden
-    return LayerWork(
-        forward=products
-        + device.attention_ms(attended, hidden, 2)
-        + device.memory_ms(program.forward_widths * width_bytes * (rows + tokens) / 2)
-        + device.kernels_ms(program.forward_kernels),
-        backward=gradients
-        + device.attention_ms(attended, hidden, 5)
-        + device.memory_ms(program.backward_widths * width_bytes * (rows + tokens) / 2)
-        + device.kernels_ms(program.backward_kernels),
+    forward = products + device.attention_ms(attended, hidden, 2)
+    forward += device.memory_ms(program.forward_widths * width_bytes * (rows + tokens) / 2)
+    backward = gradients + device.attention_ms(attended, hidden, 5)
+    backward += device.memory_ms(program.backward_widths * width_bytes * (rows + tokens) / 2)
+    return (
+        forward + device.kernels_ms(program.forward_kernels),
+        backward + device.kernels_ms(program.backward_kernels),
     )
 
 
-def head_ms(device: Device, model: ModelSection, rows: Float64Array) -> tuple[Float64Array, ...]:
+def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Array]:
     """Forward and backward of the masked-LM head over `rows` positions, ms, float64 [R] each."""
     if device.precision == "fp8":  # in the encoder only
         device = replace(device, precision="bf16")
-    hidden, vocabulary = model.hidden_size, model.padded_vocab_size
-    forward = device.product_ms(rows, vocabulary, hidden) + device.product_ms(rows, hidden, hidden)
+    hidden, vocabulary = MODEL.hidden_size, MODEL.padded_vocab_size
+    square = device.product_ms(rows, hidden, hidden)
+    forward = device.product_ms(rows, vocabulary, hidden) + square
     backward = (
         device.product_ms(rows, hidden, vocabulary)
-        + device.product_ms(rows, hidden, hidden)
+        + square
         + device.weight_gradient_ms(rows, vocabulary, hidden)
         + device.weight_gradient_ms(rows, hidden, hidden)
     )
@@ -140,11 +131,9 @@ def head_ms(device: Device, model: ModelSection, rows: Float64Array) -> tuple[Fl
     return forward + device.memory_ms(2 * logits), backward + device.memory_ms(3 * logits)
 
 
-def embedding_ms(
-    device: Device, model: ModelSection, tokens: Float64Array
-) -> tuple[Float64Array, ...]:
+def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Float64Array]:
     """Forward and backward of the three tables with their LayerNorm, ms, float64 [R] each."""
-    width = device.activation_bytes * model.hidden_size * tokens
+    width = device.activation_bytes * MODEL.hidden_size * tokens
     return device.memory_ms(8 * width), device.memory_ms(12 * width)
 
 
@@ -156,7 +145,7 @@ class Phase:
     direction: Literal["forward", "backward"]
     device_ms: Float64Array
     launches: int
-    ends_with_sync: bool
+    ends_with_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,60 +157,41 @@ class SentBucket:
     fraction: float
 
 
-def phases_of(
-    device: Device, model: ModelSection, program: Software, work: Workload
-) -> list[Phase]:
+def phases_of(device: Device, program: Software, work: Workload) -> list[Phase]:
     """Embeddings, layers, heads; heads, layers, embeddings."""
-    layers = model.num_layers
     last_rows = work.tokens
     if program.last_layer_rows == "masked":
         last_rows = np.minimum(work.masked + work.sequences, work.tokens)
-    full = layer_work(device, model, program, work, work.tokens)
-    last = layer_work(device, model, program, work, last_rows)
-    heads = head_ms(device, model, work.masked)
-    embeddings = embedding_ms(device, model, work.tokens)
+    full = layer_ms(device, program, work, work.tokens)
+    last = layer_ms(device, program, work, last_rows)
+    heads, embeddings = head_ms(device, work.masked), embedding_ms(device, work.tokens)
     others = program.other_kernels // 4  # of embeddings and heads, forward and backward
     extra = device.kernels_ms(others)
-    hooked = program.syncs_in_hooks == "each bucket"
-
-    def phase(
-        name: str, back: bool, device_ms: Float64Array, launches: int, sync: bool = False
-    ) -> Phase:
-        return Phase(name, "backward" if back else "forward", device_ms, launches, sync)
-
-    names = [f"layer {number}" for number in range(layers)]
-    works = [full] * (layers - 1) + [last]
-    forward, backward = program.forward_kernels, program.backward_kernels
-    backward += program.hook_kernels  # about one bucket a layer
+    layers = [(f"layer {number}", full) for number in range(MODEL.num_layers - 1)]
+    layers.append((f"layer {MODEL.num_layers - 1}", last))
+    launches = program.backward_kernels + program.hook_kernels  # about one bucket a layer
+    syncs = program.syncs_in_hooks == "each bucket"
     return [
-        phase("embeddings", False, embeddings[0] + extra, others),
-        *(
-            phase(name, False, each.forward, forward)
-            for name, each in zip(names, works, strict=True)
-        ),
-        phase("heads", False, heads[0] + extra, others),
-        phase("heads", True, heads[1] + extra, others),
-        *(
-            phase(name, True, each.backward, backward, hooked)
-            for name, each in zip(names[::-1], works[::-1], strict=True)
-        ),
-        phase("embeddings", True, embeddings[1] + extra, others, hooked),
+        Phase("embeddings", "forward", embeddings[0] + extra, others),
+        *(Phase(name, "forward", ms[0], program.forward_kernels) for name, ms in layers),
+        Phase("heads", "forward", heads[0] + extra, others),
+        Phase("heads", "backward", heads[1] + extra, others),
+        *(Phase(name, "backward", ms[1], launches, syncs) for name, ms in layers[::-1]),
+        Phase("embeddings", "backward", embeddings[1] + extra, others, syncs),
     ]
 
 
 @cache
-def sent_buckets(
-    model: ModelSection, element_bytes: int, cap_mb: float = DEFAULT_CAP_MB
-) -> tuple[SentBucket, ...]:
+def sent_buckets(element_bytes: int) -> tuple[SentBucket, ...]:
     """DistributedDataParallel's buckets, each with the backward phase that it is ready in."""
-    order = backward_order(model, "separate", _TYPICAL_TOKENS, _TYPICAL_MASKED)
-    phase_of = {gradient.name: _backward_phase(gradient.name, model) for gradient in order}
-    ends = np.zeros(model.num_layers + 2)
+    order = backward_order(MODEL, "separate", _TYPICAL_TOKENS, _TYPICAL_MASKED)
+    phase_of = {gradient.name: _backward_phase(gradient.name) for gradient in order}
+    ends = np.zeros(MODEL.num_layers + 2)
     for gradient in order:
         ends[phase_of[gradient.name]] = gradient.ready_at
     begins = np.concatenate([[0.0], ends[:-1]])
     buckets = []
-    for bucket in plan_buckets(order, element_bytes, cap_mb):
+    for bucket in plan_buckets(order, element_bytes, DEFAULT_CAP_MB):
         number = phase_of[bucket.names[-1]]
         length = ends[number] - begins[number]
         fraction = (bucket.earliest_start - begins[number]) / length if length else 1.0
@@ -229,7 +199,7 @@ def sent_buckets(
     return tuple(buckets)
 
 
-def _backward_phase(name: str, model: ModelSection) -> int:
+def _backward_phase(name: str) -> int:
     if name.startswith("bert.encoder.layer."):
-        return model.num_layers - int(name.split(".")[3])
-    return model.num_layers + 1 if name.startswith("bert.embeddings") else 0
+        return MODEL.num_layers - int(name.split(".")[3])
+    return MODEL.num_layers + 1 if name.startswith("bert.embeddings") else 0

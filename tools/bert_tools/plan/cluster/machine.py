@@ -142,7 +142,7 @@ def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
     return 2 * num_bytes / gb_s / 1e6 + 2 * math.ceil(math.log2(ranks)) * latency_us / 1e3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Network:
     """Collectives over the ranks of a machine; an all-reduce by the way that is the quickest."""
 

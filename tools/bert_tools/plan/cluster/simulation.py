@@ -15,10 +15,9 @@ from bert_tools.plan.cluster.machine import (
     make_machine,
 )
 from bert_tools.plan.cluster.software import (
-    Sharding,
+    Scope,
     Software,
-    SoftwareName,
-    software,
+    programs,
     with_capture,
     with_optimizer,
 )
@@ -27,7 +26,7 @@ from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection, SamplerName
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, SamplerName
 
 MOST_RANKS = 200_000  # of a step, and of all its draws together
 MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
@@ -53,9 +52,9 @@ class Question:
     local_batch_size: int
     accelerator: AcceleratorName = "a100"
     node_gb_s: float | None = None
-    program: SoftwareName = "ours"
+    program: str = "ours"
     capture: Literal["on", "off"] | None = None
-    sharding: Sharding | None = None
+    sharding: Scope | None = None
     precision: MatrixPrecision = "bf16"
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "presort_global"
@@ -87,7 +86,7 @@ class Question:
     @property
     def software(self) -> Software:
         """The program with what was asked of it."""
-        program = software(self.program)
+        program = programs()[self.program]
         if self.capture is not None and self.capture != program.capture:
             program = with_capture(program, self.capture)
         if self.sharding is not None:
@@ -115,7 +114,6 @@ class Question:
             machine=make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.node_gb_s),
             program=self.software,
             constants=constants,
-            model=ModelSection(),
             precision=self.precision,
             clip=self.clip,
         )

@@ -3,17 +3,16 @@
 Shape letters: R ranks, P phases. Times are ms from the start of the step, float64 [R] or [P, R].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from bert_tools.plan.cluster.device import Device, Phase, SentBucket, phases_of, sent_buckets
 from bert_tools.plan.cluster.machine import Constants, Machine, MatrixPrecision, Network
-from bert_tools.plan.cluster.software import Software
+from bert_tools.plan.cluster.software import Scope, Software
 from bert_tools.plan.cluster.workload import Float64Array, Workload
-from mlperf_bert.config.sections import ClipPolicy, ModelSection
-from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
+from mlperf_bert.config.sections import ClipPolicy
 
 _CLIP_PASSES = 3  # over a gradient: read for its norm, then read and written to scale it
 
@@ -25,28 +24,19 @@ class Job:
     machine: Machine
     program: Software
     constants: Constants
-    model: ModelSection
     precision: MatrixPrecision
     clip: ClipPolicy
-    bucket_cap_mb: float = DEFAULT_CAP_MB
 
     @property
     def device(self) -> Device:
         """One accelerator."""
-        return Device(
-            accelerator=self.machine.accelerator,
-            precision=self.precision,
-            constants=self.constants,
-        )
+        return Device(self.machine.accelerator, self.precision, self.constants)
 
     @property
     def network(self) -> Network:
         """All ranks' collectives."""
-        return Network(
-            machine=self.machine,
-            constants=self.constants,
-            in_network_reduction=self.program.in_network_reduction == "on",
-        )
+        in_network = self.program.in_network_reduction == "on"
+        return Network(self.machine, self.constants, in_network)
 
     @property
     def element_bytes(self) -> int:
@@ -56,7 +46,7 @@ class Job:
     @property
     def buckets(self) -> tuple[SentBucket, ...]:
         """As they are sent."""
-        return sent_buckets(self.model, self.element_bytes, self.bucket_cap_mb)
+        return sent_buckets(self.element_bytes)
 
     @property
     def parameters(self) -> int:
@@ -147,14 +137,8 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
     Ranks begin together, as they do after a step that all of them ended in an all-reduce.
     """
     phases = [
-        Phase(
-            phase.name,
-            phase.direction,
-            phase.device_ms * speed,
-            phase.launches,
-            phase.ends_with_sync,
-        )
-        for phase in phases_of(job.device, job.model, job.program, work)
+        replace(phase, device_ms=phase.device_ms * speed)
+        for phase in phases_of(job.device, job.program, work)
     ]
     input_ms = _input_ms(job, work)
     starts, ends, host_ends = _run_phases(job, phases, input_ms, work.world_size)
@@ -200,9 +184,14 @@ def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
 
 def _input_ms(job: Job, work: Workload) -> float:
     """Exchanging samples before the forward, where ranks do; nothing overlaps it."""
-    if work.input_scope == "node":
-        return job.network.all_gather_in_node_ms(work.input_bytes)
-    return job.network.all_gather_ms(work.input_bytes) if work.input_scope == "world" else 0.0
+    return _gather_ms(job, work.input_scope, work.input_bytes)
+
+
+def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
+    if scope == "none":
+        return 0.0
+    network = job.network
+    return (network.all_gather_in_node_ms if scope == "node" else network.all_gather_ms)(num_bytes)
 
 
 def _reduce_ms(job: Job, num_bytes: float) -> float:
@@ -279,11 +268,7 @@ def _update(
     launched += job.launch_ms(kernels)
     wait_ms = max(0.0, launched - ready - update_ms)
     whole = job.element_bytes * job.parameters
-    if program.sharding == "none":
-        return update_ms, wait_ms, 0.0
-    if program.sharding == "node":
-        return update_ms, wait_ms, job.network.all_gather_in_node_ms(whole)
-    return update_ms, wait_ms, job.network.all_gather_ms(whole)
+    return update_ms, wait_ms, _gather_ms(job, program.sharding, whole)
 
 
 def _shards(job: Job) -> int:

@@ -3,28 +3,26 @@
 Shape letters: R ranks, b sequences (or packed rows) of a rank and step.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tools.plan.cluster.software import AttentionLayout, Layout, Software
+from bert_tools.plan.cluster.software import AttentionLayout, Layout, Scope, Software
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, Deal, SamplerName
 from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
+from mlperf_bert.data.shards import IntArray
 from mlperf_bert.data.token_packets import gathered_bytes, token_dtype
 
 Float64Array = NDArray[np.float64]
 
-InputScope = Literal["none", "node", "world"]
-
 _SPREAD_STEPS = 1000  # that the drawn ones are taken from
 _ROW = 512  # positions of a padded or packed row
 SEQUENCES_PER_PACK = 2  # of rows of 512 with at most three sequences: 1.999 (arXiv 2107.02027)
-_INPUT_SCOPES: dict[BalancePolicy, InputScope] = {
+_INPUT_SCOPES: dict[BalancePolicy, Scope] = {
     "exchange_global": "world",
     "exchange_local": "node",
 }
@@ -60,8 +58,8 @@ class Workload:
     attended: Float64Array  # pairs of a query and a key
     masked: Float64Array  # rows of the masked-LM head
     sequences: Float64Array
-    input_bytes: float
-    input_scope: InputScope = "none"
+    input_bytes: float = 0.0
+    input_scope: Scope = "none"
 
     @property
     def world_size(self) -> int:
@@ -78,8 +76,7 @@ def draw_steps(
     draws: int,
 ) -> list[Workload]:
     """Several steps of the run, evenly spread over its first thousand. Raises ConfigError."""
-    world_size = nodes * gpus_per_node
-    batch = world_size * dealing.sequences(program.layout)
+    batch = nodes * gpus_per_node * dealing.sequences(program.layout)
     if batch > len(index.lengths):
         problem = f"makes a global batch of {batch:,} sequences"
         remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
@@ -93,10 +90,31 @@ def draw_steps(
     )
     balance = Balance(policy=dealing.balance, ranks_per_node=gpus_per_node, deal=dealing.deal)
     planner = StepPlanner(
-        sampler, index.lengths, index.masked_counts, world_size=world_size, balance=balance
+        sampler,
+        index.lengths,
+        index.masked_counts,
+        world_size=nodes * gpus_per_node,
+        balance=balance,
     )
+    scope = _INPUT_SCOPES.get(dealing.balance, "none")
     steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
-    return [_workload(index, dealing, program, planner, step, gpus_per_node) for step in steps]
+    works = []
+    for plan in map(planner.plan, steps):
+        counts = plan.counts[:, 0]
+        attended = _attended(index.lengths[plan.sample_ids], program.attention)
+        work = Workload(
+            tokens=plan.num_tokens[:, 0].astype(np.float64),
+            real_tokens=plan.num_tokens[:, 0].astype(np.float64),
+            attended=np.add.reduceat(attended, np.cumsum(counts) - counts),
+            masked=plan.num_masked[:, 0].astype(np.float64),
+            sequences=counts.astype(np.float64),
+        )
+        if scope != "none":
+            drawn = plan.drawn_ids[: len(counts) if scope == "world" else gpus_per_node]
+            received = _received_bytes(index, drawn, program)
+            work = replace(work, input_bytes=received, input_scope=scope)
+        works.append(_padded(work, program, index.max_length))
+    return works
 
 
 def even_workload(
@@ -106,73 +124,36 @@ def even_workload(
 
     Programs with padded or packed rows compute rows of 512 for them.
     """
-    lengths = np.full((world_size, sequences), length, dtype=np.int64)
+    lengths = np.full((world_size, sequences), length)
     real = lengths.sum(axis=1).astype(np.float64)
-    return _padded(
-        real,
-        _attended(lengths.ravel(), program.attention).reshape(lengths.shape).sum(axis=1),
-        np.full(world_size, float(masked * sequences)),
-        np.full(world_size, float(sequences)),
-        program,
-        _ROW,
-        (0.0, "none"),
+    work = Workload(
+        tokens=real,
+        real_tokens=real,
+        attended=_attended(lengths, program.attention).sum(axis=1),
+        masked=np.full(world_size, float(masked * sequences)),
+        sequences=np.full(world_size, float(sequences)),
     )
+    return _padded(work, program, _ROW)
 
 
-def _workload(
-    index: SampleIndex,
-    dealing: Dealing,
-    program: Software,
-    planner: StepPlanner,
-    step: int,
-    gpus_per_node: int,
-) -> Workload:
-    plan = planner.plan(step)
-    lengths = index.lengths[plan.sample_ids]
-    counts = plan.counts[:, 0]
-    starts = np.cumsum(counts) - counts
-    attended = np.add.reduceat(_attended(lengths, program.attention), starts)
-    received, scope = 0.0, _INPUT_SCOPES.get(dealing.balance, "none")
-    if scope != "none":
-        group = len(counts) if scope == "world" else gpus_per_node
-        drawn = plan.drawn_ids[:group]
-        token = token_dtype(index.vocab_size)
-        # The published packets are padded rows: four of 16 bits a position, and a label.
-        padded = 2 * (4 * index.max_length + 1) * drawn.size
-        real = gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
-        received = float(padded if program.layout != "capacity" else real)
-    return _padded(
-        plan.num_tokens[:, 0].astype(np.float64),
-        attended,
-        plan.num_masked[:, 0].astype(np.float64),
-        counts.astype(np.float64),
-        program,
-        index.max_length,
-        (received, scope),
-    )
-
-
-def _padded(
-    real: Float64Array,
-    attended: Float64Array,
-    masked: Float64Array,
-    sequences: Float64Array,
-    program: Software,
-    max_length: int,
-    received: tuple[float, InputScope],
-) -> Workload:
-    """As the layout has it: what the device computes in place of the real tokens."""
-    tokens = real
+def _received_bytes(index: SampleIndex, drawn: IntArray, program: Software) -> float:
     if program.layout == "capacity":
-        tokens = np.full_like(real, real.max())
-        masked = np.full_like(masked, masked.max())
+        token = token_dtype(index.vocab_size)
+        return gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
+    # The published packets are padded rows: four of 16 bits a position, and a label.
+    return float(2 * (4 * index.max_length + 1) * drawn.size)
+
+
+def _padded(work: Workload, program: Software, max_length: int) -> Workload:
+    """As the layout has it: what the device computes in place of the real tokens."""
+    tokens, masked = work.real_tokens, work.masked
+    if program.layout == "capacity":
+        tokens, masked = np.full_like(tokens, tokens.max()), np.full_like(masked, masked.max())
     elif program.layout == "padded_rows":
-        tokens = sequences * max_length
+        tokens = work.sequences * max_length
     elif program.layout == "packed_rows":
-        tokens = sequences / SEQUENCES_PER_PACK * max_length
-    if program.head_rows == "all":
-        masked = tokens
-    return Workload(tokens, real, attended, masked, sequences, *received)
+        tokens = work.sequences / SEQUENCES_PER_PACK * max_length
+    return replace(work, tokens=tokens, masked=tokens if program.head_rows == "all" else masked)
 
 
 def _attended(lengths: NDArray[np.integer], layout: AttentionLayout) -> Float64Array:
