@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import torch
 
 from mlperf_bert.common.errors import UserError
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.index import LengthIndex, ShardSettings
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining
 from support import NUM_WORDS, load_study, prepare_small, write_synthetic_text
@@ -46,7 +47,10 @@ def tool(runs: ModuleType) -> ModuleType:
 
 
 def prepare_synthetic(
-    out_dir: Path, *, vocab_size: int, numbers: Sequence[int] = range(NUM_WORDS), **settings: int
+    out_dir: Path,
+    vocab_size: int,
+    settings: ShardSettings,
+    numbers: Sequence[int] = range(NUM_WORDS),
 ) -> None:
     if (out_dir / "eval").exists():
         return
@@ -57,7 +61,7 @@ def prepare_synthetic(
     for name, documents, seed in (("train", 60, 1), ("eval", 20, 2)):
         text = out_dir / f"{name}.txt"
         write_synthetic_text(text, documents, seed)
-        prepare_small([text], vocabulary, out_dir / name, with_baseline=True, **settings)
+        prepare_small([text], vocabulary, out_dir / name, with_baseline=True, **asdict(settings))
 
 
 def command(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:

@@ -173,7 +173,8 @@ def test_what_is_not_bert_large_is_no_reference(change: str, tmp_path: Path) -> 
 
 def test_a_hostile_outcome_is_one_line(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", BATCH_16K, [])
-    (directory / "run_0" / "outcome.json").write_text('{"schema_version": 1, "status": "fine"}')
+    outcome = {"schema_version": 1, "seconds": 1.0, "status": "fine"}
+    (directory / "run_0" / "outcome.json").write_text(json.dumps(outcome))
     with pytest.raises(UserError, match=r"outcome\.json: status: is 'fine'"):
         read_only(directory)
 
