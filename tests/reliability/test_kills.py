@@ -29,18 +29,11 @@ from campaign import (
 from jobs import Job, freeze
 from runs import Run
 
-from support import make_tiny_inputs
-
 SEED = 20261122
 KILLS = 30
 LAUNCHER_PATIENCE_S = 30  # with a rank that ignores SIGTERM, as a stopped one must
 SLACK_S = 30  # for processes to end, on a machine that has other work
 OTHER_RANKS_TOLERANCE = 5e-6  # of losses; those of another batch differ in the second digit
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,12 @@
 
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from campaign import DROPOUT, ENDS_WITHIN_S, MISSED, SETTINGS, STARTS_WITHIN_S, Setup, undisturbed
 from jobs import MAIN, Job, kill
 from runs import Run
-
-from support import make_tiny_inputs
 
 pytestmark = pytest.mark.real
 MODES = {
@@ -23,28 +20,12 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
-
-
-@dataclass(frozen=True)
-class AnyWay(Setup):
-    """With settings after those that go with the number of ranks."""
-
-    extra: tuple[str, ...] = ()
-
-    def arguments(self, run: Run, *options: object) -> list[object]:
-        words = [word for setting in self.extra for word in ("--set", setting)]
-        return super().arguments(run, *words, *options)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_every_way_of_training_goes_on_bit_for_bit(
     tiny: tuple[Path, Path], tmp_path: Path, mode: str
 ) -> None:
-    settings = (*SETTINGS, *DROPOUT, "checkpoint.keep_last=99")
-    setup = AnyWay(*tiny, ranks=2, settings=settings, extra=MODES[mode])
+    settings = (*SETTINGS, *DROPOUT, "checkpoint.keep_last=99", *MODES[mode])
+    setup = Setup(*tiny, ranks=2, settings=settings)
     whole = undisturbed(setup, tmp_path / "whole")
     run = Run(tmp_path / "killed")
     shutil.copytree(whole.run.root, run.root)

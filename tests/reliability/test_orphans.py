@@ -13,8 +13,6 @@ from campaign import STARTS_WITHIN_S, Setup
 from jobs import LEAVING_S, kill
 from runs import Run
 
-from support import make_tiny_inputs
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
 SEED = 20261123
 
@@ -42,15 +40,15 @@ def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.real
-def test_no_rank_is_left(tmp_path: Path) -> None:
-    setup = Setup(*make_tiny_inputs(tmp_path), ranks=2)
+def test_no_rank_is_left(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    setup = Setup(*tiny, ranks=2)
     for number, wait_s in enumerate((0, 0.002, 0.01, 0.05, 0.5)):
         leaves_none(setup, tmp_path / f"run-{number}", wait_s)
 
 
 @pytest.mark.longest
-def test_no_rank_is_left_after_twenty_kills(tmp_path: Path) -> None:
-    setup = Setup(*make_tiny_inputs(tmp_path), ranks=2)
+def test_no_rank_is_left_after_twenty_kills(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    setup = Setup(*tiny, ranks=2)
     draw = random.Random(SEED)
     for number in range(20):
         wait_s = draw.choice((0.01, 0.1, 1, 10)) * draw.random()

@@ -13,7 +13,7 @@ from campaign import DROPOUT, MISSED, SETTINGS, STARTS_WITHIN_S, Setup
 from jobs import Job, freeze, thaw
 from runs import Run
 
-from support import REPOSITORY, make_tiny_inputs, run_process, snapshot
+from support import REPOSITORY, run_process, snapshot
 
 pytestmark = pytest.mark.real
 APART_S = 0.3
@@ -38,9 +38,11 @@ def check_refused(printed: str, owner: Job) -> None:
     assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ") and owned_by in line
 
 
-def test_who_comes_second_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_who_comes_second_is_refused_and_changes_nothing(
+    tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
     settings = (*SETTINGS, *DROPOUT, "checkpoint.interval_steps=0")  # else the disk decides which
-    setup = Setup(*make_tiny_inputs(tmp_path), ranks=1, settings=settings)
+    setup = Setup(*tiny, ranks=1, settings=settings)
     alone, run = Run(tmp_path / "alone"), Run(tmp_path / "run")
     with setup.start(alone) as job:
         assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
