@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_commands import COMMANDS, Inputs, make_inputs
-from full_disk import MISTAKE, PAGE, disk, files_of, sweep
+from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
 
 from bert_tools.tune.journal import check_journal, open_journal
 from mlperf_bert.common.errors import ConfigError, DataError

@@ -1,16 +1,21 @@
-"""A user's own text as fuzzed input: packed and plain files, and what a stopped run left."""
+"""A user's own text and what a stopped run left of it; tokenizer files of three kinds."""
 
 import gzip
 import json
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
-from fuzz_parser import Parser
+from fuzz_world import Parser
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.prepare.documents import clean_document
 from mlperf_bert.prepare.own_files import digests, find_files, next_document, sections
 from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs, windows_of
+from mlperf_bert.vocabulary.tokenizer_file import load
 
 DOCUMENTS = (
     "A first document with a sentence. And another, of some more words.",
@@ -19,6 +24,9 @@ DOCUMENTS = (
 )
 NAMES = ("a.txt", "b.jsonl", "c.txt.gz", "d.txt.zst")
 RULES = Rules(documents="empty-line", text_field="text", held_out_share=0.25)
+LINES = ("The model was trained on text.", "</s> [MASK] \u00e9\u4e00 a\u0301", " ", "x" * 300)
+OF_BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+OF_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 def make_texts(directory: Path) -> None:
@@ -67,7 +75,48 @@ def parse_record(directory: Path) -> object:
     return [clean(job) for job in jobs]
 
 
-OWN_TEXT_PARSERS = {
+@cache
+def tokenizer_json(kind: str) -> str:
+    """A tokenizer of a few dozen tokens; `kind` is "bytes", "pieces" or "unigram"."""
+    if kind == "pieces":
+        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        made.normalizer = normalizers.BertNormalizer()
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer: Any = trainers.WordPieceTrainer(
+            vocab_size=60, special_tokens=OF_BERT, show_progress=False
+        )
+    elif kind == "unigram":
+        made = Tokenizer(models.Unigram())
+        made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=40, special_tokens=OF_ROBERTA, unk_token="<unk>", show_progress=False
+        )
+    else:
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(pattern="-", behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+        trainer = trainers.BpeTrainer(vocab_size=40, special_tokens=OF_ROBERTA, show_progress=False)
+    made.train_from_iterator(LINES[:1] * 5, trainer)
+    return json.dumps(json.loads(made.to_str()))
+
+
+def parse_tokenizer(directory: Path) -> object:
+    return load(directory / "tokenizer.json").encode_lines(LINES)
+
+
+def parser_of(kind: str) -> Parser:
+    def make(directory: Path) -> None:
+        (directory / "tokenizer.json").write_text(tokenizer_json(kind), encoding="utf-8")
+
+    return Parser(make=make, targets={"tokenizer.json": mutate_json}, parse=parse_tokenizer)
+
+
+TEXT_PARSERS: Mapping[str, Parser] = {
     "own_text": Parser(
         make=make_texts,
         targets={
@@ -84,4 +133,5 @@ OWN_TEXT_PARSERS = {
         optional=("text/job-00000.json",),
         parse=parse_record,
     ),
+    **{f"tokenizer_{kind}": parser_of(kind) for kind in ("bytes", "pieces", "unigram")},
 }

@@ -1,23 +1,26 @@
-"""A run directory is started twice: the second is refused, the first ends as if it were alone.
+"""Starts: of a run directory twice, and of ranks whose launcher is killed at any moment of it.
 
-Left out by ./run_tests.sh; `make test-real` runs it.
+The second start is refused, and the first ends as if it were alone; no rank is left behind. Left
+out by ./run_tests.sh: `make test-real` kills five launchers, `make test-slow` twenty.
 """
 
 import os
+import random
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from campaign import DROPOUT, MISSED, SETTINGS, STARTS_WITHIN_S, Setup
-from jobs import Job, freeze, thaw
+from jobs import LEAVING_S, Job, freeze, kill, thaw
 from runs import Run
 
-from support import REPOSITORY, make_tiny_inputs, run_process, snapshot
+from support import REPOSITORY, run_process, snapshot
 
-pytestmark = pytest.mark.real
+SEED = 20261123
 APART_S = 0.3
 REFUSED = 2
+of_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
 
 
 def result(run: Run) -> dict[str, object]:
@@ -38,9 +41,12 @@ def check_refused(printed: str, owner: Job) -> None:
     assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ") and owned_by in line
 
 
-def test_who_comes_second_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.real
+def test_who_comes_second_is_refused_and_changes_nothing(
+    tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
     settings = (*SETTINGS, *DROPOUT, "checkpoint.interval_steps=0")  # else the disk decides which
-    setup = Setup(*make_tiny_inputs(tmp_path), ranks=1, settings=settings)
+    setup = Setup(*tiny, ranks=1, settings=settings)
     alone, run = Run(tmp_path / "alone"), Run(tmp_path / "run")
     with setup.start(alone) as job:
         assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
@@ -73,3 +79,46 @@ def test_who_comes_second_is_refused_and_changes_nothing(tmp_path: Path) -> None
             thaw([owner.process.pid])
             assert owner.ended(STARTS_WITHIN_S) == MISSED, owner.printed()
     assert result(run) == result(alone)
+
+
+def leaves_none(setup: Setup, root: Path, wait_s: float) -> str:
+    """Kill the launcher so long after its first rank began; what the ranks were at then."""
+    run = Run(root)
+    with setup.start(run) as job:
+        job.wait_until(lambda: len(job.processes()) > 1, STARTS_WITHIN_S)
+        time.sleep(wait_s)
+        phase = f"{len(job.processes()) - 1} ranks, step {run.last_step()}"
+        kill(job.process.pid)
+        job.process.wait()
+        deadline = time.monotonic() + LEAVING_S
+        while left := job.processes():
+            assert time.monotonic() < deadline, f"left after {wait_s:.3f} s: {left.keys()}"
+            time.sleep(0.05)
+    return phase
+
+
+@pytest.fixture
+def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that is killed leaves the directory where its ranks met."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@of_linux
+@pytest.mark.real
+@pytest.mark.usefixtures("temporary_files")
+def test_no_rank_is_left(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    setup = Setup(*tiny, ranks=2)
+    for number, wait_s in enumerate((0, 0.002, 0.01, 0.05, 0.5)):
+        leaves_none(setup, tmp_path / f"run-{number}", wait_s)
+
+
+@of_linux
+@pytest.mark.longest
+@pytest.mark.usefixtures("temporary_files")
+def test_no_rank_is_left_after_twenty_kills(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    setup = Setup(*tiny, ranks=2)
+    draw = random.Random(SEED)
+    for number in range(20):
+        wait_s = draw.choice((0.01, 0.1, 1, 10)) * draw.random()
+        phase = leaves_none(setup, tmp_path / f"run-{number}", wait_s)
+        print(f"killed {wait_s:.3f} s after the first rank began: {phase}; nothing left")

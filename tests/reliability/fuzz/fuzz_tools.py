@@ -1,4 +1,4 @@
-"""What `squad` reads of anybody's: question sets, answers, where tokens stand, records of runs."""
+"""What `squad` and `tune` read of anybody's: questions, answers, records, spaces, a journal."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_mutations import mutate_json
-from fuzz_parser import Parser
-from fuzz_tokenizer import LINES, tokenizer_json
+from fuzz_mutations import mutate_json, mutate_lines, mutate_toml
+from fuzz_text import LINES, tokenizer_json
+from fuzz_world import Parser, files
 
 from bert_tools.common.figures import png
 from bert_tools.squad.answers import find_answers
@@ -20,20 +20,29 @@ from bert_tools.squad.questions import parse_questions, read_predictions, read_q
 from bert_tools.squad.scores import evaluate, score
 from bert_tools.squad.table import in_words
 from bert_tools.squad.windows import make_windows
+from bert_tools.tune.journal import check_journal, open_journal
+from bert_tools.tune.settings import with_values
+from bert_tools.tune.space import draw, read_space, space_as_json, space_for
+from bert_tools.tune.store import as_record
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.vocabulary.tokenizer_file import load
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 from squad_records import pipeline_timeline, record, write_record
 from squad_sets import qa, set_of, vocabulary_of
+from support import CONFIGS, TOOLS
 
 SET = "set.json"
 PREDICTIONS = "predictions.json"
 TOKENIZER = "tokenizer.json"
+SPACE = "space.toml"
+JOURNAL = "journal.log"
+STEPPED = '\n[[parameter]]\nkey = "schedule.decay_steps"\nlow = 100\nhigh = 900\nstep = 100\n'
 CONTEXT = "A node is a computer. Nodes, e.g. caf\u00e9s\u2019, form a cluster of \U0001f600."
 
 
 @cache
 def vocabulary() -> Vocabulary:
-    """Some words and letters of the set."""
     return vocabulary_of("a", "node", "##s", "is", "computer", "what", ".", "?", *"bcdefg")
 
 
@@ -66,7 +75,6 @@ def parse_set(directory: Path) -> object:
 
 
 def parse_answers(directory: Path) -> object:
-    """As a scoring of given answers does."""
     questions = parse_questions((directory / SET).read_bytes(), SET)
     return score(questions, read_predictions(directory / PREDICTIONS, questions))
 
@@ -112,7 +120,71 @@ def parse_record(directory: Path) -> object:
     return in_words(comparison)
 
 
-SQUAD_PARSERS: Mapping[str, Parser] = {
+class Ends:
+    """Draws the lowest or the highest of everything."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def suggest_float(self, _name: str, low: float, high: float, *, log: bool) -> float:
+        assert low < high and (low > 0 or not log)
+        return (low, high)[self.end]
+
+    def suggest_int(self, _name: str, low: int, high: int, *, step: int, log: bool) -> int:
+        assert low < high and step >= 1 and (low > 0 or not log)
+        return (low, high)[self.end]
+
+    def suggest_categorical(self, _name: str, choices: tuple[Any, ...]) -> Any:
+        return choices[-self.end]
+
+
+@cache
+def config() -> RunConfig:
+    return load_config(CONFIGS / "cpu_tiny.toml")
+
+
+def parse_space(directory: Path) -> object:
+    space = space_for(read_space(directory / SPACE), config(), None)
+    json.dumps(space_as_json(space))
+    return [draw(space, Ends(end), config()) for end in (0, 1)]
+
+
+def make_journal(directory: Path) -> None:
+    """A study of three trials, as Optuna writes it."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = open_journal(directory / JOURNAL)
+    study = optuna.create_study(storage=storage, study_name="trial")
+    for number in range(3):
+        trial = study.ask()
+        rate = trial.suggest_float("optim.learning_rate", 1e-4, 1e-2, log=True)
+        trial.suggest_categorical("clip.policy", ["none", "after_allreduce"])
+        facts = {"owner": {"host": "here", "pid": 7}, "settings": {"clip.policy": "none"}}
+        facts |= {"seed": 1, "ended": "reached", "samples": 64, "seconds": 0.5}
+        facts |= {"accuracies": [0.25, 0.5], "evaluated_at": [32, 64]}
+        for key, fact in facts.items():
+            trial.set_user_attr(key, fact)
+        trial.report(0.5, number + 1)
+        study.tell(trial, rate)
+
+
+def parse_journal(directory: Path) -> object:
+    """As `tune`, on a copy: what is read may be mended."""
+    check_journal(directory / JOURNAL)
+    copy = directory / "copy.log"
+    copy.write_bytes((directory / JOURNAL).read_bytes())
+    storage = open_journal(copy)
+    studies = storage.get_all_studies()
+    records = [
+        as_record(each.study_name, trial)
+        for each in studies
+        for trial in storage.get_all_trials(each._study_id)
+    ]
+    return [with_values(config(), each.settings) for each in records]
+
+
+TOOLS_PARSERS: Mapping[str, Parser] = {
     "squad_questions": Parser(make=make_set, targets={SET: mutate_json}, parse=parse_set),
     "squad_offsets": Parser(
         make=make_tokenizer, targets={TOKENIZER: mutate_json}, parse=parse_offsets
@@ -121,4 +193,13 @@ SQUAD_PARSERS: Mapping[str, Parser] = {
         make=make_set, targets={PREDICTIONS: mutate_json}, parse=parse_answers
     ),
     "squad_record": Parser(make=make_record, targets={RESULT: mutate_json}, parse=parse_record),
+    "tune_space": Parser(
+        # Every form of a parameter.
+        make=files({SPACE: (TOOLS / "tune/spaces/optimizers.toml").read_text() + STEPPED}),
+        targets={SPACE: mutate_toml},
+        parse=parse_space,
+    ),
+    "tune_journal": Parser(
+        make=make_journal, targets={JOURNAL: mutate_lines("")}, parse=parse_journal, inputs=20_000
+    ),
 }
