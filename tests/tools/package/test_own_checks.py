@@ -1,4 +1,4 @@
-"""Our own checks of a submission: each spoiled one is refused with its reason, in one line."""
+"""Our own checks of a submission, each spoiled one refused in one line, and a checker's words."""
 
 import re
 import shutil
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bert_tools.package.checkers import Call, judge, scaling_of
 from bert_tools.package.export import export
 from bert_tools.package.own_checks import check_systems
 from submissions import (
@@ -224,3 +225,39 @@ def test_a_broken_description_is_one_line(contents: str, root: Path) -> None:
     (root / "systems" / f"{OPEN}.json").write_text(contents)
     problems = own_problems(root)
     assert problems[0].startswith(f"systems/{OPEN}.json: cannot be read (")
+
+
+WANTED = {"INFO - Run 10/10": 1, "INFO - SUCCESS": 1, "INFO - RCP Test Passed: ": 0}
+CALL = Call("5.0.0", "package_checker", "the package", (), WANTED)
+GOOD = "WARNING -  harmless\nINFO - Run 10/10\nINFO - SUCCESS\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "output"),
+    [
+        (0, "INFO - Run 10/10\n"),
+        (0, "INFO - SUCCESS\n"),
+        (0, f"{GOOD}INFO - Run 10/10\n"),
+        (0, f"{GOOD}INFO - RCP Test Passed: RCP found\n"),
+        (0, f"{GOOD}ERROR - anything\n"),
+        (0, f"{GOOD}Traceback (most recent call last):\n"),
+        (0, f"{GOOD}WARNING -  Skipping benchmark: gnmt\n"),
+        (0, f"{GOOD}WARNING -  1 file does not comply, accepting this under olympic scoring\n"),
+        (0, f"{GOOD}INFO - Bypassing Seed Checker\n"),
+        (0, f"{GOOD}WARNING -  RCP test failed but allowed to proceed with RCP bypass.\n"),
+        (0, f"{GOOD}WARNING - Unknown files in result directory: x\n"),
+        (0, f"{GOOD}INFO - CHECKS FAILED.\n"),
+        (1, GOOD),
+    ],
+)
+def test_only_the_words_of_a_checker_count(status: int, output: str) -> None:
+    assert judge(CALL, 0, GOOD) == ()
+    assert judge(CALL, status, output) != ()
+
+
+def test_a_scaling_factor_is_read_where_the_checker_left_one(tmp_path: Path) -> None:
+    assert scaling_of(tmp_path, OPEN) == 1.0
+    directory = tmp_path / "results" / OPEN / "bert"
+    directory.mkdir(parents=True)
+    (directory / "scaling.json").write_text('{"scaling_factor": 1.0477}')
+    assert scaling_of(tmp_path, OPEN) == 1.0477
