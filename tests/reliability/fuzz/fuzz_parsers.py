@@ -48,7 +48,7 @@ from fuzz_tune import TUNE_PARSERS
 from bert_tools.common.log_reader import TOKEN, read_log
 from bert_tools.package.plausibility import check_course
 from bert_tools.package.run_facts import read_facts
-from bert_tools.package.system_description import FIELDS, problems_of
+from bert_tools.package.system_description import FIELDS, read_description
 from bert_tools.report.run_files import read_metrics
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.records import read_record, write_json
@@ -162,7 +162,7 @@ def make_description(directory: Path) -> None:
 
 def parse_description(directory: Path) -> object:
     """Problems are returned, not raised: the first one is."""
-    for problem in problems_of(directory / "system.json"):
+    for problem in read_description(directory / "system.json", "system.json")[1]:
         raise problem
     return None
 

@@ -128,9 +128,10 @@ def read_facts(log: RunLog) -> RunFacts:
         raise DataError(log.name, f"goes on after run_stop: {in_brief(stop.key)}", _RUN_AGAIN)
     course = read_course(log)
     caches = log.named("cache_clear")
+    facts: dict[str, Any] = {name: values.get(key) for key, (name, _) in _SINGLE.items() if name}
     return RunFacts(
         name=log.name,
-        **{name: values.get(key) for key, (name, _) in _SINGLE.items() if name},
+        **facts,
         cache_cleared=bool(caches) and all(record.value is True for record in caches),
         status=str(stop.metadata.get("status")),
         accuracy=course.evaluations[-1].accuracy,

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--check", problem, "leave them out")
     status = 0
     for path in args.check:
-        for error in problems_of(path):
+        for error in read_description(path, str(path))[1]:
             say_error(error)
             status = error.exit_status
     return status
@@ -167,16 +167,16 @@ def _software(machine: Machine) -> Software:
     )
 
 
-def problems_of(path: Path) -> list[DataError]:
-    """What is wrong with the description in a file; [] where nothing is."""
+def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:
+    """The description in a file, and what is wrong with it; `name` is what problems call it."""
+    remedy = "mend it; `mlperf_bert system --describe` writes a new one"
     try:
         description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
-    except OSError as error:
-        return [DataError(str(path), error.strerror or "cannot be read", "name a JSON file")]
-    except ValueError as error:
-        return [DataError(str(path), f"is not JSON ({error})", "mend that line")]
-    remedy = "mend it; `mlperf_bert system --describe` shows how"
-    return [DataError(str(path), problem, remedy) for problem in check_description(description)]
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return {}, [DataError(name, f"cannot be read ({why})", remedy)]
+    wrong = check_description(description)
+    return description, [DataError(name, problem, remedy) for problem in wrong]
 
 
 def check_description(description: Mapping[str, object]) -> list[str]:
