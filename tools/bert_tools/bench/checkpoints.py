@@ -62,15 +62,9 @@ def measure(
             order = (writer, None) if number % 2 else (None, writer)
             found = [block(run, first + steps * n, steps, each) for n, each in enumerate(order)]
             plain, written = found[::-1] if number % 2 else found
-            rows.append(
-                {
-                    "without_s": plain[0],
-                    "with_s": written[0],
-                    "ratio": written[0] / plain[0],
-                    "paused_s": written[1],
-                    "waited_s": written[2],
-                }
-            )
+            (without_s, *_), (with_s, paused_s, waited_s) = plain, written
+            row = {"without_s": without_s, "with_s": with_s, "ratio": with_s / without_s}
+            rows.append({**row, "paused_s": paused_s, "waited_s": waited_s})
             report(f"pair {number + 1}/{pairs}: {_pair_in_words(rows[-1])}")
         newest = complete_checkpoints(Path(root))[0]
         num_bytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
