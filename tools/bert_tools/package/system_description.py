@@ -1,21 +1,17 @@
-"""The sub-command `system`: describe this machine as MLPerf wants it, or check descriptions.
+"""The system description of an MLPerf submission: its fields, its rules, and a first draft of one.
 
 Source: system_desc_checker of mlperf-logging 4.1.68 (the fields), and MLCommons' submission rules.
 """
 
-import argparse
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import ConfigError, DataError, say_error
-from mlperf_bert.common.machine import Gpu, Machine, Nic, read_machine
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.machine import Gpu, Machine, Nic
 from mlperf_bert.common.untrusted import (
     MAX_JSON_BYTES,
     in_brief,
@@ -83,88 +79,6 @@ class Software:
     stack: Mapping[str, str]
     gpus: Sequence[str] = ()
     gpu_memory_bytes: int = 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `system`."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--describe", action="store_true", help="print a description of this machine")
-    what.add_argument("--check", type=Path, nargs="+", metavar="FILE", help="check descriptions")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write it there; its name is the system's"
-    )
-    parser.add_argument("--submitter", help="who submits (default: as configs have it)")
-    parser.add_argument("--nodes", type=int, default=1, help="how many such machines (default: 1)")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Describe or check; one line on stderr for each problem. Returns 0, or 2 where there is one.
-
-    Raises ConfigError for options that cannot be used, DataError where --out cannot be written.
-    """
-    if args.describe:
-        return _describe(args)
-    if args.out is not None or args.submitter is not None or args.nodes != 1:
-        problem = "--out, --submitter and --nodes belong to --describe"
-        raise ConfigError("--check", problem, "leave them out")
-    status = 0
-    for path in args.check:
-        for error in read_description(path, str(path))[1]:
-            say_error(error)
-            status = error.exit_status
-    return status
-
-
-def _describe(args: argparse.Namespace) -> int:
-    from mlperf_bert.config.sections import MlperfSection
-
-    if args.nodes < 1:
-        raise ConfigError("--nodes", f"is {args.nodes}", "count from 1")
-    if args.out and args.out.exists():  # somebody may have filled it in
-        raise ConfigError("--out", f"{args.out} exists", "name a new file, or remove that one")
-    machine = read_machine()
-    software = _software(machine)
-    description = describe(
-        machine,
-        software,
-        name=args.out.stem if args.out else default_name(machine, software, args.nodes),
-        submitter=args.submitter or MlperfSection().submission_org,
-        nodes=args.nodes,
-    )
-    text = json.dumps(description, indent=4) + "\n"
-    if args.out:
-        write_file(args.out, text.encode())
-    else:
-        print(text, end="")
-    print("assumed, please mend: division, status", file=sys.stderr)
-    unknown = ", ".join(unknown_fields(description))
-    print(f"not known, please fill in: {unknown or 'nothing'}", file=sys.stderr)
-    return 0
-
-
-def _software(machine: Machine) -> Software:
-    import platform
-
-    import torch
-    from torch.distributed import is_nccl_available
-
-    has_gpus = torch.cuda.is_available()
-    gpus = range(torch.cuda.device_count() if has_gpus else 0)
-    versions: Any = torch  # torch does not type these
-    nccl = versions.cuda.nccl.version() if has_gpus and is_nccl_available() else ()
-    cudnn = versions.backends.cudnn.version() if has_gpus else None
-    return Software(
-        framework=f"PyTorch {torch.__version__}",
-        stack={
-            "Python": platform.python_version(),
-            "CUDA": torch.version.cuda or "",
-            "cuDNN": str(cudnn or ""),
-            "NCCL": ".".join(str(part) for part in nccl),
-            "NVIDIA driver": machine.driver or "",
-        },
-        gpus=[torch.cuda.get_device_name(gpu) for gpu in gpus],
-        gpu_memory_bytes=torch.cuda.get_device_properties(0).total_memory if has_gpus else 0,
-    )
 
 
 def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:

@@ -54,7 +54,7 @@ COMMANDS = {
     "plan": ("bert_tools.plan.cli", "answers before a run: how even ranks' work is"),
     "tune": ("bert_tools.tune.cli", "search hyper-parameters by many short trainings"),
     "squad": ("bert_tools.squad.cli", "fine-tune on questions; engines side by side"),
-    "system": ("bert_tools.package.system_description", "describe this machine as MLPerf wants it"),
+    "system": ("bert_tools.package.system_cli", "describe this machine as MLPerf wants it"),
     "doctor": ("bert_tools.doctor.cli", "whether this machine, or these ranks, can train"),
     "report": (
         "bert_tools.report.cli",
