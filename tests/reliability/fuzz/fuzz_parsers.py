@@ -18,8 +18,7 @@ from fuzz_tools import TOOLS_PARSERS
 from fuzz_weights import WEIGHTS_PARSERS
 from fuzz_world import Parser, files
 
-from bert_tools.package.system_cli import problems_of
-from bert_tools.package.system_description import FIELDS
+from bert_tools.package.system_description import FIELDS, read_description
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.config.files import (
@@ -124,7 +123,7 @@ def parse_tables(directory: Path) -> object:
 
 def parse_description(directory: Path) -> object:
     """Problems are returned, not raised: the first one is."""
-    for problem in problems_of(directory / "system.json"):
+    for problem in read_description(directory / "system.json", "system.json")[1]:
         raise problem
     return None
 

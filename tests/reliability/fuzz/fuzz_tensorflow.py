@@ -10,10 +10,9 @@ from tempfile import NamedTemporaryFile
 from fuzz_mutations import mutate_bytes
 from fuzz_world import Parser, files
 
-from bert_tools.convert.tensorflow import open_tensorflow
-from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
-from bert_tools.convert.tensorflow_errors import damage_of
-from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
+from bert_tools.convert.tensorflow_bundle import BundleTensor, damage_of, read_bundle
+from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release
+from bert_tools.convert.tensorflow_source import open_tensorflow
 from bert_tools.convert.tensorflow_table import open_table
 from mlperf_bert.common.untrusted import read_regular_file
 from tensorflow_cases import OBJECTS, V2_SHARDS

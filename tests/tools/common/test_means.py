@@ -1,10 +1,10 @@
-"""Student's intervals of few measurements."""
+"""Means of few measurements: MLPerf's, and Student's intervals."""
 
 import math
 
 import pytest
 
-from bert_tools.common.student_t import mean_and_half_width, quantile_95
+from bert_tools.common.means import mean_and_half_width, olympic_mean, quantile_95
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,8 @@ def test_one_value_has_no_interval() -> None:
 
 def test_equal_values_have_one_of_no_width() -> None:
     assert mean_and_half_width([1.0, 1.0, 1.0]) == (1.0, 0.0)
+
+
+def test_the_olympic_mean_leaves_out_fastest_and_slowest() -> None:
+    assert olympic_mean([10.0, 19.0, 12.0, 14.0, 1.0]) == 12.0
+    assert olympic_mean([3.0] * 10) == 3.0

@@ -1,13 +1,18 @@
-"""Protocol buffers: what is written is read, and what is not well-formed is refused."""
+"""Protocol buffers and TensorFlow's keys: read as written, in order, and refused otherwise."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tools.convert.protobuf import fields, integer, octets, signed, text, varint
-from tensorflow_tables import encoded, fixed32, message
+from bert_tools.convert.tensorflow_bundle import part_key
+from tensorflow_cases import PARTITIONED, V2_SHARDS, partitioned_values
+from tensorflow_tables import encoded, entries_of, fixed32, message
 
 NUMBERS = st.integers(0, 2**64 - 1)
+SIGNED = st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200)
+NAMES = st.text("\x00\x01a\xff\u4e2d", max_size=4)
+PARTS = st.lists(st.tuples(SIGNED, SIGNED), max_size=2)
 FIELDS = st.lists(st.tuples(st.integers(1, 2**29 - 1), NUMBERS | st.binary(max_size=300)))
 
 
@@ -26,7 +31,7 @@ def test_integers_are_read_one_by_one(numbers: list[int]) -> None:
     assert one_by_one == numbers
 
 
-@given(st.integers(-(2**63), 2**63 - 1))
+@given(SIGNED)
 def test_integers_with_a_sign(value: int) -> None:
     ((_, found),) = fields(memoryview(message((1, value))))
     assert signed(found) == value
@@ -67,3 +72,37 @@ def test_values_of_another_kind_are_refused() -> None:
             read(value)
     with pytest.raises(ValueError, match="UTF-8"):
         text(memoryview(b"\xff"))
+
+
+def parts_of(shape: tuple[int, int], count: int, axis: int) -> list[list[tuple[int, int]]]:
+    """As TensorFlow divides: the first parts are one longer where it does not come out even."""
+    sizes = [shape[axis] // count + (number < shape[axis] % count) for number in range(count)]
+    parts = []
+    for number, size in enumerate(sizes):
+        part = [(0, length) for length in shape]
+        part[axis] = (sum(sizes[:number]), size)
+        parts.append(part)
+    return parts
+
+
+def test_keys_in_files_of_tensorflow() -> None:
+    keys = [key for key, _ in entries_of(V2_SHARDS.with_name(f"{V2_SHARDS.name}.index"))]
+    expected = {
+        part_key(name, part)
+        for name, value in partitioned_values().items()
+        for part in parts_of(value.shape, *PARTITIONED[name])
+    }
+    assert len(expected) == 5
+    assert {key for key in keys if key.startswith(b"\0")} == expected
+
+
+@given(NAMES, PARTS, NAMES, PARTS)
+def test_keys_sort_as_what_they_stand_for(
+    name: str, part: list[tuple[int, int]], other: str, other_part: list[tuple[int, int]]
+) -> None:
+    for second_name in (other, name):
+        first = (name.encode(), len(part), part)
+        second = (second_name.encode(), len(other_part), other_part)
+        keys = part_key(name, part), part_key(second_name, other_part)
+        assert (keys[0] < keys[1]) == (first < second)
+        assert (keys[0] == keys[1]) == (first == second)
