@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer, asked_picture, check_least, picture_line
+from bert_tools.plan.answer import Answer, asked_picture, check_least
 from bert_tools.plan.sample_index import SampleIndex, asked_index
 from mlperf_bert.common.console import Counted
 from mlperf_bert.common.errors import ConfigError
@@ -151,7 +151,7 @@ class LeftOut:
 def answer(args: argparse.Namespace) -> Answer:
     """Measure all that can be. Raises ConfigError or DataError for what the user can mend."""
     question = _question(args)
-    picture = _picture(args)
+    picture, end = _picture(args)
     index = asked_index(args)
     if question.global_batch_size > len(index.lengths):
         problem = f"makes a global batch of {question.global_batch_size:,}"
@@ -178,7 +178,7 @@ def answer(args: argparse.Namespace) -> Answer:
         facts=facts,
         lines=_in_words(index, question, rows, left_out),
         pictures={picture: partial(_draw, question, rows)} if picture else {},
-        end=picture_line(picture),
+        end=end,
     )
 
 
@@ -216,13 +216,13 @@ def _question(args: argparse.Namespace) -> Question:
     return question
 
 
-def _picture(args: argparse.Namespace) -> Path | None:
+def _picture(args: argparse.Namespace) -> tuple[Path | None, str]:
     name = f"balance_{args.nodes}x{args.gpus_per_node}x{args.local_batch_size}.png"
-    path = asked_picture(args, name)
+    path, end = asked_picture(args, name)
     if path and args.histogram and os.path.realpath(path) == os.path.realpath(args.histogram):
         remedy = "name a .png file in a directory that exists"
         raise ConfigError("--out", f"{path} is the file of --histogram", remedy)
-    return path
+    return path, end
 
 
 def make_samplers(
