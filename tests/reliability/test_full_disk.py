@@ -8,7 +8,7 @@ import pytest
 from disk_commands import COMMANDS, Inputs, make_inputs
 from full_disk import MISTAKE, PAGE, disk, files_of, sweep
 
-from bert_tools.tune.journal import check_journal, open_journal
+from bert_tools.tune.store import check_journal, open_journal
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import Shard

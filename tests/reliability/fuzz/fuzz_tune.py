@@ -9,10 +9,9 @@ from typing import Any
 from fuzz_mutations import mutate_lines, mutate_toml
 from fuzz_parser import Parser
 
-from bert_tools.tune.journal import check_journal, open_journal
 from bert_tools.tune.settings import with_values
 from bert_tools.tune.space import draw, read_space, space_as_json, space_for
-from bert_tools.tune.store import as_record
+from bert_tools.tune.store import as_record, check_journal, open_journal
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from support import CONFIGS, TOOLS

@@ -13,15 +13,17 @@ from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_
 from bert_tools.plan.cluster.machine import (
     Constants,
     Network,
+    Software,
     accelerators,
     default_constants,
     make_machine,
+    programs,
     ring_all_gather_ms,
     ring_all_reduce_ms,
     tree_all_reduce_ms,
+    with_capture,
 )
 from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms, run_time
-from bert_tools.plan.cluster.software import Software, programs, with_capture
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
 from bert_tools.plan.sample_index import SampleIndex

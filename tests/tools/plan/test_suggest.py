@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
-from bert_tools.plan.batch_choice import Accelerator
 from bert_tools.plan.entries import published_entries
-from bert_tools.plan.recipes import knots, lamb_recipe
+from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe
 from bert_tools.plan.samples_to_target import (
     RECIPES,
     Recipe,

@@ -9,8 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from bert_tools.plan.cluster.device import Device, Phase, SentBucket, phases_of, sent_buckets
-from bert_tools.plan.cluster.machine import Constants, Machine, MatrixPrecision, Network
-from bert_tools.plan.cluster.software import Scope, Software
+from bert_tools.plan.cluster.machine import (
+    Constants,
+    Machine,
+    MatrixPrecision,
+    Network,
+    Scope,
+    Software,
+)
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
 
