@@ -20,10 +20,9 @@ from bert_tools.squad.questions import parse_questions, read_predictions, read_q
 from bert_tools.squad.scores import evaluate, score
 from bert_tools.squad.table import in_words
 from bert_tools.squad.windows import make_windows
-from bert_tools.tune.journal import check_journal, open_journal
 from bert_tools.tune.settings import with_values
 from bert_tools.tune.space import draw, read_space, space_as_json, space_for
-from bert_tools.tune.store import as_record
+from bert_tools.tune.store import as_record, check_journal, open_journal
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.vocabulary.tokenizer_file import load
