@@ -69,8 +69,8 @@ def copy_of(pair: Path, target: Path) -> Path:
     return Path(shutil.copytree(pair, target / "pair"))
 
 
-def shard(directory: Path, name: str = "b") -> Path:
-    return directory / "train" / "shards" / f"{name}.hdf5"
+def shard(directory: Path, name: str = "b", part: str = "train") -> Path:
+    return directory / part / "shards" / f"{name}.hdf5"
 
 
 def flip(path: Path, bit: int) -> None:

@@ -175,19 +175,3 @@ def test_shuffle(seed: int) -> None:
         rng.shuffle(theirs)
         assert ours.tolist() == theirs
         assert uniform(stream) == rng.random()  # as many words drawn
-
-
-def test_mixed_draws() -> None:
-    stream, rng, choice = new_stream(7), random.Random(7), random.Random(8)
-    for _ in range(3000):
-        size = choice.randrange(1, 700)
-        kind = choice.randrange(3)
-        if kind == 0:
-            assert uniform(stream) == rng.random()
-        elif kind == 1:
-            assert between(stream, 1, size) == rng.randint(1, size)
-        else:
-            ours, theirs = np.arange(size), list(range(size))
-            shuffle(stream, ours)
-            rng.shuffle(theirs)
-            assert ours.tolist() == theirs

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from foreign_files import field, floats, framed, integers, message, varint
+from import_cases import as_dicts
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare import tf_example
-from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES
 from mlperf_bert.prepare.tf_example import (
     BLOCK_BYTES,
     MOST_RECORD_BYTES,
@@ -135,17 +135,7 @@ def parsed(*messages: bytes) -> tuple[int, list[dict[str, list[int]]]]:
     ends = np.cumsum([0, *map(len, messages)])
     rows = room_for_rows(len(messages), len(contents))
     problem, record = parse_examples(contents, ends, feature_names(), rows)
-    found = []
-    for starts, counts in zip(rows.starts.tolist(), rows.counts.tolist(), strict=True):
-        spans = zip(FEATURES, starts, counts, strict=True)
-        found.append(
-            {
-                name: rows.values[start : start + count].tolist()
-                for name, start, count in spans
-                if count != ABSENT
-            }
-        )
-    return (record, found) if problem == tf_example.RIGHT else (-problem, [])
+    return (record, as_dicts(rows)) if problem == tf_example.RIGHT else (-problem, [])
 
 
 def in_memory(contents: bytes) -> np.ndarray:
