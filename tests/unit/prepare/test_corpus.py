@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import LengthIndex, ShardSettings
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.prepare import corpus
 from mlperf_bert.prepare.corpus import (
     collect_documents,
     prepare_embedded,
@@ -29,10 +31,14 @@ def documents_in(path: Path) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The sets; the library's text, which takes seconds to collect, is collected once for all."""
     out_dir = tmp_path_factory.mktemp("embedded")
-    assert prepare_embedded(out_dir, 2048, SETTINGS)
-    return out_dir
+    documents = collect_documents()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpus, "collect_documents", lambda: documents)
+        assert prepare_embedded(out_dir, 2048, SETTINGS)
+        yield out_dir
 
 
 def test_nothing_held_out_occurs_in_training(embedded: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.examples import (
-    ExampleArrays,
     between,
     make_examples,
     new_stream,
@@ -33,7 +33,7 @@ def vocabulary_of(size: int) -> Vocabulary:
 VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
 
 
-def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ExampleArrays:
+def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ShardArrays:
     documents, vocabulary = as_documents(nested, vocab_size), VOCABULARIES[vocab_size]
     plain = plain_examples(documents, vocabulary, ShardSettings(**settings))
     compiled = make_examples(documents, vocabulary, ShardSettings(**settings))

@@ -12,6 +12,7 @@ import pytest
 
 from foreign_files import WRITERS, Writer, examples_of, write_fixed, write_packed, write_ragged
 from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
+from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import (
     LengthIndex,
@@ -31,7 +32,7 @@ from mlperf_bert.prepare.import_examples import (
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from support import contents, prepare_small, run_cli
+from support import contents, prepare_small
 
 OF_TENSORFLOW = Path(__file__).parents[2] / "data" / "tensorflow"
 
@@ -184,19 +185,19 @@ def test_limits(
         bring([path], tmp_path / "set", **limits)
 
 
-def test_command_line(foreign: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_command_line(
+    foreign: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--vocab", VOCAB, "--max-seq-length", WIDTH, "--max-predictions", ROOM)
-    words = (*words, "--workers", 1)
-    files = foreign["packed.hdf5"]
-    done = run_cli("prepare", "--hdf5", *files, "--out", tmp_path / "set", *words)
-    assert done.returncode == 0, done.stderr
+    words = (*foreign["packed.hdf5"], *words, "--workers", 1, "--out")
+    assert main([str(word) for word in ("prepare", "--hdf5", *words, tmp_path / "set")]) == 0
     manifest = Manifest.load(tmp_path / "set")
-    assert f"{manifest.num_samples} examples in 2 shards" in done.stdout
+    assert f"{manifest.num_samples} examples in 2 shards" in capsys.readouterr().out
     assert manifest.corpus == {"examples": "imported from HDF5 files"}
-    done = run_cli("prepare", "--tfrecord", *files, "--out", tmp_path / "other", *words)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "part-0.packed.hdf5: record 0: has a length that differs" in done.stderr
+    assert main([str(word) for word in ("prepare", "--tfrecord", *words, tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "part-0.packed.hdf5: record 0: has a length that differs" in error
 
 
 Change = Callable[[Path], None]

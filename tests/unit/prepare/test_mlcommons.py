@@ -161,7 +161,7 @@ def test_what_is_not_official_is_refused_before_any_work(text: Text, tmp_path: P
         before = path.read_bytes()
         path.unlink() if changed is None else path.write_bytes(changed)
         with pytest.raises(DataError, match=problem):
-            mlcommons.prepare_parts(places, range(PARTS), 1, text.official)
+            mlcommons.prepare_parts(places, range(PARTS), 1)
         path.write_bytes(before)
     assert not (tmp_path / "out").exists()
 
@@ -186,7 +186,7 @@ def test_published_facts_are_those_of_the_download_table() -> None:
 @pytest.mark.parametrize("words", ["", "-", "3-", "-3", "5-4", "0-500", "a", "1,2", "٣", "0-1-2"])
 def test_ranges_that_are_none(words: str) -> None:
     with pytest.raises(ConfigError, match=r"--parts: is .*; give A-B, from 0 to 499"):
-        parse_parts(words, OFFICIAL)
+        parse_parts(words)
 
 
 def test_options_that_do_not_go_together(

@@ -15,18 +15,18 @@ from import_cases import VOCAB, shard_of
 from mlperf_bert.common.atomic import remove_temporaries, replaced_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.shards import SampleReader, ShardArrays
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.cli import add_arguments, run
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, make_examples
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from support import contents, run_process
 
 Prepare = Callable[..., Manifest]
 
 
-def expected_examples(text: Path) -> ExampleArrays:
+def expected_examples(text: Path) -> ShardArrays:
     vocabulary = load_vocabulary(VOCAB)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
     settings = ShardSettings(max_seq_length=64, max_predictions=10, seed=12345, dupe_factor=5)
@@ -113,7 +113,7 @@ def test_pick_eval_takes_evenly_and_stores_the_baseline(
     reader = SampleReader(tmp_path / "set", picked)
     found = reader.read(np.arange(7))
     np.testing.assert_array_equal(found.input_ids, expected.input_ids)
-    assert picked.baseline == measure_baseline(reader, picked)
+    assert picked.baseline == measure_baseline(tmp_path / "set", picked)
     assert picked.baseline.masked_tokens == len(found.masked_ids)
 
 
