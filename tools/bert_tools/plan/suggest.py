@@ -1,7 +1,7 @@
 """`plan suggest`: a config for a job of any size, with the samples and the time to expect.
 
 Hyper-parameters are those of published recipes or lie between them (`recipes`),
-the batch is `batch_choice`'s, samples are `samples_to_target`'s, and time is samples over the
+the batch is of `recipes`, samples are `samples_to_target`'s, and time is samples over the
 throughput of the law that `plan law` fits to NVIDIA's entries on that accelerator.
 """
 
