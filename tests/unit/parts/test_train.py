@@ -84,9 +84,9 @@ def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(
     run_dir = tmp_path / "a run"
     lines = capsys.readouterr().out.splitlines()
     place = next(number for number, line in enumerate(lines) if f", in {run_dir}/run_0" in line)
-    hint = f"to watch it from another terminal: mlperf_bert watch {run_dir}/run_0"
+    hint = f"to watch it from another terminal: mlperf_bert watch '{run_dir}/run_0'"
     assert lines[place + 1] == hint
-    assert lines[-1] == f"to see it in a browser: mlperf_bert report {run_dir}/run_0"
+    assert lines[-1] == f"to see it in a browser: mlperf_bert report '{run_dir}/run_0'"
     assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
     names = {path.name for path in (run_dir / "run_0").iterdir()}
     files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
