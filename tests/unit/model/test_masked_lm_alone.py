@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import CPU, TINY, ragged_batch
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.plan.buckets import parameter_shapes
@@ -18,6 +17,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.parts.build import make_model
+from model_cases import CPU, TINY, ragged_batch
 
 ALONE = replace(TINY, objective="mlm")
 LENGTHS = (7, 31, 12, 64, 5, 40, 33)
