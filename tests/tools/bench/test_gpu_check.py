@@ -134,8 +134,9 @@ def test_every_file_of_gpu_tests_is_run_once_and_the_compiling_one_last() -> Non
 
 def test_a_test_that_hangs_ends_its_process_by_its_limit(tmp_path: Path) -> None:
     shutil.copy(GPU_TESTS / "conftest.py", tmp_path)
+    here = "@__import__('pytest').fixture(scope='session')\ndef gpu(): pass\n"  # not to be skipped
     hangs = "def test_ends(): pass\ndef test_hangs():\n    __import__('time').sleep(60)\n"
-    (tmp_path / "test_one.py").write_text(hangs, encoding="utf-8")
+    (tmp_path / "test_one.py").write_text(here + hangs, encoding="utf-8")
     command = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", tmp_path)
     options = {"TEST_LIMIT_S": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = run_process(*command, "-c", "/dev/null", **options)

@@ -1,4 +1,4 @@
-"""Small models, ragged batches and `transformers`' model beside ours, for the tests of this folder.
+"""Small models, ragged batches and `transformers`' model beside ours.
 
 Shape letters: B sequences, S padded length, T tokens, V vocabulary, P masked positions.
 """
