@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bert_tools.plan.buckets import backward_order
+from bert_tools.plan.buckets import backward_order, ddp_bucket
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import config_to_toml, load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -84,8 +84,9 @@ def test_plan_is_what_ddp_does(
     config = load_config(config_path)
     gradients = backward_order(config.model, "separate", num_tokens=32, num_masked=5)
     planned = []
-    for bucket in plan_buckets(gradients, DTYPES[dtype].itemsize, cap_mb):
-        fields = asdict(bucket)
+    element_bytes = DTYPES[dtype].itemsize
+    for bucket in plan_buckets(gradients, element_bytes, cap_mb):
+        fields = asdict(ddp_bucket(bucket, element_bytes))
         del fields["earliest_start"]
         planned.append(fields | {key: list(fields[key]) for key in ("names", "offsets")})
     assert seen[case] == planned

@@ -513,7 +513,7 @@ class ClipOnOneRank:
         element_bytes = max(each.element_size() for each in trained.values())
         numel_by_name = {name: each.numel() for name, each in trained.items()}
         planned = plan_in_reverse(numel_by_name, element_bytes, bucket_cap_mb)
-        self._buckets = [[trained[name] for name in bucket.names] for bucket in planned]
+        self._buckets = [[trained[name] for name in names] for names in planned]
         self._each_forward = clip.accumulation == "each_forward"
         self._state = ClipState(clip, trained.values(), 1, forwards=forwards, wire=wire)
 
