@@ -1,4 +1,5 @@
-"""Clip policies on two and four real ranks: DDP's hook and the flat reducer against formulas.
+"""Buckets and clip policies on two and four real ranks: our plan against DDP's own buckets after
+its rebuild; DDP's hook and the flat reducer against formulas.
 
 Formulas are in float64; beside them plain DDP, all dtypes of gradients and wire, and a run whose
 gradients are spoilt.
@@ -9,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bert_tools.plan.buckets import backward_order, ddp_bucket
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ClipSection
-from mlperf_bert.distributed.bucket_plan import FlatLayout, plan_in_reverse, plan_layout
+from mlperf_bert.distributed.bucket_plan import (
+    FlatLayout,
+    ddp_bucket_cap_mb,
+    plan_buckets,
+    plan_in_reverse,
+    plan_layout,
+)
 from mlperf_bert.distributed.clipping import (
     DTYPES,
     ClipOutcome,
@@ -36,8 +46,11 @@ from mlperf_bert.distributed.clipping import (
 )
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.parts.build import Run, build
 from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
 
 CPU = torch.device("cpu")
@@ -63,6 +76,9 @@ WIRES = [  # dtypes of gradients, and on the wire
     *(("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "as_gradients"), ("bf16", "fp32")),
     *(("bf16", "fp16"), ("fp16", "as_gradients"), ("fp16", "fp32"), ("fp16", "bf16")),
 ]
+DDP_CASES = (("fp32", 0.1), ("bf16", 0.1), ("fp32", 0.05), ("fp32", 25.0))  # cap in MiB
+# Large enough for a second bucket after a first one of 1 MiB.
+WIDER = ("model.hidden_size=128", "model.intermediate_size=512")
 SPOILT_STEPS = (3, 5)
 ALL_SPOILT_FROM = 7
 LAST_STEP = ALL_SPOILT_FROM + MAX_SKIPPED_IN_A_ROW - 1
@@ -255,6 +271,37 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
     }
 
 
+def buckets_of_a_step(config: RunConfig, dtype: str, cap_mb: float) -> list[dict[str, Any]]:
+    """DDP's own buckets of a BERT, as its hook got them in the third step."""
+    model = BertForPretraining(config.model, torch.device("cpu")).to(DTYPES[dtype])
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    ddp = DistributedDataParallel(
+        model, bucket_cap_mb=ddp_bucket_cap_mb(cap_mb), gradient_as_bucket_view=True
+    )
+    seen: list[dict[str, Any]] = []
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buffer = bucket.buffer()
+        start = buffer.storage_offset()
+        seen.append(
+            {
+                "names": [names[parameter] for parameter in bucket.parameters()],
+                "offsets": [each.storage_offset() - start for each in bucket.gradients()],
+                "numel": buffer.numel(),
+                "num_bytes": buffer.numel() * buffer.element_size(),
+            }
+        )
+        sent = dist.all_reduce(buffer, async_op=True).get_future()
+        return sent.then(lambda done: done.value()[0])
+
+    ddp.register_comm_hook(None, hook)
+    batch = synthetic_batch(config)
+    for _ in range(3):
+        seen.clear()
+        pretraining_loss(loss_sums(ddp(batch), batch), batch).backward()
+    return seen
+
+
 def is_spoilt(step: int) -> bool:
     return step in SPOILT_STEPS or step >= ALL_SPOILT_FROM
 
@@ -280,6 +327,8 @@ def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[st
         seen[f"plain {view}"] = several_updates(info.rank, lambda ddp: None, view)
         for policy in BEFORE:
             seen[f"{policy} {view}"] = several_updates(info.rank, with_hook(policy), view)
+    wider = load_config(config, WIDER)
+    seen["ddp buckets"] = [buckets_of_a_step(wider, *case) for case in DDP_CASES]
     return seen | {"run": spoilt_run(config, data, output, info)}
 
 
@@ -377,6 +426,20 @@ def found_by(seen: Seen, case: str, formula: Formula) -> Array:
             assert np.isnan(own[part]).all() or np.array_equal(own[part], values)
             own[part] = values
     return np.concatenate([whole[name] for name in formula.names])
+
+
+@pytest.mark.parametrize("case", range(len(DDP_CASES)))
+def test_the_plan_is_what_ddp_does(seen: Seen, tiny_config: Path, case: int) -> None:
+    dtype, cap_mb = DDP_CASES[case]
+    config = load_config(tiny_config, WIDER)
+    gradients = backward_order(config.model, "separate", num_tokens=32, num_masked=5)
+    planned = []
+    for bucket in plan_buckets(gradients, DTYPES[dtype].itemsize, cap_mb):
+        fields = asdict(ddp_bucket(bucket, DTYPES[dtype].itemsize))
+        del fields["earliest_start"]
+        planned.append(fields | {key: list(fields[key]) for key in ("names", "offsets")})
+    assert all(rank["ddp buckets"][case] == planned for rank in seen)
+    assert len(planned) > 1
 
 
 @pytest.mark.parametrize("size", SCALES)

@@ -110,33 +110,27 @@ def test_one_rank_gets_no_process_group() -> None:
     launch.shutdown()
 
 
-def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_the_user", [True, False])
+def test_a_group_is_joined_over_the_interface_to_rank_zero(
+    of_the_user: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
     monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
     monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "of the user")
-    info = RANKS[1]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     wait = timedelta(seconds=9)
-    environ = {"MASTER_PORT": "7"}
-    launch.init_process_group(info, torch.device("cpu"), timeout=wait, environ=environ)
+    environ = {"MASTER_PORT": "7"} | ({"GLOO_SOCKET_IFNAME": "eth7"} if of_the_user else {})
+    launch.init_process_group(RANKS[1], torch.device("cpu"), timeout=wait, environ=environ)
     assert seen == {
         "backend": "gloo",
-        "store": ("127.0.0.1", 7, info, wait),
+        "store": ("127.0.0.1", 7, RANKS[1], wait),
         "rank": 1,
         "world_size": 2,
         "timeout": wait,
         "device_id": None,
     }
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-
-
-def test_the_interface_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    info = RANKS[1]
-    launch.open_store(info, timedelta(0), {**os.environ, "MASTER_PORT": "7"})
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == ("eth7" if of_the_user else "lo")
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +182,7 @@ def test_threads_are_a_share_of_the_cores(
     info = RankInfo(0, 2, 0, 2, 0, launcher)
     assert set_cpu_threads(info, environ) == threads
     assert chosen == [threads]
+    assert set_cpu_threads(RANKS[0], {}, own_cores=3) == 3  # those it was bound to
 
 
 def test_restarts_are_those_of_torchrun() -> None:

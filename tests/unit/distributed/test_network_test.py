@@ -207,7 +207,7 @@ def two_ranks(
     def rank(number: int) -> None:
         info = RankInfo(number, 2, 0, 1, number, "slurm")
         shown: list[list[Finding]] = []
-        status = all_ranks.examine(info, {"own": lambda: [finding]}, options, shown.append)
+        status = all_ranks.examine(info, [lambda: [finding]], options, shown.append)
         returned[number] = (shown[0] if shown else None, status)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
