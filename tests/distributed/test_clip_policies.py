@@ -70,7 +70,7 @@ CASES = {
 }
 # Loss scales: all gradients far below the limit of 1, some buckets above theirs, all far above.
 SCALES = {"under": 1e-4, "mixed": 0.07, "over": 1e4}
-TINY = 3e-8  # what is sent is too small for fp16 to keep more than a bit of it
+SIZES = {**SCALES, "tiny": 3e-8}  # of which what is sent is too small for most of fp16's bits
 LOSS_SCALES = {"fp32": 1.0, "bf16": 1.0, "fp16": 256.0}  # by the gradients' dtype
 WIRES = [  # dtypes of gradients, and on the wire
     *(("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "as_gradients"), ("bf16", "fp32")),
@@ -302,6 +302,10 @@ def buckets_of_a_step(config: RunConfig, dtype: str, cap_mb: float) -> list[dict
     return seen
 
 
+def sizes_of(wire: str) -> tuple[str, ...]:
+    return ("mixed", "tiny") if wire == "fp16" else ("mixed",)
+
+
 def is_spoilt(step: int) -> bool:
     return step in SPOILT_STEPS or step >= ALL_SPOILT_FROM
 
@@ -312,7 +316,7 @@ def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[st
     for dtype in DTYPES:
         buckets = layout_of(make_model().to(DTYPES[dtype]), 1).buckets
         seen[f"buckets {dtype}"] = [[each.name for each in bucket.tensors] for bucket in buckets]
-        for size, scale in {**SCALES, "tiny": TINY}.items():
+        for size, scale in SIZES.items():
             seen[f"local {dtype} {size}"] = local_gradients(dtype, info.rank, scale)
     made = {"ddp": None, **groups(info)}
     for (mode, group), (name, clip) in product(made.items(), CASES.items()):
@@ -321,8 +325,8 @@ def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[st
             seen[f"{mode} {name} {size}"] = reduction.update(scale)
     for mode, policy, (dtype, wire) in product(made, POLICIES, WIRES):
         reduction = Reduction(CASES[policy], dtype, wire, info, made[mode])
-        for size, scale in (("mixed", SCALES["mixed"]), ("tiny", TINY)):
-            seen[f"{mode} {policy} {dtype} {wire} {size}"] = reduction.update(scale)
+        for size in sizes_of(wire):
+            seen[f"{mode} {policy} {dtype} {wire} {size}"] = reduction.update(SIZES[size])
     for view in (True, False):
         seen[f"plain {view}"] = several_updates(info.rank, lambda ddp: None, view)
         for policy in BEFORE:
@@ -472,8 +476,7 @@ def test_dtypes_of_gradients_and_wire(seen: Seen, policy: str, dtype: str, wire:
     """Elements are off by so many units of the largest that a rank sends at most."""
     # The sum of two forwards, what is sent, a sum for each rank, and the result are rounded.
     roundings = (3 + len(seen)) * unit(dtype, dtype if wire == "as_gradients" else wire)
-    sizes = ("mixed", "tiny") if wire == "fp16" else ("mixed",)
-    for size in sizes:
+    for size in sizes_of(wire):
         formula = Formula(seen, size, dtype)
         sent = [formula.contribution(policy, rank) for rank in range(len(seen))]
         largest = max(float(np.abs(each).max()) for each in sent)
