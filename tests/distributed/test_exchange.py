@@ -43,7 +43,11 @@ TRAIN_CASES = {
         for policy in ("none", "exchange_global")
     },
 }
-WITHOUT_EXTRAS = ("checkpoint.save=never", "eval.interval_samples=1000000")
+TRAIN_STEPS = 8
+SHORT = (
+    *("checkpoint.save=never", "eval.interval_samples=1000000"),
+    *(f"run.max_steps={TRAIN_STEPS}", "schedule.decay_steps=20"),
+)
 STEPS = range(1, 6)
 
 
@@ -137,8 +141,6 @@ def error_of_other_nodes(info: RankInfo) -> str:
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
-
-
 Seen = list[dict[str, Any]]
 
 
@@ -173,7 +175,7 @@ def test_exchanged_batches_are_those_of_the_definition(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_the_same_losses(seen: object, job: Path, policy: str) -> None:
     expected = metrics_losses(job / "none")
-    assert len(expected) == 20
+    assert len(expected) == TRAIN_STEPS
     assert metrics_losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
@@ -182,18 +184,14 @@ def test_means_of_ranks_depend_on_the_policy(seen: object, job: Path) -> None:
     assert np.abs(np.subtract(*runs)).max() > 100 * LOSS_TOLERANCE
 
 
-def test_a_rank_that_cannot_read_is_named_by_the_others(
-    seen: Seen,
-) -> None:
+def test_a_rank_that_cannot_read_is_named_by_the_others(seen: Seen) -> None:
     said = [of_rank["broken"] for of_rank in seen]
     assert said[3] == "shard: is broken; mend it"
     assert len(set(said[:3])) == 1
     assert "rank 3 could not read" in said[0]
 
 
-def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(
-    seen: Seen,
-) -> None:
+def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen: Seen) -> None:
     said = {of_rank["nodes"] for of_rank in seen}
     assert len(said) == 1
     assert said.pop().startswith("data.balance: 'exchange_local' wants nodes of 2 consecutive")
@@ -212,7 +210,7 @@ def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> di
         if case.data.balance.startswith("exchange_"):
             found[f"{name} received"] = exchanged_batches(case, data, info)
     for name, settings in TRAIN_CASES.items():
-        case = load_config(config_path, (*SIZES, *settings, *WITHOUT_EXTRAS))
+        case = load_config(config_path, (*SIZES, *settings, *SHORT))
         run = Run(
             config=case,
             seed=int(case.run.seed),
