@@ -1,9 +1,10 @@
-"""Step planners over made-up lengths."""
+"""Step planners over made-up lengths, and the test of counts against expected ones."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import chdtrc
 
 from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import StepPlanner
@@ -37,3 +38,10 @@ def planner_of(
         world_size=world_size,
         **options,
     )
+
+
+def is_likely(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
+    """Whether counts [K] can be of these expectations: Pearson's chi-square at a level of 0.001."""
+    assert counts.sum() == np.round(expected.sum())
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return bool(chdtrc(len(counts) - 1, statistic) > 1e-3)

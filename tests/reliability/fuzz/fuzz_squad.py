@@ -12,12 +12,11 @@ from fuzz_parser import Parser
 from fuzz_tokenizer import LINES, tokenizer_json
 
 from bert_tools.common.figures import png
-from bert_tools.squad.answers import find_answers
+from bert_tools.squad.answers import evaluate, find_answers, score
 from bert_tools.squad.comparison import RESULT, Conditions, compare_runs, read_run
 from bert_tools.squad.offsets import make_offset_encoder
 from bert_tools.squad.plot import goodput_figure, timeline_figure
 from bert_tools.squad.questions import parse_questions, read_predictions, read_questions
-from bert_tools.squad.scores import evaluate, score
 from bert_tools.squad.table import in_words
 from bert_tools.squad.windows import make_windows
 from mlperf_bert.vocabulary.tokenizer_file import load

@@ -102,11 +102,6 @@ def test_a_run_repeats_bit_by_bit(run: tuple[Path, Any], inputs: Path, tmp_path:
     assert os.listdir(tmp_path / "2") == [RESULT]
 
 
-def test_a_used_run_directory_is_refused(run: tuple[Path, Any], inputs: Path) -> None:
-    with pytest.raises(ConfigError, match="is there already"):
-        tune(inputs, run[0])
-
-
 def test_a_model_without_a_record_is_replaced(
     run: tuple[Path, Any], inputs: Path, tmp_path: Path
 ) -> None:

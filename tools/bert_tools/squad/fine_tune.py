@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bert_tools.squad.answers import Scores, answer
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
-from bert_tools.squad.engines import make_engine, make_team
-from bert_tools.squad.evaluation import Scores, answer, score_windows
+from bert_tools.squad.engines import make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
 from bert_tools.squad.measures import measured_usage, squad_flops
 from bert_tools.squad.model import draw_weights, parameter_shapes

@@ -8,7 +8,7 @@ step from the length index, so denominators and imbalance are known everywhere w
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,12 +253,16 @@ class StepPlan:
         stop = int(self.counts.ravel()[: number + 1].sum())
         return self.sample_ids[stop - int(self.counts[rank, forward]) : stop]
 
-    def denominators(self, rank: int, forward: int) -> dict[str, float]:
-        """Those of one forward, by the names that its batch has for them."""
-        return {
-            "mlm_denominator": float(self.mlm_denominators[rank, forward]),
-            "nsp_denominator": float(self.nsp_denominators[rank, forward]),
-        }
+    def forwards_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
+        """Of each forward the sample ids, and the denominators by the names of its batch."""
+        for forward in range(self.counts.shape[1]):
+            yield (
+                self.ids_of(rank, forward),
+                {
+                    "mlm_denominator": float(self.mlm_denominators[rank, forward]),
+                    "nsp_denominator": float(self.nsp_denominators[rank, forward]),
+                },
+            )
 
 
 class StepPlanner:

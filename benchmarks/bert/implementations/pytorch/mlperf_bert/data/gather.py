@@ -193,8 +193,7 @@ class ReadAhead:
 
     def _locate(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Shard and row of this rank's samples, both int64 [n]."""
-        forwards = range(plan.counts.shape[1])
-        ids = np.concatenate([plan.ids_of(self._rank, forward) for forward in forwards])
+        ids = np.concatenate([ids for ids, _ in plan.forwards_of(self._rank)])
         return self._gatherer.reader.locate(ids)
 
 
