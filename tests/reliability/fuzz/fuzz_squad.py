@@ -21,8 +21,7 @@ from bert_tools.squad.table import in_words
 from bert_tools.squad.windows import make_windows
 from mlperf_bert.vocabulary.tokenizer_file import load
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
-from squad_records import pipeline_timeline, record, write_record
-from squad_sets import qa, set_of, vocabulary_of
+from squad_cases import pipeline_timeline, qa, record, set_of, vocabulary_of, write_record
 
 SET = "set.json"
 PREDICTIONS = "predictions.json"

@@ -23,7 +23,7 @@ from bert_tools.squad.answers import (
 from bert_tools.squad.questions import Answer, Question, Questions
 from bert_tools.squad.windows import Windows, make_windows
 from plain_spans import plain_answers
-from squad_sets import qa, questions_of, vocabulary_of
+from squad_cases import qa, questions_of, vocabulary_of
 
 WORDS = ("who", *(f"t{number}" for number in range(10)))
 VOCABULARY = vocabulary_of(*WORDS)

@@ -25,7 +25,7 @@ from bert_tools.squad.comparison import (
 from bert_tools.squad.plot import goodput_figure, timeline_figure
 from bert_tools.squad.table import MARK, in_words, published_study, with_interval
 from mlperf_bert.common.errors import ConfigError, DataError
-from squad_records import pipeline_timeline, record, write_record
+from squad_cases import pipeline_timeline, record, write_record
 
 M0 = Conditions(initial_batch=16)
 BASELINE, TWO, FOUR = published_study()

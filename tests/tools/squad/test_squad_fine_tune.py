@@ -23,9 +23,8 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from squad_cases import small_settings
-from squad_sets import SPECIAL, qa, set_of
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, load_vocabulary
+from squad_cases import qa, set_of, small_settings
 from support import TINY_CONFIG
 
 CPU = torch.device("cpu")
@@ -37,7 +36,7 @@ WORDS = [f"w{number}" for number in range(20)]
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of questions and their vocabulary."""
     directory = tmp_path_factory.mktemp("questions")
-    (directory / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n")
+    (directory / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
     for name, first in (("train", 0), ("dev", 3)):
         paragraphs = []
         for number in range(first, first + 6):

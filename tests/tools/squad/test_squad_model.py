@@ -32,8 +32,15 @@ from bert_tools.squad.weights import Start, check_fits, save_for_transformers
 from bert_tools.squad.windows import Windows
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
-from squad_cases import LONGEST, SMALL, VOCABULARY, made_up_windows, small_settings, windows_of
-from squad_sets import vocabulary_of
+from squad_cases import (
+    LONGEST,
+    SMALL,
+    VOCABULARY,
+    made_up_windows,
+    small_settings,
+    vocabulary_of,
+    windows_of,
+)
 
 CPU = torch.device("cpu")
 WIDE = replace(SMALL, initializer_range=0.2)

@@ -15,7 +15,7 @@ from bert_tools.squad.settings import QUICK
 from bert_tools.squad.windows import Windows, make_windows
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.vocabulary.word_pieces import basic_words
-from squad_sets import qa, questions_of, vocabulary_of
+from squad_cases import qa, questions_of, vocabulary_of
 
 CLS, SEP = 2, 3
 # who is 5, leads is 6, and the words of the text are 10 to 19.

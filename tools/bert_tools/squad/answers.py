@@ -64,12 +64,6 @@ def find_answers(
 
     Of equal scores, the first in the text is taken, and the shortest. A context without a token has
     the text "". What is no number among the scores counts as the lowest.
-
-    Args:
-        questions: what `windows` was made of.
-        windows: all of them.
-        scores: of every token of the windows, as first and as last of the answer: floats [T, 2].
-        max_answer_length: in tokens, 1 or more.
     """
     found: list[FoundAnswer] = []
     offsets = windows.offsets

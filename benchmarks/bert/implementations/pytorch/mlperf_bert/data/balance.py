@@ -145,11 +145,8 @@ def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, I
     7, 1978), where a slot is filled to the brim if one or two samples can (near to minimum bin
     slack: Gupta, Ho, Production Planning & Control 10, 1999). At 1024 slots of 3 samples on average
     and published lengths that is 1.004 of the mean; with best-fit decreasing instead, 1.007. Every
-    machine gets the same: integers decide.
-
-    Args:
-        cost: [n], each above zero; at least as many as slots.
-        num_slots: of equal speed.
+    machine gets the same: integers decide. `cost` is [n], each above zero, at least as many as
+    slots.
     """
     order = np.argsort(-cost, kind="stable")
     rows = _even_rows(_in_steps(cost)[order].tolist(), num_slots)
