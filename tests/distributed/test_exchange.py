@@ -21,12 +21,12 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
 from mlperf_bert.parts.build import Run, build
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 from support import metrics_losses
 
 SIZES = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=4")
@@ -88,13 +88,8 @@ def planned_batches(
     planner, reader = open_planned(config, data)
     found = []
     for plan in map(planner.plan, steps):
-        for forward in range(plan.counts.shape[1]):
-            batch = make_batch(
-                reader.read(plan.ids_of(info.rank, forward)),
-                plan.ids_of(info.rank, forward),
-                **plan.denominators(info.rank, forward),
-            )
-            found.append(digest(batch))
+        for ids, denominators in plan.forwards_of(info.rank):
+            found.append(digest(make_batch(reader.read(ids), ids, **denominators)))
     return found
 
 

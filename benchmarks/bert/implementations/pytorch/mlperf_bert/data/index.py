@@ -404,19 +404,10 @@ def write_index(
     lengths: NDArray[np.uint16],
     masked_counts: NDArray[np.uint8],
 ) -> Manifest:
-    """Write the three arrays, then the manifest that completes the set.
+    """Write the arrays, by sample, both [N], then the manifest that completes the set; return it.
 
-    Args:
-        set_dir: the prepared set; `index/` is created.
-        manifest: `length_histogram` and `index_files` are filled in here.
-        lengths: uint16 [N], tokens of every sample.
-        masked_counts: uint8 [N], masked positions of every sample.
-
-    Returns:
-        The manifest as written.
-
-    Raises:
-        DataError: a file cannot be written, or there are more samples than 32 bits can number.
+    `length_histogram` and `index_files` are filled in here. Raises DataError where a file cannot be
+    written, or there are more samples than 32 bits can number.
     """
     num_samples = manifest.num_samples
     if not len(lengths) == len(masked_counts) == num_samples <= 2**32:
