@@ -4,7 +4,6 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NoReturn, Self
 
 from rich.console import Console
@@ -38,17 +37,14 @@ class LiveLine:
 
     No work ends because nobody can read it: a full disk or a closed pipe loses the line alone.
 
-    Args:
-        stderr: else stdout.
-        speaks: False prints nothing, as on all ranks but one.
-        moves: False prints plain lines on a terminal, too, as where several processes share it.
+    It goes to stderr, else to stdout; who does not speak prints nothing, as all ranks but one.
     """
 
-    def __init__(self, *, stderr: bool = True, speaks: bool = True, moves: bool = True) -> None:
+    def __init__(self, *, stderr: bool = True, speaks: bool = True) -> None:
         self._speaks = speaks
         self._console = OutputConsole(stderr=stderr, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self.is_live = speaks and moves and self._console.is_terminal
+        self.is_live = speaks and self._console.is_terminal
         self._interval_s = LIVE_INTERVAL_S if self.is_live else LINE_INTERVAL_S
         self._next_s = time.monotonic() + self._interval_s
 
@@ -57,12 +53,7 @@ class LiveLine:
             self._try(self._live.start)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._try(self._live.stop)
 
     def update(self, text: str) -> None:
@@ -93,13 +84,7 @@ class LiveLine:
 
 
 class Counted(LiveLine):
-    """`planned 3 of 9 steps, 12 steps/s, 1 s left`, on stderr.
-
-    Args:
-        done: what is done to each, as `planned`.
-        unit: what they are, as `steps`.
-        total: how many there are.
-    """
+    """`planned 3 of 9 steps, 12 steps/s, 1 s left`, on stderr: `done`, `total` and `unit`."""
 
     def __init__(self, done: str, unit: str, total: int) -> None:
         super().__init__()
