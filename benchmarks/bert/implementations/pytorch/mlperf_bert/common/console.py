@@ -37,14 +37,15 @@ class LiveLine:
 
     No work ends because nobody can read it: a full disk or a closed pipe loses the line alone.
 
-    It goes to stderr, else to stdout; who does not speak prints nothing, as all ranks but one.
+    It goes to stderr, else to stdout. Who does not speak prints nothing, as all ranks but one; what
+    does not move is plain lines on a terminal too, as where several processes share it.
     """
 
-    def __init__(self, *, stderr: bool = True, speaks: bool = True) -> None:
+    def __init__(self, *, stderr: bool = True, speaks: bool = True, moves: bool = True) -> None:
         self._speaks = speaks
         self._console = OutputConsole(stderr=stderr, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self.is_live = speaks and self._console.is_terminal
+        self.is_live = speaks and moves and self._console.is_terminal
         self._interval_s = LIVE_INTERVAL_S if self.is_live else LINE_INTERVAL_S
         self._next_s = time.monotonic() + self._interval_s
 
