@@ -81,7 +81,7 @@ def test_a_long_share_of_skipped_steps_is_told_with_their_count() -> None:
     for record in judged[20:]:
         record["skipped_steps"] = 5
     health = Health(MASKED_TOKENS)
-    lines = [line for record in judged for line in health.judge(record)]
+    lines = [alarm.line for record in judged for alarm in health.alarms(record)]
     assert len(lines) == 1 and "of the last steps were skipped, 15 in all" in lines[0]
 
 

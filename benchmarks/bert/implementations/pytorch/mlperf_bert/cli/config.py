@@ -135,33 +135,23 @@ def _facts(config: RunConfig) -> Iterator[tuple[str, str]]:
         f"every {config.eval_interval_samples:,} samples{rule} and where the run stops",
     )
     yield "", f"{len(points)} times, at steps {listed}{more}"
-    if _has_reference(config):
+    is_closed = config.mlperf.division == "closed"
+    if is_closed and optim.name == "lamb" and is_bert_large(config.model):
         yield "to the target", _to_target(config, expected_samples(batch))
 
 
 def _schedule(config: RunConfig) -> str:
     schedule, rate = config.schedule, config.optim.learning_rate
-    parts = []
+    warm_up = "no warm-up"
     if schedule.warmup_steps:
         ends = max(schedule.warmup_steps + schedule.start_warmup_step, 0)
-        parts.append(
-            f"warm-up of {_count(schedule.warmup_steps, 'step')} that starts at step "
-            f"{schedule.start_warmup_step} and ends at {ends}"
-        )
-    else:
-        parts.append("no warm-up")
+        warm_up = f"warm-up of {_count(schedule.warmup_steps, 'step')} that starts at step "
+        warm_up += f"{schedule.start_warmup_step} and ends at {ends}"
     power = "linear" if schedule.power == 1 else f"power {schedule.power:g}"
-    parts.append(
-        f"{power} decay to {schedule.end_learning_rate:g} at step {schedule.decay_steps:,} "
-        f"({schedule.form})"
+    return (
+        f"{rate:g}; {warm_up}; {power} decay to {schedule.end_learning_rate:g} "
+        f"at step {schedule.decay_steps:,} ({schedule.form})"
     )
-    return f"{rate:g}; " + "; ".join(parts)
-
-
-def _has_reference(config: RunConfig) -> bool:
-    """Whether the reference convergence points speak of such a run."""
-    is_closed = config.mlperf.division == "closed"
-    return is_bert_large(config.model) and is_closed and config.optim.name == "lamb"
 
 
 def _to_target(config: RunConfig, expected: "ExpectedSamples | None") -> str:

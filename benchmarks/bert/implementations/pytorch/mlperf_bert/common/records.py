@@ -62,10 +62,6 @@ class Record:
             raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
         return value
 
-    def optional_text(self, key: str) -> str | None:
-        """A non-empty string; None where it is null or not there."""
-        return self.text(key) if self.has(key) else None
-
     def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
         """One of some words; the first of them where the key is not there."""
         value = self.values.get(key, choices[0])
