@@ -199,7 +199,7 @@ def _assemble(
         saving=Saving(
             config=config,
             identity=identity,
-            start=run.start,
+            start_of_run=run.start,
             writer=_writer(run, model, optimizer),
             metrics=metrics,
             health=health,

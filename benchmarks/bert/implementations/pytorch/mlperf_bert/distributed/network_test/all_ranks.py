@@ -164,7 +164,7 @@ def examine(
     of its node. Returns the exit status, the same on all ranks; 1 on those that lost rank 0.
     """
     # A process group that was given up leaves threads behind: with this module loaded,
-    # common.exit.leave ends the process without waiting for them.
+    # __main__ ends the process without waiting for them.
     importlib.import_module("mlperf_bert.distributed.session")
     try:
         return _examine(info, own_checks, options, show, network)
