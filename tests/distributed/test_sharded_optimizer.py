@@ -29,7 +29,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.warm_up import warm_up
 
-STEPS = 50
+STEPS = 30
 RULES = {  # and rates that learn something in STEPS
     "adamw": ("optim.name=adamw", "optim.learning_rate=3e-3"),
     "lamb": ("optim.name=lamb", "optim.learning_rate=1e-2"),
@@ -242,7 +242,7 @@ def accumulations(policy: str) -> list[tuple[str, str]]:
     return [("clip.accumulation=accumulated", "parallel.grad_accum_steps=1"), *each]
 
 
-# Absolute, of weights: sums of four ranks in another order, 50 steps with an epsilon of 1e-6.
+# Absolute, of weights: sums of four ranks in another order, 30 steps with an epsilon of 1e-6.
 TOLERANCES = {"float64": 1e-10, "fp32": 2e-6}
 RANKS = (4, 2)  # the second goes on where the first has saved
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
