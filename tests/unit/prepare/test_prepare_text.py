@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -72,6 +73,19 @@ def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
     assert contents(set_dir) == contents(from_text)
     now = kept.stat()
     assert (now.st_ino, now.st_mtime_ns) == (kept_stat.st_ino, kept_stat.st_mtime_ns)
+
+
+def test_a_baseline_over_a_damaged_shard_is_refused(
+    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
+) -> None:
+    """A restart keeps a shard of the right size; its samples are read first for the baseline."""
+    set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
+    shutil.rmtree(set_dir / "index")
+    with h5py.File(shard_of(set_dir, "part-0"), "r+") as file:
+        file["input_ids"][1] = 65_535
+    with pytest.raises(DataError, match=r"part-0\.hdf5: input_ids .*; delete this shard"):
+        prepare(texts, with_baseline=True)
+    assert not (set_dir / "index").exists()
 
 
 def test_another_preparation_in_the_same_directory_is_refused(

@@ -35,9 +35,22 @@ _BITS_PER_BYTE = 7  # of an integer with a sign in a key; one bit of all of them
 # Numbers of the dtypes in tensorflow/core/framework/types.proto.
 _DTYPES = MappingProxyType(
     {
-        **dict(enumerate(("float32", "float64", "int32", "uint8", "int16", "int8", "string"), 1)),
-        **{8: "complex64", 9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16"},
-        **{18: "complex128", 19: "float16", 22: "uint32", 23: "uint64"},
+        1: "float32",
+        2: "float64",
+        3: "int32",
+        4: "uint8",
+        5: "int16",
+        6: "int8",
+        7: "string",
+        8: "complex64",
+        9: "int64",
+        10: "bool",
+        14: "bfloat16",
+        17: "uint16",
+        18: "complex128",
+        19: "float16",
+        22: "uint32",
+        23: "uint64",
     }
 )
 _READ = ("float16", "bfloat16", "float32", "float64", "int32", "int64")

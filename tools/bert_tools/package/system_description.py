@@ -86,9 +86,12 @@ def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataEr
     remedy = "mend it; `mlperf_bert system --describe` writes a new one"
     try:
         description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        return {}, [DataError(name, f"cannot be read ({why})", remedy)]
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror or error})"
+        wanted = "name a JSON file; `mlperf_bert system --describe` writes one"
+        return {}, [DataError(name, problem, wanted)]
+    except ValueError as error:
+        return {}, [DataError(name, f"cannot be read ({error})", remedy)]
     wrong = check_description(description)
     return description, [DataError(name, problem, remedy) for problem in wrong]
 

@@ -23,7 +23,7 @@ AUTO_INTERVAL_S = 600.0
 BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Saving:
     """Begins checkpoints where they are due; every rank calls it at the same steps.
 

@@ -235,7 +235,7 @@ class _Status(NamedTuple):
     gives_up: bool  # to wait, as far as this rank is concerned; rank 0's word counts
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CheckpointWriter:
     """Writes the checkpoints of a run below `directory`, one at a time.
 

@@ -147,7 +147,13 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
 
 
 def parse(kind: type[Parsed], record: Record, **found: Any) -> Parsed:
-    """A dataclass from the keys of a record; `found` has those fields that are no plain values."""
+    """A dataclass from the keys of a record; `found` has those fields that are no plain values.
+
+    A field's annotation is its rule: `Annotated[int, low, high]` is bounded, `FileName` and `Share`
+    are as above, a `Literal` whose key is not there is its first word, and `X | None` is None where
+    the key is not there or null. Other keys must be there: a field's own default does not count.
+    Raises DataError.
+    """
     for name, hint in _hints(kind).items():  # type: ignore[arg-type]
         if name not in found:
             found[name] = _plain_value(record, name, hint)
@@ -165,7 +171,7 @@ def _plain_value(record: Record, key: str, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return record.choice(key, get_args(hint))
     if hint in (FileName, Share):
-        return record.file_name(key) if hint is FileName else record.share(key)
+        return record.file_name(key) if hint == FileName else record.share(key)
     of_kind: dict[Any, Callable[..., Any]] = {
         int: record.integer,
         str: record.text,

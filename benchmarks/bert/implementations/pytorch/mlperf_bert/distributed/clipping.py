@@ -265,11 +265,11 @@ class ClipState:
     def take(
         self, bucket: BucketGradients, *, ends_forward: bool
     ) -> list[tuple[BucketGradients, Tensor]]:
-        """Clip a bucket of a backward, and divide by the ranks: what is to be sent now, of which.
+        """Clip a bucket of a backward and divide it by the ranks.
 
-        Of no bucket, one, or all that were held, in the order in which they came. Of a forward that
-        is not the update's last, the result is put aside and zeros remain; with the last, it is
-        added.
+        Returns pairs of a bucket and what is to be sent of it: none while buckets are held, one,
+        or all that were held, in the order in which they came. In a forward that is not the
+        update's last the result is put aside and zeros remain; the last one adds it.
         """
         self._held.append(bucket)
         if self._clip.policy == "whole_before_allreduce" and not ends_forward:

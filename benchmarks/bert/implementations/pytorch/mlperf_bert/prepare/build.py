@@ -44,6 +44,7 @@ from mlperf_bert.data.index import (
     sidecar_path,
     write_index,
 )
+from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.prepare.documents import (
     EVAL_DUPE_FACTOR,
@@ -330,9 +331,15 @@ def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> 
 
 
 def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
-    """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone."""
+    """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone.
+
+    Raises DataError for a shard whose samples are wrong: one that an earlier start left may be.
+    """
     paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
     found = [check_arrays(Shard(path).arrays(), manifest) for path in paths]
+    for path, each in zip(paths, found, strict=True):
+        if each.faults:
+            raise DataError(str(path), "; also ".join(each.faults), SHARD_REMEDY)
     tally = sum((each.tally for each in found), Tally())
     return baseline_of(tally, np.sum([each.label_counts for each in found], axis=0))
 

@@ -45,7 +45,7 @@ _GZIP = b"\x1f\x8b\x08"  # as the length of a record, that is over half a millio
 _READ_BYTES = 2**18
 
 READ = FEATURES[:LENGTHS]
-# Of each of these: its letters [K, longest name], and how many there are [K].
+# Letters of each name [K, 32], and how many it has [K]; compiled code has them as constants.
 _LETTERS = np.array([list(name.encode("ascii").ljust(32)) for name in READ], np.uint8)
 _LENGTHS = np.array([len(name) for name in READ])
 RIGHT = 0
