@@ -7,6 +7,7 @@ gradients are spoilt.
 
 import copy
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -79,7 +80,7 @@ WIRES = [  # dtypes of gradients, and on the wire
 DDP_CASES = (("fp32", 0.1), ("bf16", 0.1), ("fp32", 0.05), ("fp32", 25.0))  # cap in MiB
 # Large enough for a second bucket after a first one of 1 MiB.
 WIDER = ("model.hidden_size=128", "model.intermediate_size=512")
-SPOILT_STEPS = (3, 5)
+SPOILT_STEPS = {2: math.nan, 3: math.inf, 5: 1e30}  # by what; the last: its square overflows
 ALL_SPOILT_FROM = 7
 LAST_STEP = ALL_SPOILT_FROM + MAX_SKIPPED_IN_A_ROW - 1
 WARM_UP_STEPS = 3  # run.warm_up_steps' default: the hook is called in them too
@@ -257,7 +258,9 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
     def hook(gradient: Tensor) -> Tensor:
         nonlocal step
         step += 1
-        return gradient * torch.nan if is_spoilt(step) else gradient
+        if not is_spoilt(step):
+            return gradient
+        return torch.full_like(gradient, SPOILT_STEPS.get(step, math.nan))
 
     if info.rank == info.world_size - 1:
         named = parts.model.named_parameters()

@@ -53,7 +53,7 @@ def test_every_loader_gives_the_same_batches(set_dir: Path) -> None:
 
 
 def test_result_has_a_row_for_each_loader(set_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "DATALOADERS", {"dataloader_1": 1})
+    monkeypatch.setattr(loader, "DATALOADERS", {"dataloader_2": 2})
     options = ("--dir", set_dir, "--batches", 2, 3, "--rounds", 1, "--seconds", 0.01)
     result = result_of("loader", *options)
     contenders, dali_reason = make_contenders()

@@ -151,7 +151,8 @@ def test_samples_of_published_points_and_between_them() -> None:
         assert found.samples == pytest.approx(million * 1e6)
         assert found.in_range
         assert found.low <= found.samples <= found.high
-    steps = [POINTS[batch, "open_hypothesis"] * 1e6 / batch for batch in (448, 4096, 16384)]
+    batches = (448, 4096, 16384)
+    steps = [samples_to_target(batch, "open_hypothesis").samples / batch for batch in batches]
     assert steps == pytest.approx([1407, 283, 179], abs=1)
 
 

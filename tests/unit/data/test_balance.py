@@ -121,14 +121,15 @@ def test_exchange_deals_each_forward_among_the_ranks_that_exchange(
 @given(case=drawn_costs())
 @settings(deadline=None)
 def test_loads_of_a_global_presort_are_within_bounds(case: tuple[Float64Array, int]) -> None:
-    cost = case[0].reshape(-1, 1, case[0].shape[2])  # every forward is a slot of its own
+    cost, _ = case
     load = loads(cost, Balance(policy="presort_global")(cost))
     # In a row, the lesser of two loads gets the longer sample: their difference becomes that of
     # the loads less that of the samples, never more than the larger of the two. So loads differ
     # by at most what the longest and the shortest sample of some row differ.
     rows = np.sort(cost, axis=None)[::-1].reshape(-1, len(load))
     assert load.max() - load.min() <= (rows[:, 0] - rows[:, -1]).max()
-    snake = loads(cost, Balance(policy="exchange_global")(cost)).max()
+    flat = cost.reshape(len(load), 1, -1)  # the snake deals within a forward: one for all
+    snake = loads(flat, Balance(policy="exchange_global")(flat)).max()
     assert load.max() <= snake + cost.max() - cost.min()
     unequal = loads(cost, Balance(policy="presort_global", counts="unequal")(cost))
     # Whoever has the largest load was the least loaded before its last sample.

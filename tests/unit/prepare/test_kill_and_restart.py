@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,8 @@ def killed_before_rename(number: int, prepare: Callable[[], object]) -> bool:
             Path.replace = replace  # type: ignore[assignment, method-assign]
             prepare()
             os._exit(0)
-        finally:
+        except BaseException:
+            traceback.print_exc()
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, -signal.SIGKILL)

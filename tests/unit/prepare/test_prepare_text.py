@@ -95,7 +95,8 @@ def test_another_preparation_in_the_same_directory_is_refused(
     other.write_bytes(VOCAB.read_bytes() + b"more\n")
     changed = Path(shutil.copy(texts[0], tmp_path))
     changed.write_text("Changed.\n\nAltogether.\n")
-    before = contents(from_text)
+    set_dir = shutil.copytree(from_text, tmp_path / "set")
+    before = contents(set_dir)
     changes: list[tuple[dict[str, object], str]] = [
         ({"seed": 1}, "seed = 12345, now it is 1"),
         ({"dupe_factor": 4}, "dupe_factor = 5"),
@@ -108,8 +109,8 @@ def test_another_preparation_in_the_same_directory_is_refused(
     ]
     for change, problem in changes:
         with pytest.raises(DataError, match=problem):
-            prepare(**{"paths": texts, "out": from_text, **change})
-        assert contents(from_text) == before
+            prepare(**{"paths": texts, **change})
+        assert contents(set_dir) == before
 
 
 def test_pick_eval_takes_evenly_and_stores_the_baseline(
