@@ -1,8 +1,9 @@
-"""A small model with its step, eager or captured, and batches for it: on a CPU or a GPU."""
+"""A small model, its step or evaluator, eager or captured, and batches: on a CPU or a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.build import build_step, make_model
@@ -63,6 +68,28 @@ class Run:
         return torch.cat([each.detach().flatten() for each in self.model.parameters()])
 
 
+def small_model(seed: int, device: torch.device = CPU, **changes: Any) -> BertForPretraining:
+    """For the synthetic data; guesses differ from sample to sample."""
+    config = ModelSection(
+        vocab_size=69,
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        initializer_range=0.5,
+    )
+    return BertForPretraining(replace(config, **changes), device, seed=seed)
+
+
+def evaluator_of(data: Path, num_tokens: int = 600, **changes: Any) -> Evaluator:
+    """Of the held-out set, on one rank unless `changes` say so."""
+    index = LengthIndex.open(data / "eval")
+    reader = SampleReader(data / "eval", index.manifest)
+    alone: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}
+    return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changes})
+
+
 def batch_of(step: int) -> UnpaddedBatch:
     lengths = np.random.default_rng(step).integers(5, LONGEST, SEQUENCES)
     samples = synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
@@ -92,3 +119,16 @@ def state_of(run: Run) -> dict[str, Tensor]:
     if run.model.step.is_cuda:
         state["random stream of the GPU"] = torch.cuda.get_rng_state()
     return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of the function, and where its results lie; kernels are compiled before."""
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        function()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph, results

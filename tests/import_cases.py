@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from foreign_files import WRITERS, examples_of
+from foreign_files import WRITERS, Example, examples_of
 from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.prepare.foreign_rows import Rows
+from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES
 from mlperf_bert.prepare.import_examples import import_set
 from support import prepare_small
 
@@ -47,3 +49,18 @@ def bring(files: list[Path], out: Path, **changes: Any) -> Manifest:
     options = {name: changes.pop(name, value) for name, value in options.items()}
     settings = ShardSettings(**{**SMALL, "seed": 0, "dupe_factor": 1, **changes})
     return import_set(files, options.pop("vocab"), out, settings, quiet=True, **options)
+
+
+def as_dicts(rows: Rows) -> list[Example]:
+    """Every feature that is there by its name."""
+    found = []
+    for starts, counts in zip(rows.starts.tolist(), rows.counts.tolist(), strict=True):
+        spans = zip(FEATURES, starts, counts, strict=True)
+        found.append(
+            {
+                name: rows.values[start : start + count].tolist()
+                for name, start, count in spans
+                if count != ABSENT
+            }
+        )
+    return found

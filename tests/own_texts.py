@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import support
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 
@@ -46,8 +47,6 @@ def make(wanted: OwnText, out: Path, workers: int = 1) -> Path:
 
 def contents(out: Path) -> dict[str, bytes]:
     """Every file of the sets, and the vocabulary."""
-    paths = [path for name in ("train", "eval") for path in (out / name).rglob("*")]
-    found = {path.relative_to(out).as_posix(): path for path in paths if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items()} | {
-        "vocab.txt": (out / "vocab.txt").read_bytes()
-    }
+    found = support.contents(out)
+    kept = ("train", "eval", "vocab.txt")
+    return {name: held for name, held in found.items() if name.split("/")[0] in kept}

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.documents import Documents
-from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, token_dtype
 
 Sentence = list[int]
@@ -20,7 +20,7 @@ Document = list[Sentence]
 
 def plain_examples(
     documents: Documents, vocabulary: Vocabulary, settings: ShardSettings
-) -> ExampleArrays:
+) -> ShardArrays:
     """`make_examples`, which has the same signature."""
     return _Maker(vocabulary, settings).make(documents)
 
@@ -34,7 +34,7 @@ class _Maker:
         self.rng = random.Random(settings.seed)
         self.found: list[dict[str, list[int]]] = []
 
-    def make(self, documents: Documents) -> ExampleArrays:
+    def make(self, documents: Documents) -> ShardArrays:
         nested = as_lists(documents)
         self.rng.shuffle(nested)
         for _ in range(self.passes):
@@ -114,9 +114,9 @@ class _Maker:
                 tokens[position] = self.rng.randint(0, len(self.vocabulary) - 1)
         return labels
 
-    def arrays(self) -> ExampleArrays:
+    def arrays(self) -> ShardArrays:
         dtype = token_dtype(len(self.vocabulary))
-        return ExampleArrays(
+        return ShardArrays(
             input_ids=self.flat("input_ids", dtype),
             offsets=self.offsets("input_ids"),
             segment_b_start=self.flat("segment_b_start", np.uint16),

@@ -1,5 +1,6 @@
-"""Step planners over made-up lengths."""
+"""Step planners over made-up lengths, and what fixtures of `plan` are."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.length_histogram import masked_counts_of
 from mlperf_bert.data.sampler import make_sampler
+
+Asked = Callable[..., Any]  # facts, or with `told` lines, by the words of a question
 
 
 def planner_of(

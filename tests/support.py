@@ -38,6 +38,19 @@ def load_study(folder: str, name: str) -> ModuleType:
         sys.path.remove(path)
 
 
+def run_study(tool: ModuleType, *words: object) -> int:
+    """The exit status of a script's `main` with these arguments."""
+    usual = sys.argv
+    sys.argv = [f"{tool.__name__}.py", *map(str, words)]
+    try:
+        tool.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = usual
+    return 0
+
+
 def run_cli(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `python -m mlperf_bert ...` in a process of its own, with one CPU thread."""
     return run_process(sys.executable, "-m", "mlperf_bert", *arguments, **environ)

@@ -8,21 +8,12 @@ import google_crc32c
 from bert_tools.convert.protobuf import varint
 from bert_tools.convert.tensorflow_bundle import BundleTensor
 from bert_tools.convert.tensorflow_table import open_table
+from foreign_files import varint as encoded
 from mlperf_bert.common.crc32c import mask, masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57
 Field = tuple[int, "int | bytes | list[Field]"]
 Entries = Sequence[tuple[bytes, bytes]]
-
-
-def encoded(value: int) -> bytes:
-    """A varint; a negative one as 64 bits."""
-    value %= 2**64
-    found = bytearray()
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
 
 
 def message(*fields: Field) -> bytes:

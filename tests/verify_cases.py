@@ -21,9 +21,8 @@ from mlperf_bert.data.index import (
     sidecar_path,
     write_index,
 )
-from mlperf_bert.data.shards import Shard
+from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.full import LAYOUT_READER
@@ -69,8 +68,8 @@ def copy_of(pair: Path, target: Path) -> Path:
     return Path(shutil.copytree(pair, target / "pair"))
 
 
-def shard(directory: Path, name: str = "b") -> Path:
-    return directory / "train" / "shards" / f"{name}.hdf5"
+def shard(directory: Path, name: str = "b", part: str = "train") -> Path:
+    return directory / part / "shards" / f"{name}.hdf5"
 
 
 def flip(path: Path, bit: int) -> None:
@@ -87,12 +86,12 @@ def spoil(path: Path, change: Callable[[Arrays], None], **settings: Any) -> None
     mapped = before.arrays()
     arrays = {
         field.name: np.array(getattr(mapped, field.name))
-        for field in dataclasses.fields(ExampleArrays)
+        for field in dataclasses.fields(ShardArrays)
     }
     change(arrays)
     write_shard(
         path,
-        ExampleArrays(**arrays),
+        ShardArrays(**arrays),
         source_name=before.sidecar.source_name,
         source_sha256=before.sidecar.source_sha256,
         settings=dataclasses.replace(before.sidecar.settings, **settings),

@@ -85,7 +85,7 @@ def make_shard(
         "write_s": written_s - made_s,
         "total_s": written_s - start_s,
     }
-    return seconds, len(examples)
+    return seconds, len(examples.next_sentence_label)
 
 
 def peaks_of(way: str, *paths: Path) -> dict[str, int]:

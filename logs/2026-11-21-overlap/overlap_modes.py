@@ -32,7 +32,7 @@ from mlperf_bert.distributed.clipping import ClipOutcome, Clipping, make_clippin
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, no_loss_scale
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
 from mlperf_bert.optim.optimizers import make_optimizer, make_optimizer_alone
 from mlperf_bert.step.eager import EagerStep
 
@@ -245,7 +245,7 @@ def reducer_mode(policy: ClipPolicy, *, sharded: bool) -> Mode:
         clip = ClipSection(policy=policy)
         reducer = FlatReducer(model, buffers, clip, shards, plain_wire(CPU), size, forwards=1)
         optimizer = make_optimizer(
-            OPTIM, buffers, weights, reducer.shard_gradients, shards, no_loss_scale(CPU)
+            OPTIM, buffers, weights, reducer.shard_gradients, shards, LossScale(CPU)
         )
         return _step(setting, model, optimizer, reducer)
 

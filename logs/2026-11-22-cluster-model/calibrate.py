@@ -22,12 +22,13 @@ from bert_tools.plan.cluster.machine import (
     AcceleratorName,
     Constants,
     MatrixPrecision,
+    Software,
     constant_rows,
     default_constants,
     make_machine,
+    programs,
 )
 from bert_tools.plan.cluster.simulation import RunTime, run_time, simulate_steps
-from bert_tools.plan.cluster.software import Software, programs
 from bert_tools.plan.cluster.step import Job
 from bert_tools.plan.cluster.workload import Dealing, Float64Array, Workload, draw_steps
 from bert_tools.plan.sample_index import SampleIndex

@@ -1,4 +1,4 @@
-"""`mlperf_bert package` from end to end, with MLCommons' checkers; our own: tests/unit/package."""
+"""`mlperf_bert package` from end to end, with MLCommons' checkers; our own: tests/tools/package."""
 
 import json
 import os

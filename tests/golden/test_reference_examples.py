@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, make_examples
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, Vocabulary, load_vocabulary
 from plain_examples import plain_examples
 from support import prepare_small
@@ -31,7 +32,7 @@ SETS = {
     "a": {"max_seq_length": 512, "max_predictions": 76, "seed": 12345},
     "b": {"max_seq_length": 128, "max_predictions": 20, "seed": 7},
 }
-Maker = Callable[[Documents, Vocabulary, ShardSettings], ExampleArrays]
+Maker = Callable[[Documents, Vocabulary, ShardSettings], ShardArrays]
 
 
 def needs_golden_sets() -> None:
@@ -45,13 +46,13 @@ def golden_arrays(name: str) -> dict[str, np.ndarray]:
     return dict(np.load(GOLDEN / f"sentences_{name}_seq{length}_dupe2_seed{seed}.npz"))
 
 
-def made(maker: Maker, text: Path, vocab: Path, **settings: int) -> ExampleArrays:
+def made(maker: Maker, text: Path, vocab: Path, **settings: int) -> ShardArrays:
     vocabulary = load_vocabulary(vocab)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
     return maker(documents, vocabulary, ShardSettings(**settings))
 
 
-def as_arrays(examples: ExampleArrays) -> dict[str, np.ndarray]:
+def as_arrays(examples: ShardArrays) -> dict[str, np.ndarray]:
     return {name: getattr(examples, name) for name in examples.__slots__}
 
 

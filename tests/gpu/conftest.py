@@ -1,4 +1,4 @@
-"""Seconds that a test may take: TEST_LIMIT_S, which `tools/gpu_check.sh` sets.
+"""What all need: a GPU; and seconds that a test may take: TEST_LIMIT_S of `tools/gpu_check.sh`.
 
 A test that hangs in a kernel cannot be interrupted, so its process ends, with a traceback.
 """
@@ -8,6 +8,7 @@ import os
 from collections.abc import Generator
 
 import pytest
+import torch
 
 LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "0"))
 STDERR = pytest.StashKey[int]()
@@ -26,3 +27,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu() -> None:
+    """Before all other fixtures."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: nothing of tests/gpu is run here")
+
+
+@pytest.fixture
+def triton() -> None:
+    """Builds of torch without CUDA have none."""
+    pytest.importorskip("triton", reason="triton is not installed")

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from attention_cases import Case, bounds_of, check_policy, make_case, results
+from graph_cases import captured
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy, grouped
 from mlperf_bert.model.choices import TOLERANCE, choose_attention
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device: attention kernels are not run here"
-)
 DEVICE = "cuda"
 KERNELS = ("triton", "flash", "cudnn")
 MODEL = ModelSection(max_position_embeddings=256)
@@ -66,34 +64,24 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     attend = policy(name, torch.bfloat16)
     case = make_case((130, 7), head_size=64, device=DEVICE)
     results(attend, case, 0.1, torch.bfloat16)  # compiles
-    leaves = [x.to(DEVICE, torch.bfloat16).requires_grad_() for x in case.inputs]
-    gradient = case.gradient.to(DEVICE, torch.bfloat16)
+    run = both_ways(attend, case, case.site(0.1), torch.bfloat16)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        context = attend(*leaves, case.layout, case.site(0.1))
-        torch.autograd.grad(context, leaves, gradient)
+        run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def captured(attend: AttentionPolicy, case: Case, probability: float, dtype: torch.dtype) -> Any:
-    """A graph of forward and backward, its leaves and its results."""
+def both_ways(attend: AttentionPolicy, case: Case, site: Any, dtype: torch.dtype) -> Any:
+    """What gives context and gradients, always of the same leaves."""
     leaves = [x.to(DEVICE, dtype).requires_grad_() for x in case.inputs]
     gradient = case.gradient.to(DEVICE, dtype)
 
-    def both() -> list[Tensor]:
-        context = attend(*leaves, case.layout, case.site(probability))
+    def run() -> list[Tensor]:
+        context = attend(*leaves, case.layout, site)
         return [context, *torch.autograd.grad(context, leaves, gradient)]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = both()
-    return graph, outputs
+    return run
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
@@ -104,7 +92,7 @@ def test_a_captured_kernel_follows_its_bounds(name: str, probability: float) -> 
         pytest.skip("torch's generator: no two runs drop the same")
     attend = policy(name, torch.bfloat16)
     case = make_case((130, 64, 6), head_size=64, device=DEVICE)
-    graph, outputs = captured(attend, case, probability, torch.bfloat16)
+    graph, outputs = captured(both_ways(attend, case, case.site(probability), torch.bfloat16))
     for step, lengths in ((6, (70, 130, 0)), (7, (1, 63, 136))):
         case.layout.cu_seqlens.copy_(bounds_of(lengths, DEVICE))
         case.keys.step.fill_(step)
@@ -116,7 +104,7 @@ def test_a_captured_kernel_follows_its_bounds(name: str, probability: float) -> 
 def test_grouped_is_captured_with_its_side_streams() -> None:
     case = make_case((130, 64, 6, 33, 100), device=DEVICE)
     results(grouped, case, 0.0, torch.float32)  # its indices are copied to the device
-    graph, outputs = captured(grouped, case, 0.0, torch.float32)
+    graph, outputs = captured(both_ways(grouped, case, None, torch.float32))
     graph.replay()
     expected = results(grouped, case, 0.0, torch.float32)
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)

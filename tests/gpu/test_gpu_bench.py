@@ -14,9 +14,6 @@ from bert_tools.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_data, make
 from bert_tools.bench.peer import BUILDERS, make_other_peers, make_peer
 from bert_tools.bench.training_run import run_updates
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device: nothing is measured on one here"
-)
 DEVICE = torch.device("cuda")
 SIZE = (
     *("model.num_layers=2", "model.hidden_size=128", "model.vocab_size=512"),

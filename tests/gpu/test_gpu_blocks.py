@@ -12,22 +12,18 @@ from block_cases import (
     make_case,
     results,
 )
+from graph_cases import captured
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.choices import choose_blocks
-from mlperf_bert.model.cross_entropy import cross_entropy_sum
 from mlperf_bert.model.heads import chunked_cross_entropy_sum
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device: fused blocks are not run on one here"
-)
 DEVICE = "cuda"
 
 
 @pytest.fixture
-def fused() -> Blocks:
-    pytest.importorskip("triton", reason="triton is not installed")
+def fused(triton: None) -> Blocks:
     return choose_blocks(ModelSection(kernels="fused"), torch.device(DEVICE))
 
 
@@ -51,23 +47,20 @@ def test_autocast_gives_the_dtypes_of_the_reference(fused: Blocks, block: str) -
 def test_a_captured_block_follows_its_inputs(fused: Blocks, block: str) -> None:
     """4,000 rows: above 3,072 torch sorts the ids of embeddings in backward."""
     modules, inputs, run = make_case(block, 4000, 128, torch.bfloat16, DEVICE, dropout=True)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        results(run, fused, modules, inputs)  # compiles
-    torch.cuda.current_stream().wait_stream(side)
     given = [torch.ones_like(each) for each in run(fused, modules, *inputs)]
-    graph = torch.cuda.CUDAGraph()
     leaves = (*inputs, *modules.parameters())
-    with torch.cuda.graph(graph):
-        captured = torch.autograd.grad(run(fused, modules, *inputs), leaves, given)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(run(fused, modules, *inputs), leaves, given)
+
+    graph, found = captured(gradients)
     for step in range(3):
         with torch.no_grad():
             for number, leaf in enumerate(leaves):
                 leaf.copy_(torch.randn_like(leaf) + step + number)
         graph.replay()
-        eager = torch.autograd.grad(run(fused, modules, *inputs), leaves, given)
-        assert all(torch.equal(one, other) for one, other in zip(captured, eager, strict=True))
+        pairs = zip(found, gradients(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_a_chunked_head_needs_less_memory_than_full_logits() -> None:

@@ -5,19 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from graph_cases import ONE_RANK
 from mlperf_bert.checkpoint.load import load_checkpoint, restore_rank_states
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.files import load_config
-from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from support import TINY_CONFIG
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICE = torch.device("cuda", 0)
-ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 STATE = CheckpointState(step=3, samples=48, seed=1, mlm_accuracy=None, vocabulary_sha256="ab")
 
 
@@ -30,11 +27,9 @@ def update(model: BertForPretraining, optimizer: FlatOptimizer, times: int) -> N
         optimizer.step(rate, gradient_factor=nothing + 1, skip=nothing)
 
 
-def test_what_is_written_is_the_state_of_its_step(tmp_path: Path) -> None:
+def test_what_is_written_is_the_state_of_its_step(tiny_config: Path, tmp_path: Path) -> None:
     file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY_CONFIG, encoding="utf-8")
-    config = load_config(path)
+    config = load_config(tiny_config)
     model = BertForPretraining(config.model, DEVICE, seed=1)
     optimizer = make_optimizer_alone(config.optim, model)
     update(model, optimizer, 3)

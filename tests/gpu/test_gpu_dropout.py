@@ -6,23 +6,21 @@ import pytest
 import torch
 
 from dropout_cases import CHECKS, site_of
+from graph_cases import captured
 from mlperf_bert.model import dropout as model_dropout
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device: Triton kernels are not run on one here"
-)
 DEVICE = "cuda"
 ROWS, CHANNELS = 300, 256
 
 
+@pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("check", CHECKS)
 def test_kernels(check: object) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
     check(model_dropout, DEVICE)
 
 
+@pytest.mark.usefixtures("triton")
 def test_captured_dropout_follows_the_step() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
     site = site_of(ROWS, device=DEVICE)
     cu_seqlens = torch.tensor([0, 100, ROWS], dtype=torch.int32, device=DEVICE)
     x = torch.randn(ROWS, CHANNELS, device=DEVICE, requires_grad=True)
@@ -33,18 +31,11 @@ def test_captured_dropout_follows_the_step() -> None:
         bits = model_dropout.attention_keep_bits(where, 4, cu_seqlens, 200)
         return output, gradient, bits[100:]  # rows whose bytes are all written
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        compute(site)  # compiles
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = compute(site)
+    graph, found = captured(lambda: compute(site))
     for step in (1, 2, 1):
         site.keys.step.fill_(step)
         graph.replay()
         step_of_its_own = torch.tensor([step], device=DEVICE)
         eager = compute(replace(site, keys=replace(site.keys, step=step_of_its_own)))
-        for one, other in zip(captured, eager, strict=True):
+        for one, other in zip(found, eager, strict=True):
             assert torch.equal(one, other)

@@ -5,18 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.config.sections import ModelSection, StepMode
-from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import SampleReader
+from graph_cases import evaluator_of, small_model
+from mlperf_bert.config.sections import StepMode
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.evaluation.schedule import Beside
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.step.replay import Replay
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device: nothing is captured here"
-)
 MODES: tuple[StepMode, ...] = ("eager", "captured")
 
 
@@ -25,32 +21,13 @@ def device() -> torch.device:
 
 
 def model(seed: int) -> BertForPretraining:
-    config = ModelSection(
-        vocab_size=69,
-        hidden_size=128,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=32,
-        initializer_range=0.5,
-        attention="triton",  # measured once a model, "auto" could choose two
-        precision="bf16",
-    )
-    return BertForPretraining(config, device(), seed=seed).to(torch.bfloat16)
+    sizes = {"hidden_size": 128, "num_layers": 2, "intermediate_size": 256}
+    # Attention is measured once a model, "auto" could choose two.
+    return small_model(seed, device(), **sizes, attention="triton", precision="bf16").bfloat16()
 
 
 def evaluator(data: Path, step_mode: StepMode) -> Evaluator:
-    index = LengthIndex.open(data / "eval")
-    return Evaluator(
-        index,
-        SampleReader(data / "eval", index.manifest),
-        tokens_per_forward=600,
-        rank=0,
-        world_size=1,
-        device=device(),
-        precision="bf16",
-        step_mode=step_mode,
-    )
+    return evaluator_of(data, device=device(), precision="bf16", step_mode=step_mode)
 
 
 def settled() -> None:

@@ -14,20 +14,18 @@ from fp8_cases import (
     make_scales,
     step_of,
 )
+from graph_cases import captured as capture
 from mlperf_bert.model import fp8, fp8_cast
 from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Target
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
-    reason="no CUDA device of capability 8.9: products in FP8 are not run on one here",
-)
 DEVICE = "cuda"
 
 
 @pytest.fixture(autouse=True)
-def needs_triton() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+def _gpu_with_fp8(triton: None) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no CUDA device of capability 8.9: products in FP8 are not run on one here")
 
 
 def test_casts_are_those_of_the_reference() -> None:
@@ -70,16 +68,12 @@ def test_scales_of_a_captured_product_follow_the_maxima() -> None:
     number = step_of(0, DEVICE)
     first = captured.tensors()
     saved = {name: tensor.clone() for name, tensor in first.items()}
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles
+
+    def follow_and_run() -> None:
         captured.follow(number)
         static.run(other)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured.follow(number)
-        static.run(other)
+
+    graph, _ = capture(follow_and_run)
     for name, tensor in first.items():
         tensor.copy_(saved[name])
     for step, size in ((1, 1.0), (2, 30.0), (3, 0.01)):

@@ -7,7 +7,7 @@ import torch
 
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, pad
-from mlperf_bert.data.capacity import plan_shapes, shape_of
+from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader
@@ -17,9 +17,6 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from shard_sets import MAX_PREDICTIONS, assert_same_batch, write_set
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device: copies to a GPU are not run here"
-)
 NUM_STEPS = 30
 DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}
 ON_THE_HOST = ("lengths", "masked_counts", "shape")
@@ -40,34 +37,45 @@ def parts(tmp_path: Path) -> tuple[StepPlanner, SampleReader]:
     return planner, SampleReader(tmp_path / "set", manifest)
 
 
-@pytest.mark.parametrize("loader_name", ["thread", "pageable", "dali"])
+def sums_of(batch: UnpaddedBatch) -> torch.Tensor:
+    return torch.stack([getattr(batch, name).double().sum() for name in TENSORS])
+
+
+@pytest.mark.parametrize("kind", ["thread", "pageable", "dali", "padded"])
 def test_batches_are_right_when_the_device_lags_behind(
-    parts: tuple[StepPlanner, SampleReader], loader_name: str
+    parts: tuple[StepPlanner, SampleReader], kind: str
 ) -> None:
     planner, reader = parts
     device = torch.device("cuda", torch.cuda.device_count() - 1)
-    source: BatchSource = DirectSource(Gatherer(reader, pin_memory=loader_name == "thread"), 0)
-    if loader_name == "dali":
+    gatherer = Gatherer(reader, pin_memory=kind in ("thread", "padded"))
+    source: BatchSource = DirectSource(gatherer, 0)
+    shapes: tuple[StaticShape, ...] = ()
+    if kind == "dali":
         pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
         source = DaliSource(source, device)
+    if kind == "padded":
+        manifest = reader.manifest
+        limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
+        shapes = plan_shapes(planner, NUM_STEPS, **limits)
+    staging = CapacityStaging(shapes, 2, device) if shapes else None
     sums = []
-    with Loader(planner, source, device) as loader:
+    with Loader(planner, source, device, staging=staging) as loader:
         for step in loader:
             # Work queued long before it runs: a block given away too early would be overwritten.
             torch.cuda._sleep(5_000_000)
             for batch in step.micro_batches:
                 assert batch.input_ids.device == device
-                sums.append([getattr(batch, name).double().sum() for name in TENSORS])
+                sums.append(sums_of(batch))
             del step, batch
             if len(sums) == 2 * NUM_STEPS:
                 break
-    direct = DirectSource(Gatherer(reader), 0)
-    expected = [
-        [float(getattr(batch, name).double().sum()) for name in TENSORS]
-        for number in range(1, NUM_STEPS + 1)
-        for batch in direct.micro_batches(planner.plan(number))
-    ]
-    assert [[float(value) for value in values] for values in sums] == expected
+    direct, expected = DirectSource(Gatherer(reader), 0), []
+    for plan in map(planner.plan, range(1, NUM_STEPS + 1)):
+        shape = shape_of(plan, shapes) if shapes else None
+        assert (shape is None) == (kind != "padded")
+        for batch in direct.micro_batches(plan):
+            expected.append(sums_of(batch if shape is None else pad(batch, shape)))
+    assert torch.stack(sums).tolist() == torch.stack(expected).tolist()
 
 
 def test_batches_are_gathered_into_page_locked_memory(
@@ -76,35 +84,6 @@ def test_batches_are_gathered_into_page_locked_memory(
     planner, reader = parts
     (batch, _) = DirectSource(Gatherer(reader, pin_memory=True), 0).micro_batches(planner.plan(1))
     assert all(getattr(batch, name).is_pinned() for name in TENSORS)
-
-
-def sums_of(batch: UnpaddedBatch) -> torch.Tensor:
-    return torch.stack([getattr(batch, name).double().sum() for name in TENSORS])
-
-
-def test_padded_batches_are_right_when_the_device_lags_behind(
-    parts: tuple[StepPlanner, SampleReader],
-) -> None:
-    planner, reader = parts
-    device = torch.device("cuda", torch.cuda.device_count() - 1)
-    manifest = reader.manifest
-    limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
-    shapes = plan_shapes(planner, NUM_STEPS, **limits)
-    source = DirectSource(Gatherer(reader, pin_memory=True), 0)
-    sums = []
-    with Loader(planner, source, device, staging=CapacityStaging(shapes, 2, device)) as loader:
-        for step in loader:
-            torch.cuda._sleep(5_000_000)
-            sums += [sums_of(batch) for batch in step.micro_batches]
-            if step.plan.step == NUM_STEPS:
-                break
-    direct = DirectSource(Gatherer(reader), 0)
-    expected = []
-    for plan in map(planner.plan, range(1, NUM_STEPS + 1)):
-        shape = shape_of(plan, shapes)
-        assert shape is not None
-        expected += [sums_of(pad(batch, shape)) for batch in direct.micro_batches(plan)]
-    assert torch.stack(sums).tolist() == torch.stack(expected).tolist()
 
 
 def test_masks_drawn_anew_are_pinned_and_those_of_the_cpu(

@@ -1,12 +1,10 @@
 """The stopwatch of stragglers on a GPU."""
 
-import pytest
 import torch
 from torch import nn
 
 from mlperf_bert.run.stragglers import WINDOW_STEPS, DeviceStopwatch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 LONG, SHORT = 50_000_000, 500_000  # cycles: some 25 ms, and a hundredth of them
 
 

@@ -35,7 +35,7 @@ DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, on how many ranks."""
+    """What is trained, on how many ranks; `settings` change also what goes with their number."""
 
     data: Path
     config: Path
@@ -43,11 +43,10 @@ class Setup:
     settings: tuple[str, ...] = (*SETTINGS, *DROPOUT)
 
     def arguments(self, run: Run, *options: object) -> list[object]:
-        """Of `mlperf_bert` for a run."""
         sets = (
-            *self.settings,
             f"parallel.ranks_per_node={self.ranks}",
             f"parallel.local_batch_size={BATCHES[self.ranks]}",
+            *self.settings,
         )
         paths = ("--config", self.config, "--data", self.data, "--run-dir", run.root)
         words = [word for setting in sets for word in ("--set", setting)]
@@ -76,7 +75,6 @@ class Undisturbed:
         run.check_checkpoints()
 
     def check_final(self, run: Run) -> None:
-        """It ended equal in every bit."""
         assert run.trace() == self.trace
         assert run.final_state() == self.final
         assert run.outcome() == self.outcome
@@ -84,7 +82,6 @@ class Undisturbed:
 
 
 def undisturbed(setup: Setup, root: Path) -> Undisturbed:
-    """Run `setup` to its end."""
     run = Run(root)
     with setup.start(run) as job:
         job.wait_for_ranks(setup.ranks, STARTS_WITHIN_S)

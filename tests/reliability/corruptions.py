@@ -1,4 +1,4 @@
-"""Ways to spoil a good pair of prepared sets; corruption_table.py says what finds each.
+"""Every corruption of prepared data, how it is done, and what finds it (docs/data_faults.md).
 
 Where digests are to be right, sidecars, manifest and index are written anew over the harm, as a
 careless preparation would have written them.
@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -19,47 +19,116 @@ from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import INDEX_ARRAYS, read_sidecar, sidecar_path
 
 SHARD = "train/shards/b.hdf5"
-SIDECAR = "train/shards/b.hdf5.json"
+AGAIN = "train/shards/again.hdf5"
+SIDECAR = f"{SHARD}.json"
 MANIFEST = "train/index/dataset.json"
 LENGTHS, COUNTS, ORDER = (f"train/index/{name}" for name, _ in INDEX_ARRAYS)
 VOCABULARY = "train/vocab.txt"
 MASK = 4
+FOUND, UNSEEN, NOT_REACHED = "found", "-", ""
+
+Harm = Callable[[Path, Path], None]  # of the pair, and of its file that the message names
+Change = Callable[[np.ndarray], None]
 
 
-def cut(pair: Path, where: str) -> None:
-    os.truncate(pair / where, (pair / where).stat().st_size - 8)
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """`found` says by what `harm` is: start, verify, verify --full, training.
+
+    `where` is what the message names; in training it may be the set, where an index lies.
+    """
+
+    name: str
+    where: str
+    harm: Harm
+    found: tuple[str, str, str, str]
+
+    def do(self, pair: Path) -> None:
+        self.harm(pair, pair / self.where)
 
 
-def remove(pair: Path, where: str) -> None:
-    (pair / where).unlink()
+def at_start(name: str, where: str, harm: Harm) -> Corruption:
+    """Found by everything: training does not begin."""
+    return Corruption(name, where, harm, (FOUND, FOUND, FOUND, NOT_REACHED))
 
 
-def flip_in(pair: Path, name: str, element: int, bit: int) -> None:
+def by_reading(name: str, where: str, harm: Harm) -> Corruption:
+    """Found by the full check alone."""
+    return Corruption(name, where, harm, (UNSEEN, UNSEEN, FOUND, UNSEEN))
+
+
+def in_training(name: str, where: str, harm: Harm) -> Corruption:
+    """Found by whatever reads samples."""
+    return Corruption(name, where, harm, (UNSEEN, UNSEEN, FOUND, FOUND))
+
+
+def cut(_: Path, file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 8)
+
+
+def remove(_: Path, file: Path) -> None:
+    file.unlink()
+
+
+def pipe(_: Path, file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def directory(_: Path, file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def link(target: str) -> Harm:
+    def harm(_: Path, file: Path) -> None:
+        file.unlink()
+        file.symlink_to(target)
+
+    return harm
+
+
+def flip(bit: int) -> Harm:
+    return lambda _, file: cases.flip(file, bit)
+
+
+def flip_in(name: str, element: int, bit: int) -> Harm:
     """Flip a bit of an element of a shard's array; no digest is mended."""
-    place = read_sidecar(pair / SHARD).datasets[name]
-    first = place.offset + element * np.dtype(place.dtype).itemsize
-    cases.flip(pair / SHARD, 8 * first + bit)
+
+    def harm(_: Path, file: Path) -> None:
+        place = read_sidecar(file).datasets[name]
+        cases.flip(file, 8 * (place.offset + element * np.dtype(place.dtype).itemsize) + bit)
+
+    return harm
 
 
-def edit_json(pair: Path, where: str, **changes: object) -> None:
-    values = json.loads((pair / where).read_bytes())
-    (pair / where).write_bytes(write_json(values | changes))
+def edit_json(**changes: object) -> Harm:
+    def harm(_: Path, file: Path) -> None:
+        file.write_bytes(write_json(json.loads(file.read_bytes()) | changes))
+
+    return harm
 
 
-def edit_index(pair: Path, where: str, change: Callable[[np.ndarray], None]) -> None:
-    dtype = next(dtype for name, dtype in INDEX_ARRAYS if where.endswith(name))
-    values = np.memmap(pair / where, dtype=dtype, mode="r+")
-    change(values)
-    values.flush()
+def edit_index(change: Change) -> Harm:
+    def harm(_: Path, file: Path) -> None:
+        values = np.memmap(file, dtype=dict(INDEX_ARRAYS)[file.name], mode="r+")
+        change(values)
+        values.flush()
+
+    return harm
 
 
-def signed(harm: Callable[..., None], pair: Path, **words: object) -> None:
+def signed(harm: Harm) -> Harm:
     """Do it, then make every digest of the set right."""
-    harm(pair, **words)
-    cases.sign(pair / "train")
+
+    def both(pair: Path, file: Path) -> None:
+        harm(pair, file)
+        cases.sign(pair / "train")
+
+    return both
 
 
-def swap(first: int, second: int) -> Callable[[np.ndarray], None]:
+def swap(first: int, second: int) -> Change:
     def change(values: np.ndarray) -> None:
         values[[first, second]] = values[[second, first]]
 
@@ -70,47 +139,54 @@ def swap_unequal(values: np.ndarray) -> None:
     swap(0, int(np.flatnonzero(values != values[0])[0]))(values)
 
 
-def put(index: int, value: int) -> Callable[[np.ndarray], None]:
+def put(index: int, value: int) -> Change:
     def change(values: np.ndarray) -> None:
         values[index] = value
 
     return change
 
 
-def contents(change: Callable[[cases.Arrays], None], pair: Path) -> None:
+def contents(change: Callable[[cases.Arrays], None]) -> Harm:
     """Change a shard's arrays, with right digests and an index that fits."""
-    cases.spoil(pair / SHARD, change)
+    return lambda pair, _: cases.spoil(pair / SHARD, change)
 
 
-def with_offset(name: str, value: int, pair: Path) -> None:
+def set_in(name: str, index: int | slice, value: int) -> Harm:
+    def change(arrays: cases.Arrays) -> None:
+        arrays[name][index] = value
+
+    return contents(change)
+
+
+def with_offset(name: str, value: int) -> Harm:
     """Let an offset table lie, with right digests; the index stays as it was."""
-    place = read_sidecar(pair / SHARD).datasets[name]
-    table = np.memmap(pair / SHARD, "<i8", mode="r+", offset=place.offset, shape=(place.count,))
-    table[1] = value
-    table.flush()
-    cases.sign(pair / "train")
+
+    def harm(_: Path, file: Path) -> None:
+        place = read_sidecar(file).datasets[name]
+        table = np.memmap(file, "<i8", mode="r+", offset=place.offset, shape=(place.count,))
+        table[1] = value
+        table.flush()
+
+    return signed(harm)
 
 
-def other_words(pair: Path) -> None:
-    text = (pair / VOCABULARY).read_text()
-    (pair / VOCABULARY).write_text(text.replace("w1\nw2\n", "w2\nw1\n"))
+def other_words(_: Path, file: Path) -> None:
+    file.write_text(file.read_text().replace("w1\nw2\n", "w2\nw1\n"))
 
 
 def one_sample_many_times(arrays: cases.Arrays) -> None:
     """The published bug: every sample of the shard is the same one."""
-    lengths, counts = np.diff(arrays["offsets"]), np.diff(arrays["masked_lm_offsets"])
-    chosen, times = int(lengths.argmax()), len(lengths)
-    tables = {"offsets": lengths, "masked_lm_offsets": counts}
+    chosen = int(np.diff(arrays["offsets"]).argmax())
+    times = len(arrays["offsets"]) - 1
     flat = {
-        "input_ids": "offsets",
-        "masked_lm_ids": "masked_lm_offsets",
-        "masked_lm_positions": "masked_lm_offsets",
+        "offsets": ("input_ids",),
+        "masked_lm_offsets": ("masked_lm_ids", "masked_lm_positions"),
     }
-    for name, table in flat.items():
-        part = arrays[name][slice(*arrays[table][chosen : chosen + 2])]
-        arrays[name] = np.tile(part, times)
-    for name, sizes in tables.items():
-        arrays[name] = np.arange(times + 1) * int(sizes[chosen])
+    for table, names in flat.items():
+        first, end = arrays[table][chosen : chosen + 2]
+        for name in names:
+            arrays[name] = np.tile(arrays[name][first:end], times)
+        arrays[table] = np.arange(times + 1) * int(end - first)
     for name in ("segment_b_start", "next_sentence_label"):
         arrays[name][:] = arrays[name][chosen]
 
@@ -119,12 +195,15 @@ def shift_labels(arrays: cases.Arrays) -> None:
     arrays["masked_lm_ids"][:] = np.roll(arrays["masked_lm_ids"], 1)
 
 
+def masked_rows(arrays: cases.Arrays) -> np.ndarray:
+    counts = np.diff(arrays["masked_lm_offsets"])
+    return np.repeat(arrays["offsets"][:-1], counts) + arrays["masked_lm_positions"]
+
+
 def fewer_masks(arrays: cases.Arrays) -> None:
     """One masked position of each sample instead of 15 % of its tokens; the others show again."""
-    counts = np.diff(arrays["masked_lm_offsets"])
-    rows = np.repeat(arrays["offsets"][:-1], counts) + arrays["masked_lm_positions"]
+    rows, first = masked_rows(arrays), arrays["masked_lm_offsets"][:-1]
     arrays["input_ids"][rows] = arrays["masked_lm_ids"]
-    first = arrays["masked_lm_offsets"][:-1]
     arrays["input_ids"][rows[first]] = MASK
     for name in ("masked_lm_ids", "masked_lm_positions"):
         arrays[name] = arrays[name][first]
@@ -132,92 +211,157 @@ def fewer_masks(arrays: cases.Arrays) -> None:
 
 
 def always_mask(arrays: cases.Arrays) -> None:
-    counts = np.diff(arrays["masked_lm_offsets"])
-    rows = np.repeat(arrays["offsets"][:-1], counts) + arrays["masked_lm_positions"]
-    arrays["input_ids"][rows] = MASK
-
-
-def set_in(name: str, index: int | slice, value: int) -> Callable[[cases.Arrays], None]:
-    def change(arrays: cases.Arrays) -> None:
-        arrays[name][index] = value
-
-    return change
+    arrays["input_ids"][masked_rows(arrays)] = MASK
 
 
 def bring_shard(source: Path, target: Path) -> None:
     shutil.copy(source, target)
     shutil.copy(sidecar_path(source), sidecar_path(target))
+    cases.mend_digests(target.parents[1])
 
 
-def same_shard_twice(pair: Path) -> None:
-    bring_shard(pair / SHARD, pair / "train/shards/again.hdf5")
-    cases.mend_digests(pair / "train")
+def text_of(pair: Path) -> Path:
+    """The text of which `make_pair` made SHARD; made anew, as `pair` is a copy."""
+    return cases.write_text(pair.parent / "b.txt", "b")
 
 
-def same_text_twice(pair: Path) -> None:
+def same_shard_twice(pair: Path, _: Path) -> None:
+    bring_shard(pair / SHARD, pair / AGAIN)
+
+
+def same_text_twice(pair: Path, _: Path) -> None:
     """The text again with a blank more, so that its digest is another."""
     text = pair.parent / "again.txt"
-    text.write_text(text_of(pair, "b").read_text() + " \n")
+    text.write_text(text_of(pair).read_text() + " \n")
     cases.prepare_set([text], pair.parent / "other", vocab=pair / VOCABULARY)
-    bring_shard(pair.parent / "other/shards/again.hdf5", pair / "train/shards/again.hdf5")
-    cases.mend_digests(pair / "train")
+    bring_shard(pair.parent / "other/shards/again.hdf5", pair / AGAIN)
 
 
-def text_of(pair: Path, name: str) -> Path:
-    """The text of which `make_pair` made a shard; made anew, as `pair` is a copy."""
-    return cases.write_text(pair.parent / f"{name}.txt", name)
-
-
-def mixed(pair: Path, *, vocabulary: bool = False, **settings: int) -> None:
+def mixed(*, vocabulary: bool = False, **settings: int) -> Harm:
     """A shard of the same text prepared otherwise, with right digests."""
-    vocab = pair / VOCABULARY
-    if vocabulary:
-        vocab = cases.write_vocabulary(pair.parent / "more.txt", [*cases.SPECIAL, "more"])
-    cases.prepare_set([text_of(pair, "b")], pair.parent / "other", vocab=vocab, **settings)
-    bring_shard(pair.parent / "other/shards/b.hdf5", pair / SHARD)
-    cases.mend_digests(pair / "train")
+
+    def harm(pair: Path, file: Path) -> None:
+        vocab = pair / VOCABULARY
+        if vocabulary:
+            vocab = cases.write_vocabulary(pair.parent / "more.txt", [*cases.SPECIAL, "more"])
+        cases.prepare_set([text_of(pair)], pair.parent / "other", vocab=vocab, **settings)
+        bring_shard(pair.parent / "other/shards/b.hdf5", file)
+
+    return harm
 
 
-def leak_shard(pair: Path) -> None:
-    bring_shard(pair / SHARD, pair / "eval/shards/b.hdf5")
-    cases.mend_digests(pair / "eval")
+def leak_shard(pair: Path, file: Path) -> None:
+    bring_shard(pair / SHARD, file)
 
 
-def leak_text(pair: Path) -> None:
+def leak_text(pair: Path, _: Path) -> None:
     """Held-out text that is trained on, with a line more, so that its digest is another."""
     text = pair.parent / "held.txt"
-    text.write_text(text_of(pair, "b").read_text() + "\nw1 w2 w3\n")
+    text.write_text(text_of(pair).read_text() + "\nw1 w2 w3\n")
     shutil.rmtree(pair / "eval")
     cases.prepare_set([text], pair / "eval", vocab=pair / VOCABULARY, seed=1)
 
 
-def pipe(pair: Path, where: str) -> None:
-    (pair / where).unlink()
-    os.mkfifo(pair / where)
-
-
-def link(pair: Path, where: str, target: str) -> None:
-    (pair / where).unlink()
-    (pair / where).symlink_to(target)
-
-
-def directory(pair: Path, where: str) -> None:
-    (pair / where).unlink()
-    (pair / where).mkdir()
-
-
-def escape(pair: Path, name: str) -> None:
+def escape(name: str) -> Harm:
     """Let the manifest name a shard outside of the set, with the manifest's own digest right."""
-    values = json.loads((pair / MANIFEST).read_bytes())
-    values["shards"][1]["file"] = name
-    cases.write_signed(pair / MANIFEST, values)
+
+    def harm(_: Path, file: Path) -> None:
+        values = json.loads(file.read_bytes())
+        values["shards"][1]["file"] = name
+        cases.write_signed(file, values)
+
+    return harm
 
 
-def rename_dataset(pair: Path) -> None:
+def rename_dataset(_: Path, shard: Path) -> None:
     """Every array is where the sidecar says, but HDF5 calls one of them otherwise."""
-    with h5py.File(pair / SHARD, "r+") as file:
+    with h5py.File(shard, "r+") as file:
         file.move("masked_lm_ids", "masked_ids")
-    size = (pair / SHARD).stat().st_size
-    sidecar = replace(read_sidecar(pair / SHARD), shard_bytes=size)
-    sidecar_path(pair / SHARD).write_bytes(sidecar.to_json())
-    cases.sign(pair / "train")
+    sidecar = replace(read_sidecar(shard), shard_bytes=shard.stat().st_size)
+    sidecar_path(shard).write_bytes(sidecar.to_json())
+
+
+DAMAGED = (
+    at_start("shard cut short", SHARD, cut),
+    at_start("shard missing", SHARD, remove),
+    by_reading("shard: a bit of a token flipped", SHARD, flip_in("input_ids", 20, bit=0)),
+    in_training("shard: a bit of an offset flipped", SHARD, flip_in("offsets", 20, bit=40)),
+    by_reading("shard: a bit of the HDF5 header flipped", SHARD, flip(5)),
+    at_start("sidecar missing", SIDECAR, remove),
+    at_start("sidecar edited", SIDECAR, edit_json(source_name="x")),
+    at_start("sidecar of another version", SIDECAR, edit_json(format_version=2)),
+    at_start("manifest missing", MANIFEST, remove),
+    at_start("manifest edited", MANIFEST, edit_json(seed=1)),
+    at_start("index: lengths cut short", LENGTHS, cut),
+    at_start("index: lengths edited", LENGTHS, edit_index(swap_unequal)),
+    at_start("index: order edited", ORDER, edit_index(swap(0, 9))),
+    at_start("vocabulary missing", VOCABULARY, remove),
+    at_start("vocabulary exchanged", VOCABULARY, other_words),
+)
+NO_FILES = (
+    at_start("pipe in place of a shard", SHARD, pipe),
+    at_start("directory in place of a shard", SHARD, directory),
+    at_start("device in place of a shard", SHARD, link("/dev/zero")),
+    at_start("link to nothing for a shard", SHARD, link("none.hdf5")),
+    at_start("link to another shard", SHARD, link("a.hdf5")),
+    at_start("pipe in place of a sidecar", SIDECAR, pipe),
+    at_start("pipe in place of the manifest", MANIFEST, pipe),
+    at_start("pipe in place of the vocabulary", VOCABULARY, pipe),
+    at_start("device in place of an index", ORDER, link("/dev/zero")),
+    at_start("manifest names `../b.hdf5`", MANIFEST, escape("../b.hdf5")),
+    at_start("manifest names `/etc/passwd`", MANIFEST, escape("/etc/passwd")),
+)
+MIXED = (
+    at_start("two preparations: vocabulary", SHARD, mixed(vocabulary=True)),
+    at_start("two preparations: seed", SHARD, mixed(seed=7)),
+    at_start("two preparations: longest sequence", SHARD, mixed(max_seq_length=48)),
+    at_start("two preparations: most predictions", SHARD, mixed(max_predictions=9)),
+    at_start("the same shard twice", SHARD, same_shard_twice),
+    at_start("the same text twice, its file edited", SHARD, same_text_twice),
+    at_start("training shard in the held-out set", "eval/shards/b.hdf5", leak_shard),
+    by_reading("training text in the held-out set, its file edited", "eval", leak_text),
+)
+CARELESS = (
+    by_reading("one sample many times", "b.hdf5", contents(one_sample_many_times)),
+    by_reading("labels shifted by one", SHARD, contents(shift_labels)),
+    by_reading("one mask a sample, not 15 %", SHARD, contents(fewer_masks)),
+    by_reading("[MASK] at 100 % of the masks, not 80 %", SHARD, contents(always_mask)),
+    by_reading("next-sentence labels all 0", SHARD, set_in("next_sentence_label", slice(None), 0)),
+    in_training("next-sentence label 2", SHARD, set_in("next_sentence_label", 3, 2)),
+    in_training("token outside the vocabulary", SHARD, set_in("input_ids", 1, cases.VOCAB_SIZE)),
+    in_training("label outside the vocabulary", SHARD, set_in("masked_lm_ids", 0, 60_000)),
+    in_training(
+        "masked position outside its sample", SHARD, set_in("masked_lm_positions", -1, 65_535)
+    ),
+    in_training("segment B outside its sample", SHARD, set_in("segment_b_start", 2, 65_535)),
+    in_training("offset of tokens that lies", SHARD, with_offset("offsets", 2**62)),
+    in_training("offset of masks that lies", SHARD, with_offset("masked_lm_offsets", -1)),
+    in_training("index: lengths of other samples", LENGTHS, signed(edit_index(swap_unequal))),
+    in_training("index: masked counts of other samples", COUNTS, signed(edit_index(swap_unequal))),
+    by_reading("index: order not by length", ORDER, signed(edit_index(swap(0, -1)))),
+    Corruption(
+        "index: order with a number of no sample",
+        ORDER,
+        signed(edit_index(put(0, 2**32 - 1))),
+        (FOUND, UNSEEN, FOUND, NOT_REACHED),
+    ),
+    by_reading("HDF5 names an array otherwise", SHARD, signed(rename_dataset)),
+)
+GROUPS = {
+    "Damage": DAMAGED,
+    "Not the files that they seem": NO_FILES,
+    "Mixed up, all digests right": MIXED,
+    "Careless preparation, all digests right": CARELESS,
+}
+
+
+def table() -> str:
+    """The table of docs/data_faults.md."""
+    lines = [
+        "| corruption | start of training | `verify` | `verify --full` | while training |",
+        "|---|---|---|---|---|",
+    ]
+    for group, members in GROUPS.items():
+        lines.append(f"| **{group}** | | | | |")
+        lines += [f"| {one.name} | {' | '.join(one.found)} |" for one in members]
+    return "\n".join(lines)

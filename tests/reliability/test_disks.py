@@ -16,8 +16,6 @@ from campaign import MISSED, STARTS_WITHIN_S, Setup
 from jobs import Job, freeze, thaw
 from runs import Run
 
-from support import make_tiny_inputs
-
 pytestmark = pytest.mark.real
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -42,10 +40,9 @@ runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    data, config = make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
-    return Setup(data, config, ranks=1, settings=SETTINGS)
+@pytest.fixture
+def setup(tiny: tuple[Path, Path]) -> Setup:
+    return Setup(*tiny, ranks=1, settings=SETTINGS)
 
 
 @contextmanager

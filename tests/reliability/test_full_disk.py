@@ -5,15 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_commands import COMMANDS, Inputs, make_inputs
-from full_disk import MISTAKE, PAGE, disk, files_of, sweep
+from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
 
-from bert_tools.tune.journal import check_journal, open_journal
+from bert_tools.tune.store import check_journal, open_journal
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.data.shards import Shard
+from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.examples import ExampleArrays
 from mlperf_bert.run.mlperf_log import MlperfLog
 from support import make_tiny_inputs, mlperf_records
 
@@ -27,9 +25,9 @@ SETTINGS = ShardSettings(
 )
 
 
-def examples(count: int) -> ExampleArrays:
+def examples(count: int) -> ShardArrays:
     """Of eight tokens each, one masked."""
-    return ExampleArrays(
+    return ShardArrays(
         input_ids=np.arange(8 * count).astype(np.uint16),
         offsets=np.arange(count + 1) * 8,
         segment_b_start=np.full(count, 4, np.uint16),

@@ -1,10 +1,13 @@
 """A run that loses a rank at any moment ends, goes on, and ends equal to an undisturbed one.
 
+So it does however it trains, and under torchrun's own restarts.
+
 Left out by ./run_tests.sh: `make test-real` has one kill in each phase, `make test-slow` thirty.
 """
 
 import itertools
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from campaign import (
     AIMS,
     DROPOUT,
+    ENDS_WITHIN_S,
     HEADING,
     LOST,
     MISSED,
@@ -26,21 +30,22 @@ from campaign import (
     Undisturbed,
     undisturbed,
 )
-from jobs import Job, freeze
+from jobs import MAIN, Job, freeze, kill
 from runs import Run
-
-from support import make_tiny_inputs
 
 SEED = 20261122
 KILLS = 30
 LAUNCHER_PATIENCE_S = 30  # with a rank that ignores SIGTERM, as a stopped one must
 SLACK_S = 30  # for processes to end, on a machine that has other work
+MODES = {
+    "state in shards, bf16": ("parallel.data_parallel=shard_world", "model.precision=bf16"),
+    "flat, captured": ("parallel.data_parallel=flat", "run.step_mode=captured"),
+    "exchange, accumulation, buckets clipped": (
+        *("data.balance=exchange_local", "parallel.local_batch_size=4"),
+        *("parallel.grad_accum_steps=2", "clip.policy=bucket_before_allreduce"),
+    ),
+}
 OTHER_RANKS_TOLERANCE = 5e-6  # of losses; those of another batch differ in the second digit
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def test_a_rank_killed_in_each_phase(
     aims: tuple[Aim, ...] = ("start-up", "step", "evaluation", "checkpoint")
     campaign = Campaign(random.Random(SEED), tmp_path)
     kills = campaign.run(two_ranks, expected, aims)
-    assert [kill.phase for kill in kills] == list(aims)
+    assert [each.phase for each in kills] == list(aims)
 
 
 @pytest.mark.real
@@ -131,6 +136,46 @@ def test_going_on_with_other_ranks_gives_the_same_losses(
         )
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_of_training_goes_on_bit_for_bit(
+    tiny: tuple[Path, Path], tmp_path: Path, mode: str
+) -> None:
+    settings = (*SETTINGS, *DROPOUT, "checkpoint.keep_last=99", *MODES[mode])
+    setup = Setup(*tiny, ranks=2, settings=settings)
+    whole = undisturbed(setup, tmp_path / "whole")
+    run = Run(tmp_path / "killed")
+    shutil.copytree(whole.run.root, run.root)
+    (run.directory / "outcome.json").unlink()
+    for checkpoint in run.checkpoints.glob("step_*"):
+        if checkpoint.name > "step_00000035":
+            shutil.rmtree(checkpoint)
+    with setup.start(run, "--resume", "auto") as job:
+        assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+    assert 0 < run.resumed_from() <= 35
+    whole.check_final(run)
+
+
+@pytest.mark.real
+def test_torchrun_restarts_go_on(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    setup = Setup(*tiny, ranks=2)
+    whole = undisturbed(setup, tmp_path / "whole")
+    run, status = Run(tmp_path / "run"), tmp_path / "status"
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    arguments = setup.arguments(run, "--status-file", status)
+    restarts = ("--max-restarts=1", "--monitor-interval=0.2")
+    with Job(arguments, tmp_path / "output", main=(*torchrun, *restarts, *MAIN)) as job:
+        job.wait_until(lambda: run.last_step() >= 20, STARTS_WITHIN_S)
+        kill(job.ranks()[1])
+        deadline = time.monotonic() + STARTS_WITHIN_S + ENDS_WITHIN_S
+        while job.is_running and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert job.ended(1) == 0, job.printed()
+    assert status.read_text() == f"{MISSED}\n"
+    assert run.resumed_from() >= 7
+    whole.check_final(run)
+
+
 @pytest.mark.longest
 @pytest.mark.timeout(3600)
 def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
@@ -148,12 +193,12 @@ def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
             if left == 0:
                 break
             wanted = list(itertools.islice(aims, min(3, left)))
-            for kill in campaign.run(setup, whole[setup.ranks], wanted):
-                print(kill.in_words(), file=file, flush=True)
+            for each in campaign.run(setup, whole[setup.ranks], wanted):
+                print(each.in_words(), file=file, flush=True)
         minutes = (time.monotonic() - began) / 60
         print(f"{len(campaign.kills)} kills in {minutes:.1f} minutes", file=file)
     assert len(campaign.kills) == KILLS
-    assert {kill.phase for kill in campaign.kills} >= {*AIMS} - {"any"}
+    assert {each.phase for each in campaign.kills} >= {*AIMS} - {"any"}
 
 
 @pytest.mark.longest
@@ -164,4 +209,4 @@ def test_a_state_in_shards_killed_in_checkpoints(tiny: tuple[Path, Path], tmp_pa
     setup = Setup(*tiny, ranks=3, settings=sharded)
     expected = undisturbed(setup, tmp_path / "whole")
     kills = Campaign(random.Random(SEED), tmp_path).run(setup, expected, ("checkpoint",) * 3)
-    assert [kill.phase for kill in kills] == ["checkpoint"] * 3
+    assert [each.phase for each in kills] == ["checkpoint"] * 3

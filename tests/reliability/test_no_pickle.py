@@ -1,6 +1,7 @@
-"""No process of a run takes anything out of a pickle but numba's own cache, the user's own files.
+"""What a run takes in and gives away: nothing out of a pickle, no secret of its environment.
 
-What runs is watched, by an audit hook in every process, not the text of our files.
+What runs is watched, by an audit hook in every process, not the text of our files. Numba's cache,
+which only the user can have written, holds pickles.
 """
 
 import json
@@ -10,28 +11,33 @@ from pathlib import Path
 
 import pytest
 
-from support import PACKAGE, TOOLS, make_tiny_inputs, run_cli, run_process
+from support import PACKAGE, TOOLS, contents, run_cli, run_process
 
 HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_RANKS = ("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8")
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "value-of-aws-4f1d",
+    "HF_TOKEN": "hf_value-of-hf-77aa",
+    "WANDB_API_KEY": "value-of-wandb-19c2",
+    "GITHUB_TOKEN": "ghp_value-of-github-03be",
+    "DATABASE_URL": "postgres://user:value-of-database-5e6f@host/name",
+    "MY_PASSWORD": "value-of-password-a9d0",
+    "HTTPS_PROXY": "http://user:value-of-proxy-2b3c@127.0.0.1:9",
+}
 SQUAD = ("--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-length", 64)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
-
-
-def watched(directory: Path, *arguments: object, status: int, processes: int = 3) -> None:
-    """Run a command; fail where one of its processes, so many at least, unpickles."""
+def watched(directory: Path, *arguments: object, status: int, **environ: str) -> str:
+    """What a command prints; fail where one of its processes, three at least, unpickles."""
     log = directory / "audit.jsonl"
     path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
-    done = run_cli(*arguments, PICKLE_AUDIT=str(log), PYTHONPATH=path)
+    done = run_cli(*arguments, PICKLE_AUDIT=str(log), PYTHONPATH=path, **environ)
     assert done.returncode == status, done.stderr
     entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len({entry["pid"] for entry in entries if "command" in entry}) >= processes
+    assert len({entry["pid"] for entry in entries if "command" in entry}) >= 3
     found = [entry for entry in entries if "found" in entry and not is_own_cache(entry["cache"])]
     assert not found, found[:3]
+    return done.stdout + done.stderr
 
 
 def is_own_cache(directory: str | None) -> bool:
@@ -44,10 +50,17 @@ def is_own_cache(directory: str | None) -> bool:
 
 def test_training_on_two_ranks(tiny: tuple[Path, Path], tmp_path: Path) -> None:
     """With evaluations and a checkpoint."""
-    data, config = tiny
-    place = ("--config", config, "--data", data, "--run-dir", tmp_path / "run")
-    watched(tmp_path, "train", *place, *TWO_RANKS, status=3)
-    assert list((tmp_path / "run/run_0/checkpoints").glob("step_*"))
+    home, run_dir = tmp_path / "home", tmp_path / "run"
+    home.mkdir()
+    (home / ".netrc").write_text("machine host login user password value-of-netrc-8d7e\n")
+    place = ("--config", tiny[1], "--data", tiny[0], "--run-dir", run_dir)
+    printed = watched(tmp_path, "train", *place, *TWO_RANKS, status=3, HOME=str(home), **SECRETS)
+    assert list((run_dir / "run_0/checkpoints").glob("step_*"))
+    written = contents(run_dir) | {"what was printed": printed.encode()}
+    names = {name.rpartition("/")[2] for name in written}
+    assert {"environment.json", "config.toml", "stdout.log", "result_0.txt"} <= names
+    for secret in (*SECRETS.values(), "value-of-"):
+        assert [name for name, text in written.items() if secret.encode() in text] == []
 
 
 @pytest.mark.real

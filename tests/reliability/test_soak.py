@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from campaign import DROPOUT, MISSED, STARTS_WITHIN_S, STOPPED, Setup
 from jobs import Job, anonymous_bytes
 from runs import Run
 
-from support import REPOSITORY, make_tiny_inputs
+from support import REPOSITORY
 
 SEED = 20261122
 STOPS_WITHIN_S = 60
@@ -57,8 +58,7 @@ SHORT = Plan(steps=300, preempted_after=(100, 200), sample_s=0.1)
 LONG = Plan(int(os.environ.get("SOAK_STEPS", "20000")), preempted_after=(1500, 4500), sample_s=1.0)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Memory of a rank at a moment."""
 
     attempt: int
@@ -66,15 +66,6 @@ class Sample:
     rank: int
     step: int
     anonymous_bytes: int
-
-
-@dataclass(frozen=True)
-class Slope:
-    """A line through a rank's memory in an attempt, after it settled."""
-
-    attempt: int
-    rank: int
-    bytes_per_1000_steps: float
 
 
 class Soak:
@@ -121,22 +112,26 @@ class Soak:
 
 
 def _end(job: Job) -> int:
-    """Preempt it, where it is not over; its status."""
     job.process.terminate()  # does nothing to one that has ended
     status = job.ended(STOPS_WITHIN_S)
     assert status in (STOPPED, MISSED), job.printed()
     return status
 
 
-def slopes(samples: list[Sample], settled_steps: int) -> list[Slope]:
-    """Of each attempt and rank that ran for long enough after it settled."""
-    found = []
-    for attempt, rank in sorted({(each.attempt, each.rank) for each in samples}):
-        own = [each for each in samples if (each.attempt, each.rank) == (attempt, rank)]
+def by_attempt_and_rank(samples: list[Sample]) -> dict[tuple[int, int], list[Sample]]:
+    found = defaultdict(list)
+    for each in samples:
+        found[each.attempt, each.rank].append(each)
+    return dict(sorted(found.items()))
+
+
+def slopes(samples: list[Sample], settled_steps: int) -> dict[tuple[int, int], float]:
+    """Bytes for 1,000 steps of each attempt and rank that ran long enough after it settled."""
+    found = {}
+    for key, own in by_attempt_and_rank(samples).items():
         settled = [each for each in own if each.step >= own[0].step + settled_steps]
         if len(settled) >= FEWEST_SAMPLES:
-            per_1000_steps = _slope([(each.step, each.anonymous_bytes) for each in settled])
-            found.append(Slope(attempt, rank, per_1000_steps))
+            found[key] = _slope([(each.step, each.anonymous_bytes) for each in settled])
     return found
 
 
@@ -147,8 +142,7 @@ def held_of_history(samples: list[Sample], settled_steps: int) -> dict[int, floa
     """
     looked_at = range(settled_steps, settled_steps + LOOKED_AT_STEPS)
     points = defaultdict(list)
-    for attempt, rank in sorted({(each.attempt, each.rank) for each in samples}):
-        own = [each for each in samples if (each.attempt, each.rank) == (attempt, rank)]
+    for (attempt, rank), own in by_attempt_and_rank(samples).items():
         there = [each.anonymous_bytes for each in own if each.step - own[0].step in looked_at]
         if attempt >= FIRST_RESUMED and there:
             points[rank].append((own[0].step, statistics.median(there)))
@@ -160,8 +154,7 @@ def check_memory(samples: list[Sample], settled_steps: int) -> None:
     found, held = slopes(samples, settled_steps), held_of_history(samples, settled_steps)
     assert found
     assert held, "too few resumed attempts of 1,000 steps and more to compare"
-    middle = statistics.median(each.bytes_per_1000_steps for each in found)
-    assert abs(middle) < MOST_BYTES_PER_1000_STEPS
+    assert abs(statistics.median(found.values())) < MOST_BYTES_PER_1000_STEPS
     for rank, num_bytes in held.items():
         assert num_bytes <= MOST_HISTORY_BYTES_PER_1000_STEPS, f"rank {rank} holds its history"
 
@@ -175,10 +168,8 @@ def _slope(points: Sequence[tuple[int, float]]) -> float:
 def write_csv(path: Path, samples: list[Sample]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("attempt", "seconds", "rank", "step", "anonymous_bytes"))
-        for each in samples:
-            seconds = f"{each.seconds:.1f}"
-            writer.writerow((each.attempt, seconds, each.rank, each.step, each.anonymous_bytes))
+        writer.writerow(Sample._fields)
+        writer.writerows(each._replace(seconds=f"{each.seconds:.1f}") for each in samples)
 
 
 def plot(path: Path, samples: list[Sample]) -> None:
@@ -187,8 +178,7 @@ def plot(path: Path, samples: list[Sample]) -> None:
 
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.add_subplot()
-    for attempt, rank in sorted({(each.attempt, each.rank) for each in samples}):
-        own = [each for each in samples if (each.attempt, each.rank) == (attempt, rank)]
+    for (attempt, rank), own in by_attempt_and_rank(samples).items():
         label = f"rank {rank}" if attempt == 0 else None
         first = next(each.anonymous_bytes for each in samples if each.rank == rank)
         mebibytes = [(each.anonymous_bytes - first) / 2**20 for each in own]
@@ -198,10 +188,11 @@ def plot(path: Path, samples: list[Sample]) -> None:
     figure.savefig(path, dpi=100)
 
 
-def run_soak(tmp_path: Path, plan: Plan, settled_steps: int) -> list[Sample]:
+def run_soak(
+    tiny: tuple[Path, Path], tmp_path: Path, plan: Plan, settled_steps: int
+) -> list[Sample]:
     """The undisturbed run, the other one, that they are equal, and what is kept of it."""
-    data, config = make_tiny_inputs(tmp_path)
-    setup = Setup(data, config, ranks=2, settings=plan.settings())
+    setup = Setup(*tiny, ranks=2, settings=plan.settings())
     whole, run = Run(tmp_path / "whole"), Run(tmp_path / "run")
     soak = Soak(setup, plan)
     soak.undisturbed(whole)
@@ -210,9 +201,8 @@ def run_soak(tmp_path: Path, plan: Plan, settled_steps: int) -> list[Sample]:
     plot(tmp_path / "memory.png", soak.samples)
     lines = [f"seed {SEED}, {plan.steps} steps, {attempts} attempts; attempt 0 is undisturbed"]
     lines += [
-        f"attempt {each.attempt}, rank {each.rank}: "
-        f"{each.bytes_per_1000_steps:+,.0f} bytes per 1,000 steps"
-        for each in slopes(soak.samples, settled_steps)
+        f"attempt {attempt}, rank {rank}: {num_bytes:+,.0f} bytes per 1,000 steps"
+        for (attempt, rank), num_bytes in slopes(soak.samples, settled_steps).items()
     ]
     lines += [
         f"resumed attempts, rank {rank}: {num_bytes:+,.0f} bytes for 1,000 steps made before"
@@ -229,14 +219,14 @@ def run_soak(tmp_path: Path, plan: Plan, settled_steps: int) -> list[Sample]:
 
 
 @pytest.mark.longest
-def test_a_short_soak(tmp_path: Path) -> None:
-    run_soak(tmp_path, SHORT, settled_steps=0)
+def test_a_short_soak(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    run_soak(tiny, tmp_path, SHORT, settled_steps=0)
 
 
 @pytest.mark.longest
 @pytest.mark.timeout(2 * LONG.ends_within_s)
-def test_soak(tmp_path: Path) -> None:
-    check_memory(run_soak(tmp_path, LONG, SETTLED_STEPS), SETTLED_STEPS)
+def test_soak(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    check_memory(run_soak(tiny, tmp_path, LONG, SETTLED_STEPS), SETTLED_STEPS)
 
 
 def test_a_soak_whose_resumes_hold_their_history_is_refused() -> None:

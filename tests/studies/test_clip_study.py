@@ -13,7 +13,7 @@ import torch
 
 from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import MIB
-from support import load_study
+from support import load_study, run_study
 
 RANKS = 4
 CAP_MB = 200 / MIB  # 25 float64 elements
@@ -134,11 +134,6 @@ def test_target_is_crossed_between_two_evaluations(runs: ModuleType) -> None:
     assert runs.samples_to_target(curve, 0.31) is None
 
 
-def start(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["study_clip_policies.py", *map(str, arguments)])
-    tool.main()
-
-
 def short_runs(out: Path, data: Path, config: Path) -> list[object]:
     """Arguments of four runs of two steps."""
     chosen = ("--optimizers", "lamb", "--global-batch-sizes", "32", "--seeds", "1", "2")
@@ -160,22 +155,18 @@ def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
     synthetic_data: Path,
     four_ranks: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "study"
     arguments = short_runs(out, synthetic_data, four_ranks)
-    start(tool, monkeypatch, *arguments, "--limit", "3")
+    assert run_study(tool, *arguments, "--limit", "3") == 0
     first = {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
-    assert sorted(name.rsplit("-", 1)[1] for name in first) == [
-        "seed1.json",
-        "seed1.json",
-        "seed2.json",
-    ]
+    seeds = sorted(name.rsplit("-", 1)[1] for name in first)
+    assert seeds == ["seed1.json", "seed1.json", "seed2.json"]
     half = next(path for path in (out / "runs").iterdir() if "seed2" in path.name)
     half.rename(half.with_name(f".{half.name}.1.tmp"))  # as a kill while writing leaves it
     capsys.readouterr()
-    start(tool, monkeypatch, *arguments)
+    assert run_study(tool, *arguments) == 0
     assert capsys.readouterr().out.startswith("2 of 4 runs to do")
     second = {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
     assert len(second) == 4
@@ -190,28 +181,12 @@ def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
         assert (result["curve"][0]["clipped_fraction"] > 0) == (
             result["config"]["clip"]["policy"] != "none"
         )
-    start(tool, monkeypatch, "table", "--out", out)
+    assert run_study(tool, "table", "--out", out) == 0
     assert "| lamb | 32 | `none` | not reached" in (out / "table.md").read_text()
     assert (out / "clip_policies.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_runs_of_another_config_are_not_taken_for_finished(
-    tool: ModuleType,
-    synthetic_data: Path,
-    four_ranks: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = short_runs(tmp_path / "study", synthetic_data, four_ranks)
-    start(tool, monkeypatch, *arguments, "--limit", "1")
-    with pytest.raises(SystemExit) as stopped:
-        start(tool, monkeypatch, *arguments, "--max-samples", "96")
-    assert stopped.value.code == 2
+    assert run_study(tool, *arguments, "--max-samples", "96") == 2
     assert "was made with another config" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stopped:
-        start(tool, monkeypatch, "table", "--out", tmp_path / "empty")
-    assert stopped.value.code == 2
+    assert run_study(tool, "table", "--out", tmp_path / "empty") == 2
 
 
 def result(policy: str, seed: int, samples: float | None, clipped: float) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """study_communication_precision.py: its sums against float64, torch and hand-made cases."""
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -9,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from support import REPOSITORY, load_study
+from support import load_study, run_study
 
-LOG = REPOSITORY / "logs" / "2026-11-21-communication-precision"
-TOOL = LOG / "study_communication_precision.py"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    return load_study(LOG.name, TOOL.stem)
+    return load_study("2026-11-21-communication-precision", "study_communication_precision")
 
 
 def spread_numbers(num_ranks: int, num_elements: int) -> np.ndarray:
@@ -91,14 +88,10 @@ def test_made_up_gradients_agree_as_much_as_asked(tool: ModuleType) -> None:
 def test_command_writes_numbers_picture_and_table(
     tool: ModuleType,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "new"
-    monkeypatch.setattr(
-        sys, "argv", [TOOL.name, "--out", str(out), "--ranks", "16", "--seeds", "3"]
-    )
-    tool.main()
+    assert run_study(tool, "--out", out, "--ranks", 16, "--seeds", 3) == 0
     answer = json.loads((out / "communication_precision.json").read_text())
     assert answer["schema_version"] == 1
     assert {row["ranks"] for row in answer["rows"]} == {8, 16}
@@ -109,15 +102,7 @@ def test_command_writes_numbers_picture_and_table(
     assert (out / "communication_precision.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("arguments", [("--ranks", "12"), ("--ranks", "4"), ("--seeds", "2")])
-def test_sizes_that_the_study_cannot_take_are_refused(
-    tool: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", [TOOL.name, "--out", str(tmp_path / "new"), *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        tool.main()
-    assert stopped.value.code == 2
-    assert not (tmp_path / "new").exists()
+def test_sizes_that_the_study_cannot_take_are_refused(tool: ModuleType, tmp_path: Path) -> None:
+    for arguments in (("--ranks", "12"), ("--ranks", "4"), ("--seeds", "2")):
+        assert run_study(tool, "--out", tmp_path / "new", *arguments) == 2
+        assert not (tmp_path / "new").exists()

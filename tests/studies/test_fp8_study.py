@@ -1,14 +1,13 @@
 """study_fp8.py: runs of the train command, resuming, table and picture."""
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from support import load_study
+from support import load_study, run_study
 
 
 @pytest.fixture(scope="module")
@@ -16,24 +15,17 @@ def tool() -> ModuleType:
     return load_study("2026-11-21-fp8", "study_fp8")
 
 
-def call(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["study_fp8.py", *words])
-    tool.main()
-
-
 def test_a_small_study(
     tool: ModuleType,
     tiny_config: Path,
     synthetic_data: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = str(tmp_path / "study")
     run = ["run", "--data", str(synthetic_data), "--out", out, "--config", str(tiny_config)]
     run += ["--seeds", "3", "--max-steps", "2"]
-    call(tool, monkeypatch, *run)
-    call(tool, monkeypatch, *run)
+    assert run_study(tool, *run) == run_study(tool, *run) == 0
     printed = capsys.readouterr().out
     assert "2 of 2 runs to do" in printed and "0 of 2 runs to do" in printed
     for precision in tool.PRECISIONS:
@@ -42,11 +34,10 @@ def test_a_small_study(
         assert result["skipped_steps"] == 0
         ((samples, accuracy),) = result["curve"]
         assert samples == 64 and 0 <= accuracy <= 1
-    call(tool, monkeypatch, "table", "--out", out)
+    assert run_study(tool, "table", "--out", out) == 0
     assert "fp8 less bf16" in (tmp_path / "study/table.md").read_text()
     assert (tmp_path / "study/fp8.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit):
-        call(tool, monkeypatch, *run[:-1], "3")  # another config
+    assert run_study(tool, *run[:-1], "3") == 2  # another config
     assert "give another --out" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support import REPOSITORY, load_study, run_process
+from support import REPOSITORY, load_study, run_process, run_study
 
 STUDY = REPOSITORY / "logs" / "2026-11-21-overlap"
 JOB = Path(__file__).with_name("overlap_job.py")
@@ -135,15 +135,6 @@ def test_picture_is_drawn(tool: ModuleType) -> None:
     assert sys.modules["overlap_timeline"].draw(drawable(tool)).startswith(b"\x89PNG")
 
 
-def run_main(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str
-) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["measure_overlap.py", "--out", str(out), *options])
-    with pytest.raises(SystemExit) as stopped:
-        tool.main()
-    return stopped.value.code
-
-
 @pytest.mark.parametrize(
     ("user", "missing", "said"), [(1000, "", "root"), (0, "ip", "ip: "), (0, "tc", "tc: ")]
 )
@@ -161,17 +152,15 @@ def test_without_root_or_a_command_one_line_says_so(
     monkeypatch.setattr(
         link.shutil, "which", lambda name: None if name == missing else f"/sbin/{name}"
     )
-    assert run_main(tool, monkeypatch, tmp_path / "new") == 2
+    assert run_study(tool, "--out", tmp_path / "new") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("measure_overlap: error: ")
     assert said in line
     assert not (tmp_path / "new").exists()
 
 
-def test_too_few_steps_are_refused(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run_main(tool, monkeypatch, tmp_path / "new", "--steps", "19") == 2
+def test_too_few_steps_are_refused(tool: ModuleType, tmp_path: Path) -> None:
+    assert run_study(tool, "--out", tmp_path / "new", "--steps", "19") == 2
     assert not (tmp_path / "new").exists()
 
 
@@ -257,32 +246,19 @@ SENDING = (
 )
 
 
-@pytest.mark.parametrize("mode", SENDING)
-def test_every_bucket_is_seen_in_order(watched: list[dict[str, dict[str, Any]]], mode: str) -> None:
-    for rank in watched:
-        step = rank[mode]
-        assert len(step["ready"]) == len(step["sent"]) == len(step["done"]) > 2
-        marks = ("start", "forward_end", "backward_end", "optimizer_start", "end")
-        assert sorted(marks, key=lambda name: step[name]) == list(marks)
-        for ready, sent, done in zip(step["ready"], step["sent"], step["done"], strict=True):
-            assert step["forward_end"] < ready < sent < done < step["end"]
-
-
-def test_only_the_whole_gradients_clipping_sends_nothing_before_the_last_is_ready(
-    watched: list[dict[str, dict[str, Any]]],
-) -> None:
+def test_every_bucket_is_seen_in_order(watched: list[dict[str, dict[str, Any]]]) -> None:
+    marks = ("start", "forward_end", "backward_end", "optimizer_start", "end")
     for rank in watched:
         for mode in SENDING:
             step = rank[mode]
+            assert len(step["ready"]) == len(step["sent"]) == len(step["done"]) > 2
+            assert sorted(marks, key=lambda name, step=step: step[name]) == list(marks)
+            for ready, sent, done in zip(step["ready"], step["sent"], step["done"], strict=True):
+                assert step["forward_end"] < ready < sent < done < step["end"]
+            # Only the whole gradient's clipping sends nothing before the last is ready.
             early = [sent for sent in step["sent"] if sent < step["ready"][-1]]
             assert len(early) == (0 if mode == "whole_before_allreduce" else len(step["sent"]) - 1)
-
-
-def test_a_mode_alone_sends_nothing_and_works_on_the_same_buckets(
-    watched: list[dict[str, dict[str, Any]]],
-) -> None:
-    for rank in watched:
-        for mode in SENDING:
-            step = rank[f"{mode}, alone"]
-            assert step["sent"] == step["done"] == []
-            assert len(step["ready"]) == len(rank[mode]["ready"])
+            # Alone it sends nothing and works on the same buckets.
+            alone = rank[f"{mode}, alone"]
+            assert alone["sent"] == alone["done"] == []
+            assert len(alone["ready"]) == len(step["ready"])

@@ -16,7 +16,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import LengthIndex, ShardSettings
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining
-from support import NUM_WORDS, load_study, prepare_small, write_synthetic_text
+from support import NUM_WORDS, load_study, prepare_small, run_study, write_synthetic_text
 
 CPU = torch.device("cpu")
 # 16 and 32 positions, so ranges of 4; two seeds.
@@ -62,11 +62,6 @@ def prepare_synthetic(
         text = out_dir / f"{name}.txt"
         write_synthetic_text(text, documents, seed)
         prepare_small([text], vocabulary, out_dir / name, with_baseline=True, **asdict(settings))
-
-
-def command(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr("sys.argv", ["study_positions.py", *map(str, arguments)])
-    tool.main()
 
 
 def position_rows(model: BertForPretraining) -> torch.Tensor:
@@ -201,15 +196,12 @@ def test_crossing_is_on_the_line_between_evaluations(tool: ModuleType) -> None:
 
 
 def test_stopped_runs_go_on_and_finished_ones_are_left(
-    tool: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new"
-    for _ in range(3):
-        command(tool, monkeypatch, "run", "--out", out, "--seeds", 2, "--limit", 3, *OPTIONS)
-    command(tool, monkeypatch, "run", "--out", out, "--seeds", 2, *OPTIONS)
+    run = ("run", "--out", out, "--seeds", 2)
+    for limit in (("--limit", 3),) * 3 + ((),):
+        assert run_study(tool, *run, *limit, *OPTIONS) == 0
     of_a_seed = ["first_short", "raw", "tiled", "first_long", "long"]
     expected = [f"seed {seed}, {run}: finished" for seed in range(2) for run in of_a_seed]
     printed = capsys.readouterr().out.splitlines()
@@ -220,47 +212,27 @@ def test_stopped_runs_go_on_and_finished_ones_are_left(
     raw = out / "seed_1_raw.json"
     contents = raw.read_bytes()
     raw.unlink()
-    command(tool, monkeypatch, "run", "--out", out, "--seeds", 2, *OPTIONS)
+    assert run_study(tool, *run, *OPTIONS) == 0
     assert raw.read_bytes() == contents
     after = {path: path.stat().st_mtime_ns for path in out.glob("*.json")}
     assert {path for path in after if after[path] != before[path]} == {raw}
 
-    command(tool, monkeypatch, "report", "--out", out)
+    assert run_study(tool, "report", "--out", out) == 0
     tables = capsys.readouterr().out
     assert "| tiled | from 16 on |" in tables and "2 seeds." in tables
     assert (out / "positions.png").read_bytes().startswith(b"\x89PNG")
 
-    with pytest.raises(SystemExit) as stopped:
-        command(tool, monkeypatch, "run", "--out", out, *OPTIONS, "--long", 24)
-    assert stopped.value.code == 2
+    assert run_study(tool, "run", "--out", out, *OPTIONS, "--long", 24) == 2
     assert "other settings" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("lengths", [(18, 32), (32, 32)])
-def test_lengths_that_cannot_be_told_apart_are_refused(
-    tool: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    lengths: tuple[int, int],
+def test_what_the_study_cannot_do_is_refused(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short, long = lengths
-    out = tmp_path / "new"
-    with pytest.raises(SystemExit) as stopped:
-        command(tool, monkeypatch, "run", "--out", out, "--short", short, "--long", long)
-    assert stopped.value.code == 2
-    assert "--short" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_a_report_of_one_seed_is_refused(
-    tool: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        command(tool, monkeypatch, "report", "--out", tmp_path)
-    assert stopped.value.code == 2
+    """Lengths that cannot be told apart, and a report of one seed."""
+    for short in (18, 32):
+        assert run_study(tool, "run", "--out", tmp_path / "x", "--short", short, "--long", 32) == 2
+        assert "--short" in capsys.readouterr().err
+    assert run_study(tool, "report", "--out", tmp_path) == 2
     assert "run two at least" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Examples of others as worlds to fuzz: TFRecord files, tf.train.Example, HDF5 and its child."""
+"""Examples of others: TFRecord files, tf.train.Example, HDF5 and its child, and that on ours."""
 
 import atexit
 import gzip
@@ -10,9 +10,8 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from fuzz_hdf5 import mutate_hdf5
 from fuzz_mutations import mutate_bytes
-from fuzz_parser import Parser
+from fuzz_world import Parser
 
 from foreign_files import (
     Example,
@@ -27,7 +26,7 @@ from foreign_files import (
 )
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import read_regular_file
-from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.data.index import ShardSettings, read_sidecar
 from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, NUM_ROWS
 from mlperf_bert.prepare.import_examples import (
@@ -40,11 +39,15 @@ from mlperf_bert.prepare.import_examples import (
 )
 from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.tf_example import MOST_RECORD_BYTES
+from mlperf_bert.prepare.verify.full import check_structure
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
+from verify_cases import shared_sandbox
 
 WIDTH, ROOM = 16, 4
 RECORDS, PACKED_RECORDS, MESSAGE, ROWS = "a.tfrecord", "b.tfrecord.gz", "message", "rows"
 HDF5 = {"fixed.hdf5": write_fixed, "ragged.hdf5": write_ragged, "packed.hdf5": write_packed}
+SHARD = "shards/part-0.hdf5"
+_METADATA_BYTES = 4096  # of HDF5: where most of what describes the arrays lies
 _HEAD_BYTES, _CHECKSUM_BYTES = 12, 4
 _COUNTS = (-(2**31), -2, -1, 0, 1, 2, 5, 10, 2**16, 2**22, 2**22 + 1, 2**31 - 1)
 WORDS = (*SPECIAL_TOKENS, *(f"w{number}" for number in range(95)))
@@ -90,13 +93,11 @@ def checked(path: Path, lots: Iterator[Rows]) -> object:
 
 
 def make_records(directory: Path) -> None:
-    """The examples as TFRecord, plain and gzip."""
     write_tfrecord(directory / RECORDS, make_examples(), WIDTH, ROOM)
     write_tfrecord_gz(directory / PACKED_RECORDS, make_examples(), WIDTH, ROOM)
 
 
 def parse_records(directory: Path) -> object:
-    """Both files."""
     paths = (directory / RECORDS, directory / PACKED_RECORDS)
     return [checked(path, read_tfrecord(path)) for path in paths]
 
@@ -131,32 +132,47 @@ def mutate_message(rng: Random, contents: bytes) -> bytes:
     return contents[:at] + varint(number) + contents[at + rng.choice((0, 1, 1, 2)) :]
 
 
+def contents_of(path: Path, limit: int) -> bytes:
+    try:
+        return read_regular_file(path, limit)
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", "give another") from None
+
+
 def make_message(directory: Path) -> None:
     """One example; all four of its masked positions are [MASK], which is too few to be judged."""
-    message = reference_message(make_examples()[1], WIDTH, ROOM)
-    (directory / MESSAGE).write_bytes(message)
+    (directory / MESSAGE).write_bytes(reference_message(make_examples()[1], WIDTH, ROOM))
 
 
 def parse_message(directory: Path) -> object:
-    """As the contents of a record whose checksum is right."""
-    path = directory / MESSAGE
-    try:
-        contents = read_regular_file(path, MOST_RECORD_BYTES)
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", "give another") from None
+    contents = contents_of(directory / MESSAGE, MOST_RECORD_BYTES)
     framed_path = directory / "framed"
     framed_path.write_bytes(framed(contents))
-    return checked(path, read_tfrecord(framed_path))
+    return checked(directory / MESSAGE, read_tfrecord(framed_path))
+
+
+def mutate_hdf5(rng: Random, contents: bytes) -> bytes:
+    """Change bytes, mostly of the metadata."""
+    if rng.random() < 0.2:
+        return mutate_bytes(rng, contents)
+    head, rest = contents[:_METADATA_BYTES], contents[_METADATA_BYTES:]
+    return mutate_bytes(rng, head) + rest
+
+
+def parse_structure(directory: Path) -> object:
+    """A shard as `verify` looks at it; problems are returned, not raised: the first one is."""
+    path = directory / SHARD
+    for problem in check_structure(path, read_sidecar(path), shared_sandbox()):
+        raise problem
+    return None
 
 
 def make_hdf5(directory: Path) -> None:
-    """The examples in three layouts."""
     for name, write in HDF5.items():
         write(directory / name, make_examples(), WIDTH, ROOM)
 
 
 def parse_hdf5(directory: Path) -> object:
-    """All of them, in the sandbox's child."""
     paths = [directory / name for name in HDF5]
     return [checked(path, read_hdf5(path, _sandbox())) for path in paths]
 
@@ -186,16 +202,12 @@ class Forger:
 
     def read_pieces(self, path: Path, remedy: str) -> Iterator[bytearray]:
         """In pieces that fit nothing."""
-        try:
-            contents = read_regular_file(path, 2**24)
-        except OSError as error:
-            raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
+        contents = contents_of(path, 2**24)
         for start in range(0, len(contents), 1000):
             yield bytearray(contents[start : start + 1000])
 
 
 def parse_rows(directory: Path) -> object:
-    """The answer of a child."""
     path = directory / ROWS
     return checked(path, read_hdf5(path, Forger()))  # type: ignore[arg-type]
 

@@ -102,6 +102,30 @@ def mutate_json(rng: Random, contents: bytes) -> bytes:
     return changed.replace(_HOLE_TEXT, text or "null").encode("utf-8", "surrogatepass")
 
 
+def mutate_tensors(rng: Random, contents: bytes) -> bytes:
+    """Change the JSON header of a safetensors file, its length, or any bytes."""
+    size = int.from_bytes(contents[:8], "little")
+    header, rest = contents[8 : 8 + size], contents[8 + size :]
+    if rng.random() < 0.3:
+        return mutate_bytes(rng, contents)
+    if rng.random() < 0.7:
+        header = rng.choice((mutate_json, _mutate_ranges))(rng, header)
+        size = len(header)
+    else:
+        size = rng.choice((0, 1, size - 1, size + 1, 2**31, 2**32, 2**62, 2**63, 2**64 - 1))
+    return size.to_bytes(8, "little") + header + rest
+
+
+def _mutate_ranges(rng: Random, header: bytes) -> bytes:
+    """Change the JSON that is a string of the header's own metadata, where it has any."""
+    values = json.loads(header)
+    if "ranges" not in values.get("__metadata__", ()):
+        return mutate_json(rng, header)
+    ranges = mutate_json(rng, values["__metadata__"]["ranges"].encode())
+    values["__metadata__"]["ranges"] = ranges.decode("utf-8", "replace")
+    return json.dumps(values).encode()
+
+
 def mutate_lines(prefix: str, key_chance: float = 0.6) -> Mutation:
     """Of a file of lines, each `prefix` and a JSON object: change one, or their order."""
 

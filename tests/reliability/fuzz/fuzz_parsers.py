@@ -9,48 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from fuzz_checkpoint import (
-    STEP,
-    make_checkpoint,
-    mutate_tensors,
-    parse_checkpoint,
-    repair_checkpoint,
-)
-from fuzz_examples import EXAMPLE_PARSERS
-from fuzz_hdf5 import SHARD, mutate_hdf5, parse_hdf5
-from fuzz_huggingface import HUGGINGFACE_PARSERS
-from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
-from fuzz_own_text import OWN_TEXT_PARSERS
-from fuzz_parser import Parser
-from fuzz_report import REPORT_PARSERS
-from fuzz_results import RESULTS_PARSERS
-from fuzz_run_files import (
-    CONFIG,
-    LOG,
-    METRICS,
-    OUTCOME,
-    RUN,
-    STDOUT,
-    make_log,
-    make_metrics,
-    make_outcome,
-    make_run,
-    make_watched_run,
-    parse_foreign_log,
-    parse_run,
-    parse_watched_run,
-)
-from fuzz_squad import SQUAD_PARSERS
+from fuzz_examples import EXAMPLE_PARSERS, SHARD, mutate_hdf5, parse_structure
+from fuzz_mutations import mutate_bytes, mutate_json, mutate_toml
+from fuzz_run_files import RUN_PARSERS
 from fuzz_tensorflow import TENSORFLOW_PARSERS
-from fuzz_tokenizer import TOKENIZER_PARSERS
-from fuzz_tune import TUNE_PARSERS
+from fuzz_text import TEXT_PARSERS
+from fuzz_tools import TOOLS_PARSERS
+from fuzz_weights import WEIGHTS_PARSERS
+from fuzz_world import Parser, files
 
-from bert_tools.common.log_reader import TOKEN, read_log
-from bert_tools.package.plausibility import check_course
-from bert_tools.package.run_facts import read_facts
-from bert_tools.package.system_cli import problems_of
-from bert_tools.package.system_description import FIELDS
-from bert_tools.report.run_files import read_metrics
+from bert_tools.package.system_description import FIELDS, read_description
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.config.files import (
@@ -62,7 +30,6 @@ from mlperf_bert.config.files import (
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import (
-    OWN_DIGEST,
     LengthIndex,
     Manifest,
     StagedPart,
@@ -73,30 +40,26 @@ from mlperf_bert.data.index import (
 from mlperf_bert.data.length_histogram import read_histogram
 from mlperf_bert.data.set_checks import check_stage, plan_settings
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.run.outcome import read_outcome
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from shard_sets import write_set
 from support import TINY_CONFIG
+from verify_cases import write_signed
 
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "caf\u00e9", "##s", "\u4e00")
 MANIFEST = "index/dataset.json"
 
 
 def make_set(directory: Path) -> None:
     """A prepared set of two shards, without text."""
-    from shard_sets import write_set
-
     write_set(directory, [(5, "<u2"), (3, "<u4")], seed=7)
 
 
 def repair_manifest(directory: Path, _target: str) -> None:
     """Give the manifest the digest of what it says now."""
-    path = directory / MANIFEST
     try:
-        values = json.loads(path.read_bytes())
-        values.pop(OWN_DIGEST)
-        digest = hashlib.sha256(write_json(values)).hexdigest()
+        write_signed(directory / MANIFEST, json.loads((directory / MANIFEST).read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
-    path.write_bytes(write_json({**values, OWN_DIGEST: digest}))
 
 
 def repair_sidecar(directory: Path, _target: str) -> None:
@@ -115,10 +78,9 @@ def parse_samples(directory: Path) -> object:
 
 def make_stage(directory: Path) -> None:
     """A manifest, and the record of a partial stage of it."""
-    config = load_config(_write(directory / "tiny.toml", TINY_CONFIG))
-    _write(directory / MANIFEST, "{}")
-    digest = hashlib.sha256(b"{}").hexdigest()
-    record = StageRecord(digest, StagedPart(0, 20, plan_settings(config)))
+    files({"tiny.toml": TINY_CONFIG, MANIFEST: "{}"})(directory)
+    settings = plan_settings(load_config(directory / "tiny.toml"))
+    record = StageRecord(hashlib.sha256(b"{}").hexdigest(), StagedPart(0, 20, settings))
     (directory / "stage.json").write_bytes(record.to_json())
 
 
@@ -129,10 +91,14 @@ def parse_stage(directory: Path) -> object:
 
 def make_config(directory: Path) -> None:
     """A complete config, an override, and the config as JSON."""
-    config = load_config(_write(directory / "tiny.toml", TINY_CONFIG))
-    _write(directory / "config.toml", config_to_toml(config))
-    _write(directory / "override.txt", 'mlperf.submission_org = "Acme"')
-    (directory / "tables.json").write_bytes(write_json(config_to_tables(config)))
+    files({"tiny.toml": TINY_CONFIG})(directory)
+    config = load_config(directory / "tiny.toml")
+    made = {
+        "config.toml": config_to_toml(config),
+        "override.txt": 'mlperf.submission_org = "Acme"',
+        "tables.json": write_json(config_to_tables(config)),
+    }
+    files(made)(directory)
 
 
 def parse_config(directory: Path) -> object:
@@ -155,49 +121,27 @@ def parse_tables(directory: Path) -> object:
     return config_from_tables(record.values, str(path))
 
 
-def make_description(directory: Path) -> None:
-    """A system description with every field."""
-    fields = dict.fromkeys(FIELDS, "1") | {"division": "open", "status": "Preview"}
-    (directory / "system.json").write_bytes(write_json(fields))
-
-
 def parse_description(directory: Path) -> object:
     """Problems are returned, not raised: the first one is."""
-    for problem in problems_of(directory / "system.json"):
+    for problem in read_description(directory / "system.json", "system.json")[1]:
         raise problem
     return None
 
 
-def make_words(directory: Path) -> None:
-    """A vocabulary of a few words."""
-    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "caf\u00e9", "##s", "\u4e00")
-    _write(directory / "vocab.txt", "\n".join(words) + "\n")
-
-
-def make_histogram(directory: Path) -> None:
-    """A few lengths and their counts."""
-    _write(directory / "lengths.csv", "# comment\nlength,count\n5,10\n128,3\n512,40\n")
-
-
 def _read_again(directory: Path, config: RunConfig) -> RunConfig:
-    again = _write(directory / "again.toml", config_to_toml(config))
-    assert load_config(again) == config
+    (directory / "again.toml").write_text(config_to_toml(config), encoding="utf-8")
+    assert load_config(directory / "again.toml") == config
     return config
 
 
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
+FIELD_VALUES = dict.fromkeys(FIELDS, "1") | {"division": "open", "status": "Preview"}
 ARRAYS = ("index/lengths.u16", "index/masked_counts.u8", "index/order_by_length.u32")
 PARSERS: Mapping[str, Parser] = {
     **EXAMPLE_PARSERS,
     "sidecar": Parser(
         make=make_set,
-        targets={"shards/part-0.hdf5.json": mutate_json},
-        parse=lambda directory: read_sidecar(directory / "shards/part-0.hdf5"),
+        targets={f"{SHARD}.json": mutate_json},
+        parse=lambda directory: read_sidecar(directory / SHARD),
     ),
     "manifest": Parser(
         make=make_set, targets={MANIFEST: mutate_json}, parse=Manifest.load, repair=repair_manifest
@@ -228,81 +172,27 @@ PARSERS: Mapping[str, Parser] = {
     "config_tables": Parser(
         make=make_config, targets={"tables.json": mutate_json}, parse=parse_tables
     ),
-    "mlperf_log": Parser(
-        make=make_log,
-        targets={LOG: mutate_lines(TOKEN)},
-        parse=lambda directory: list(check_course(read_facts(read_log(directory / LOG, LOG)))),
-    ),
-    "foreign_log": Parser(
-        make=make_log, targets={LOG: mutate_lines(TOKEN)}, parse=parse_foreign_log
-    ),
-    "outcome": Parser(
-        make=make_outcome,
-        targets={OUTCOME: mutate_json},
-        parse=lambda directory: read_outcome(directory / OUTCOME),
-    ),
-    "run_directory": Parser(
-        make=make_run,
-        targets={
-            f"{RUN}/{CONFIG}": mutate_toml,
-            f"{RUN}/{METRICS}": mutate_lines(""),
-            f"{RUN}/{OUTCOME}": mutate_json,
-            LOG: mutate_lines(TOKEN),
-        },
-        optional=(f"{RUN}/{OUTCOME}", LOG),
-        parse=parse_run,
-    ),
-    "watched_run": Parser(
-        make=make_watched_run,
-        targets={
-            f"{RUN}/{CONFIG}": mutate_toml,
-            f"{RUN}/{METRICS}": mutate_lines(""),
-            f"{RUN}/{OUTCOME}": mutate_json,
-            f"{RUN}/{STDOUT}": mutate_bytes,
-        },
-        optional=(f"{RUN}/{CONFIG}", f"{RUN}/{METRICS}", f"{RUN}/{OUTCOME}", f"{RUN}/{STDOUT}"),
-        parse=parse_watched_run,
-    ),
-    "metrics": Parser(
-        make=make_metrics,
-        targets={METRICS: mutate_lines("")},
-        parse=lambda directory: read_metrics(directory / METRICS),
-    ),
-    **REPORT_PARSERS,
-    "checkpoint": Parser(
-        make=make_checkpoint,
-        targets={
-            "checkpoints/LATEST": mutate_bytes,
-            f"{STEP}/manifest.json": mutate_json,
-            f"{STEP}/state.json": mutate_json,
-            f"{STEP}/model.safetensors": mutate_tensors,
-            f"{STEP}/optimizer/rank_00000.safetensors": mutate_tensors,
-            f"{STEP}/rank_states.safetensors": mutate_tensors,
-        },
-        parse=parse_checkpoint,
-        repair=repair_checkpoint,
-    ),
-    **HUGGINGFACE_PARSERS,
     "hdf5_child": Parser(
-        make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_hdf5, inputs=5000
+        make=make_set, targets={SHARD: mutate_hdf5}, parse=parse_structure, inputs=5000
     ),
-    **OWN_TEXT_PARSERS,
-    **RESULTS_PARSERS,
-    **SQUAD_PARSERS,
-    **TENSORFLOW_PARSERS,
-    **TOKENIZER_PARSERS,
-    **TUNE_PARSERS,
     "system_description": Parser(
-        make=make_description, targets={"system.json": mutate_json}, parse=parse_description
+        make=files({"system.json": write_json(FIELD_VALUES)}),
+        targets={"system.json": mutate_json},
+        parse=parse_description,
     ),
     "vocabulary": Parser(
-        make=make_words,
+        make=files({"vocab.txt": "\n".join(WORDS) + "\n"}),
         targets={"vocab.txt": mutate_bytes},
         parse=lambda directory: load_vocabulary(directory / "vocab.txt"),
     ),
     "length_histogram": Parser(
-        make=make_histogram,
+        make=files({"lengths.csv": "# comment\nlength,count\n5,10\n128,3\n512,40\n"}),
         targets={"lengths.csv": mutate_bytes},
         parse=lambda directory: read_histogram(directory / "lengths.csv"),
     ),
+    **RUN_PARSERS,
+    **WEIGHTS_PARSERS,
+    **TEXT_PARSERS,
+    **TOOLS_PARSERS,
+    **TENSORFLOW_PARSERS,
 }

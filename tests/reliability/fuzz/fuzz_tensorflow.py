@@ -8,12 +8,11 @@ from random import Random
 from tempfile import NamedTemporaryFile
 
 from fuzz_mutations import mutate_bytes
-from fuzz_parser import Parser
+from fuzz_world import Parser, files
 
-from bert_tools.convert.tensorflow import open_tensorflow
-from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
-from bert_tools.convert.tensorflow_errors import damage_of
-from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH, as_first_release
+from bert_tools.convert.tensorflow_bundle import BundleTensor, damage_of, read_bundle
+from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release
+from bert_tools.convert.tensorflow_source import open_tensorflow
 from bert_tools.convert.tensorflow_table import open_table
 from mlperf_bert.common.untrusted import read_regular_file
 from tensorflow_cases import OBJECTS, V2_SHARDS
@@ -36,17 +35,12 @@ GRAPH = "graph"
 _NUMBERS = (0, 1, 2, 7, 14, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62)
 _NUMBERS += (2**63 - 1, 2**63, 2**64 - 1, 2**64 - 4)
 _DEEPEST = 6  # messages in messages
+_SEVERAL_BLOCKS = table([(b"key/%03d" % n, bytes([n]) * n) for n in range(60)], per_block=9)
 
 
 def make_bundle(directory: Path) -> None:
     """A V2 checkpoint of two data files, with tensors of all kinds, some in parts."""
     shutil.copytree(V2_SHARDS.parent, directory, dirs_exist_ok=True)
-
-
-def make_table(directory: Path) -> None:
-    """A table of several blocks."""
-    entries = [(b"key/%03d" % number, bytes([number]) * number) for number in range(60)]
-    (directory / TABLE).write_bytes(table(entries, per_block=9))
 
 
 def parse_bundle(directory: Path) -> object:
@@ -55,7 +49,6 @@ def parse_bundle(directory: Path) -> object:
 
 
 def parse_table(directory: Path) -> object:
-    """All entries one after the other."""
     path = directory / TABLE
     with damage_of(path):
         return list(open_table(path).items(2**22))
@@ -174,7 +167,9 @@ def _mutate_layout(rng: Random, entries: list[tuple[bytes, bytes]]) -> bytes:
 
 
 TENSORFLOW_PARSERS: Mapping[str, Parser] = {
-    "tensorflow_table": Parser(make=make_table, targets={TABLE: mutate_table}, parse=parse_table),
+    "tensorflow_table": Parser(
+        make=files({TABLE: _SEVERAL_BLOCKS}), targets={TABLE: mutate_table}, parse=parse_table
+    ),
     "tensorflow_bundle": Parser(
         make=make_bundle,
         targets={INDEX: mutate_table, **dict.fromkeys(DATA, mutate_bytes)},

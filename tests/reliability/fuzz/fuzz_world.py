@@ -1,14 +1,50 @@
 """A parser and its world: tries one hostile input after the other, and knows what may happen."""
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from fuzz_parsers import Parser
+from fuzz_mutations import Mutation
 
 from mlperf_bert.common.errors import UserError
 
 MOST_OF_A_MESSAGE = 4000  # characters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parser:
+    """One reader of files that anybody may have written.
+
+    Args:
+        make: writes a valid world into a directory.
+        targets: file of that world -> how it is mutated.
+        parse: reads the world; only UserErrors may come out.
+        repair: makes digests right again after a file was changed, so that what is behind their
+            check is reached; called for half of the inputs.
+        optional: targets that need not be there.
+        inputs: how many `make test-slow` tries.
+    """
+
+    make: Callable[[Path], None]
+    targets: Mapping[str, Mutation]
+    parse: Callable[[Path], object]
+    repair: Callable[[Path, str], None] = lambda directory, target: None
+    optional: tuple[str, ...] = ()
+    inputs: int = 100_000
+
+
+def files(contents: Mapping[str, str | bytes]) -> Callable[[Path], None]:
+    """A `make` that writes these."""
+
+    def make(directory: Path) -> None:
+        for name, text in contents.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    return make
 
 
 class World:

@@ -53,12 +53,8 @@ def found() -> tuple[dict[str, Any], str, str]:
     return measured("against", *BRIEF, settings=SETTINGS)
 
 
-@pytest.fixture
-def result(found: tuple[dict[str, Any], str, str]) -> dict[str, Any]:
-    return found[0]
-
-
-def test_ratios_are_quotients_of_the_rates(result: dict[str, Any]) -> None:
+def test_ratios_are_quotients_of_the_rates(found: tuple[dict[str, Any], str, str]) -> None:
+    result, words, progress = found
     for ratio, above, below in (
         ("ratio_padded", "ours", "padded"),
         ("ratio_padded_to_longest", "ours", "padded_to_longest"),
@@ -69,11 +65,20 @@ def test_ratios_are_quotients_of_the_rates(result: dict[str, Any]) -> None:
         assert result[ratio] == pytest.approx(rates[0] / rates[1])
         low, middle, high = result[f"{ratio}_range"]
         assert 0 < low <= middle <= high
+    assert words.count("samples/s") == sum(
+        key.endswith("samples_per_s") and value is not None for key, value in result.items()
+    )
+    assert "step 5/5" in progress
+    # What does not run is null with a reason.
+    for name in BUILDERS:
+        assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
+        assert ("--compile" if "compiled" in name else "CUDA") in result[f"{name}_reason"]
 
 
-def test_result_says_what_was_compared(result: dict[str, Any]) -> None:
+def test_result_says_what_was_compared(found: tuple[dict[str, Any], str, str]) -> None:
     import transformers
 
+    result = found[0]
     expected = {
         "schema_version": 1,
         "max_length": 24,
@@ -99,15 +104,6 @@ def test_result_says_what_was_compared(result: dict[str, Any]) -> None:
     assert result["padded_attention"] in ("sdpa", "eager")
     assert 0 < result["mean_length"] < result["max_length"]
     assert result["loss_difference"] <= LARGEST_LOSS_DIFFERENCE
-
-
-def test_what_does_not_run_is_null_with_a_reason(result: dict[str, Any]) -> None:
-    for name in BUILDERS:
-        assert result[f"{name}_samples_per_s"] is None
-        assert result[f"ratio_{name}"] is None
-    assert "--compile" in result["padded_compiled_reason"]
-    assert "CUDA" in result["padded_flash_reason"]
-    assert "CUDA" in result["unpadded_peer_reason"]
 
 
 def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +152,6 @@ def test_a_padded_side_without_memory_is_null_with_its_reason(
         assert result[f"{name}_reason"] == "out of memory (tried to allocate 9 GiB)"
     assert result["ratio_encoder"] > 0 and result["padded_encoder_reason"] is None
     assert words.count("not measured (out of memory") == 2
-
-
-def test_words_name_every_rate(found: tuple[dict[str, Any], str, str]) -> None:
-    result, words, progress = found
-    assert words.count("samples/s") == sum(
-        key.endswith("samples_per_s") and value is not None for key, value in result.items()
-    )
-    assert "step 5/5" in progress
 
 
 @pytest.mark.parametrize("name", ["query.weight", "bias", "LayerNorm.weight", "heads"])
@@ -224,7 +212,9 @@ def test_transformers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make() -> Callable[[], Any]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Of other sides, all of which may run on the CPU."""
+    monkeypatch.setattr(peer, "_reason_against", lambda *_: None)
     ours = make_ours(WITHOUT_DROPOUT, 1, CPU)
     return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)
 
@@ -234,21 +224,10 @@ def others(
     data: Data,
     *,
     check: Callable[[Tensor], object] = lambda _: None,
-    with_compile: bool = False,
 ) -> OtherPeers:
     return make_other_peers(
-        make,
-        data,
-        "fp32",
-        device=CPU,
-        with_compile=with_compile,
-        check=check,
-        report=lambda _: None,
+        make, data, "fp32", device=CPU, with_compile=True, check=check, report=lambda _: None
     )
-
-
-def allow_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "_reason_against", lambda *_: None)
 
 
 def test_without_padding_loss_and_gradients_are_the_same(
@@ -285,11 +264,10 @@ def test_dropout_reaches_the_attention_without_padding(make: Callable[[], Any], 
 def test_all_that_can_run_train(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
 ) -> None:
-    allow_on_cpu(monkeypatch)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # takes a minute
     monkeypatch.setattr(peer, "FUSED", list(torch.nn.attention.SDPBackend.__members__.values()))
     checked: list[float] = []
-    found = others(make, data, check=lambda loss: checked.append(loss.item()), with_compile=True)
+    found = others(make, data, check=lambda loss: checked.append(loss.item()))
     assert found.reasons == {}
     assert list(found.contenders) == list(BUILDERS)
     assert checked == pytest.approx([checked[0]] * 2)
@@ -304,9 +282,8 @@ def test_what_fails_has_its_reason(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel\nand a stack")
 
-    allow_on_cpu(monkeypatch)
     monkeypatch.setattr(torch, "compile", fail)
-    found = others(make, data, with_compile=True)
+    found = others(make, data)
     assert found.reasons["padded_compiled"] == "RuntimeError: no kernel"
     assert "unpadded_peer" in found.contenders
 
@@ -329,9 +306,8 @@ def test_what_runs_out_of_memory_is_freed_before_the_next(
 
         return call
 
-    allow_on_cpu(monkeypatch)
     monkeypatch.setattr(torch, "compile", fill)
-    found = others(make_noted, data, with_compile=True)
+    found = others(make_noted, data)
     assert found.reasons["padded_compiled"] == "out of memory (tried to allocate 9 GiB)"
     assert len(peers) == 3 and "unpadded_peer" in found.contenders
 
@@ -342,7 +318,6 @@ def test_another_model_is_no_reason_but_an_error(
     def refuse(_: Tensor) -> None:
         raise ConfigError("bench against", "another model", "use this one")
 
-    allow_on_cpu(monkeypatch)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)
     with pytest.raises(ConfigError, match="another model"):
         others(make, data, check=refuse)

@@ -41,16 +41,16 @@ def times_made_of(
 def test_fit_finds_the_coefficients(cost_b: float) -> None:
     ms = 7.0 + 0.3 * TOKENS + cost_b * SQUARES
     fit = fit_cost(TOKENS, SQUARES, ms)
-    assert (fit.constant, fit.cost_a) == pytest.approx((7.0, 0.3))
-    assert fit.cost_b == pytest.approx(cost_b, abs=1e-12)
-    np.testing.assert_allclose(fit.fitted_ms, ms)
+    assert (fit["constant"], fit["cost_a"]) == pytest.approx((7.0, 0.3))
+    assert fit["cost_b"] == pytest.approx(cost_b, abs=1e-12)
+    np.testing.assert_allclose(fit["fitted_ms"], ms)
 
 
 def test_negative_quadratic_cost_counts_as_zero() -> None:
     fit = fit_cost(TOKENS, SQUARES, 7.0 + 0.3 * TOKENS - 1e-5 * SQUARES)
-    assert fit.free_cost_b == pytest.approx(-1e-5)
-    assert fit.cost_b == 0
-    np.testing.assert_allclose(fit.fitted_ms, fit.constant + fit.cost_a * TOKENS)
+    assert fit["free_cost_b"] == pytest.approx(-1e-5)
+    assert fit["cost_b"] == 0
+    np.testing.assert_allclose(fit["fitted_ms"], fit["constant"] + fit["cost_a"] * TOKENS)
 
 
 def test_time_that_does_not_grow_is_refused() -> None:

@@ -52,7 +52,8 @@ def test_every_loader_gives_the_same_batches(set_dir: Path) -> None:
                 assert all(torch.equal(getattr(other, n), getattr(ours, n)) for n in TENSORS)
 
 
-def test_result_has_a_row_for_each_loader(set_dir: Path) -> None:
+def test_result_has_a_row_for_each_loader(set_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "DATALOADERS", {"dataloader_1": 1})
     options = ("--dir", set_dir, "--batches", 2, 3, "--rounds", 1, "--seconds", 0.01)
     result = result_of("loader", *options)
     contenders, dali_reason = make_contenders()
@@ -94,12 +95,8 @@ def test_a_batch_is_at_most_the_set(set_dir: Path, monkeypatch: pytest.MonkeyPat
             bench("loader", *options, above)
 
 
-def test_a_name_that_is_too_long() -> None:
-    with pytest.raises(DataError, match="name too long"):
-        bench("loader", "--dir", "x" * 300, "--megabytes", 1)
-
-
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file"):
-        bench("loader", "--dir", tmp_path / "file" / "set", "--megabytes", 1)
+    for directory, problem in (("x" * 300, "name too long"), (tmp_path / "file" / "set", "file")):
+        with pytest.raises(DataError, match=problem):
+            bench("loader", "--dir", directory, "--megabytes", 1)

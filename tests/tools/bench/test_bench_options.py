@@ -53,23 +53,21 @@ def test_a_small_config_follows_its_size() -> None:
     assert tiny("model.max_position_embeddings=64").model.max_position_embeddings == 64
 
 
-@pytest.mark.parametrize(
-    ("measurement", "layers", "hidden", "longest", "batch"),
-    [
+def test_defaults() -> None:
+    for measurement, *wanted in (
         ("train", 4, 256, 512, 16),
         ("checkpoints", 4, 256, 128, 8),
         ("cost", 2, 256, 512, 12),
         ("optimizer", 12, 768, 512, 16),
-    ],
-)
-def test_defaults(measurement: str, layers: int, hidden: int, longest: int, batch: int) -> None:
-    args = parsed(measurement)
-    args.set = []
-    config = cli.make_config(args)
-    assert (config.model.num_layers, config.model.hidden_size) == (layers, hidden)
-    assert config.data.max_seq_length == config.model.max_position_embeddings == longest
-    assert config.parallel.local_batch_size == batch
-    assert (config.model.vocab_size, config.model.hidden_dropout) == (30522, 0.1)
+    ):
+        args = parsed(measurement)
+        args.set = []
+        config = cli.make_config(args)
+        model, longest = config.model, config.data.max_seq_length
+        sizes = [model.num_layers, model.hidden_size, longest, config.parallel.local_batch_size]
+        assert sizes == wanted
+        assert model.max_position_embeddings == longest
+        assert (model.vocab_size, model.hidden_dropout) == (30522, 0.1)
 
 
 @pytest.mark.parametrize("path", [CPU_TINY, CONFIGS / "h100_1x8x96x1.toml"])

@@ -17,17 +17,11 @@ from mlperf_bert.config.run_config import RunConfig
 BRIEF = ("--steps", 3, "--seconds", 0.01)
 
 
-@pytest.mark.parametrize(
-    ("largest", "sizes"),
-    [
-        (2, [2]),
-        (9, [2, 4, 8]),
-        (447, [2, 4, 8, 16, 32, 64, 128, 256]),
-        (512, [2, 4, 8, 16, 32, 64, 128, 256, 448, 512]),
-    ],
-)
-def test_sizes(largest: int, sizes: list[int]) -> None:
-    assert scale.batch_sizes(largest) == sizes
+def test_sizes() -> None:
+    assert scale.batch_sizes(2) == [2]
+    assert scale.batch_sizes(9) == [2, 4, 8]
+    assert scale.batch_sizes(447) == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert scale.batch_sizes(512)[-3:] == [256, 448, 512]
 
 
 def test_every_size_is_measured_eager_and_captured(tmp_path: Path) -> None:
@@ -44,15 +38,15 @@ def test_every_size_is_measured_eager_and_captured(tmp_path: Path) -> None:
 
 def test_sweep_has_capacities_around_the_mean(tmp_path: Path) -> None:
     plot = tmp_path / "sweep.png"
-    options = (*BRIEF, "--sweep", 32, "--plot", plot)
+    options = (*BRIEF, "--sweep", 16, "--plot", plot)
     result = result_of("scale", *options, settings=("run.step_mode=captured",))
     tokens = [row["tokens"] for row in result["sweep"]]
     assert tokens == list(range(tokens[0], tokens[-1] + 1, scale.CAPACITY_STEP))
-    assert tokens[0] < 32 * 16 < tokens[-1]  # half of the longest is about the mean
+    assert tokens[0] < 16 * 16 < tokens[-1]  # half of the longest is about the mean
     for row in result["sweep"]:
         assert row["padding_share"] == 0
-        assert row["mean_length"] == row["tokens"] / 32
-    assert result["config"]["parallel"]["local_batch_size"] == 32
+        assert row["mean_length"] == row["tokens"] / 16
+    assert result["config"]["parallel"]["local_batch_size"] == 16
     assert plot.read_bytes().startswith(PNG)
 
 
@@ -94,14 +88,11 @@ def test_a_step_that_cannot_run_has_its_reason(monkeypatch: pytest.MonkeyPatch) 
     assert all("model.attention: cannot run" in row["reason"] for row in result["rows"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--max-batch", 1), "--max-batch: is 1"),
-        (("--sweep", 2), "--sweep: 2 sequences of at most 32 tokens"),
-        (("--plot", "/nonexistent/scale.png"), "--plot: .* does not exist"),
-    ],
-)
-def test_options_that_cannot_be(options: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        bench("scale", *options)
+def test_options_that_cannot_be() -> None:
+    for option, value, message in (
+        ("--max-batch", 1, "--max-batch: is 1"),
+        ("--sweep", 2, "--sweep: 2 sequences of at most 32 tokens"),
+        ("--plot", "/nonexistent/scale.png", "--plot: .* does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            bench("scale", option, value)

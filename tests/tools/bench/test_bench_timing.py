@@ -90,13 +90,16 @@ def test_ratios_are_taken_inside_a_step(clock: Clock) -> None:
     assert times.range_of_ratios("a", "b") == [1.0, 2.0, 3.0]
 
 
-def test_time_limit_waits_for_every_batch(clock: Clock) -> None:
-    times = InterleavedTimes({"a": clock.contender("a", [5.0] * 9)}, 3)
-    times.measure(num_steps=9, seconds=7.0, report=lambda line: None)
-    assert times.num_steps == 3  # 7 s passed in the second step, the third batch was still new
-
-
-def test_time_limit_stops_before_the_last_step(clock: Clock) -> None:
-    times = InterleavedTimes({"a": clock.contender("a", [1.0] * 9)}, 2)
-    times.measure(num_steps=9, seconds=3.5, report=lambda line: None)
-    assert times.num_steps == 4
+@pytest.mark.parametrize(
+    ("of_a_step", "batches", "limit", "steps"),
+    [
+        (5.0, 3, 7.0, 3),  # 7 s passed in the second step, the third batch was still new
+        (1.0, 2, 3.5, 4),  # before the last step
+    ],
+)
+def test_time_limit_waits_for_every_batch(
+    clock: Clock, of_a_step: float, batches: int, limit: float, steps: int
+) -> None:
+    times = InterleavedTimes({"a": clock.contender("a", [of_a_step] * 9)}, batches)
+    times.measure(num_steps=9, seconds=limit, report=lambda line: None)
+    assert times.num_steps == steps

@@ -1,6 +1,7 @@
 """Small BERTs in Hugging Face's form, and batches of the synthetic data for both sides."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,26 @@ from torch import Tensor
 
 from bert_tools.bench.peer import padded_inputs
 from bert_tools.convert.convert import plan_conversion, report_of, write_checkpoint
-from bert_tools.convert.report import Report
+from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import read_config, read_manifest
+from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
+from mlperf_bert.config.files import load_config
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim.optimizers import make_optimizer_alone
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from support import TINY_CONFIG
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # what must not be asked for, is not there
 
 CPU = torch.device("cpu")
 NUM_WORDS, PADDED = 69, 72
+WORDS, WORD_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 SMALL = {
     "vocab_size": NUM_WORDS,
     "hidden_size": 32,
@@ -57,8 +65,8 @@ def save_theirs(directory: Path, form: str, **settings: Any) -> Any:
     return model
 
 
-def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> Report:
-    """As the command does."""
+def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> dict[str, Any]:
+    """As the command does; its JSON object."""
     conversion = plan_conversion(open_huggingface(source), words, None, missing)
     write_checkpoint(conversion, out, {"format": "huggingface", "name": source.name})
     return report_of(conversion, out)
@@ -90,3 +98,24 @@ def a_batch(data: Path) -> tuple[UnpaddedBatch, dict[str, Tensor]]:
 def real_rows(padded: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     """[B, S, ...] -> [T, ...], as ours are."""
     return padded[inputs["attention_mask"].bool()]
+
+
+def trained(directory: Path, words: Path, *overrides: str) -> Path:
+    """A checkpoint as a run leaves it, of random weights: padding rows are like any other."""
+    directory.mkdir()
+    (directory / "tiny.toml").write_text(TINY_CONFIG)
+    config = load_config(directory / "tiny.toml", overrides)
+    wide = replace(config.model, initializer_range=0.2)
+    model = BertForPretraining(wide, CPU, seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    state = CheckpointState(
+        step=7,
+        samples=112,
+        seed=3,
+        mlm_accuracy=0.25,
+        vocabulary_sha256=load_any_vocabulary(words).sha256,
+    )
+    optimizer = make_optimizer_alone(config.optim, model)
+    return save_checkpoint(directory / "checkpoints", optimizer, config, state, ONE_RANK, CPU)

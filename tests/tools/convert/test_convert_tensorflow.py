@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from huggingface_cases import load_ours
 from safetensors.numpy import load_file
 
 import tensorflow_cases as cases
@@ -16,6 +18,8 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
 from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINTS
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.tensor_names import tensorflow_name
 
 SETTINGS = {
@@ -66,16 +70,48 @@ def test_every_weight_is_there(source: Path, tmp_path: Path, given: str, capsys:
     assert (model.num_heads, model.vocab_size) == (cases.HEADS, cases.VOCAB_SIZE)
 
 
+def whole_batch() -> UnpaddedBatch:
+    """The two sequences, with every position asked for."""
+    arrays = cases.inputs()
+    is_there = arrays["input_mask"] == 1
+    lengths = is_there.sum(axis=1)
+    samples = Samples(
+        input_ids=arrays["input_ids"][is_there],
+        lengths=lengths,
+        segment_b_start=lengths - arrays["segment_ids"].sum(axis=1),
+        masked_positions=np.nonzero(is_there)[1],
+        masked_ids=np.full(lengths.sum(), 5),
+        masked_counts=lengths,
+        next_sentence_label=np.zeros(2, np.int64),
+    )
+    return make_batch(samples, np.arange(2), mlm_denominator=1.0, nsp_denominator=1.0)
+
+
+def test_scores_are_those_of_tensorflow(source: Path, tmp_path: Path) -> None:
+    """So every name, transpose and padding is the right one, not only of the right shape."""
+    assert convert(source, tmp_path / "ours") == 0
+    expected = np.load(cases.SCORES)
+    is_there = cases.inputs()["input_mask"] == 1
+    with torch.no_grad():
+        found = load_ours(tmp_path / "ours").double()(whole_batch())
+    words = found.mlm[:, : cases.VOCAB_SIZE].numpy()
+    np.testing.assert_allclose(words, expected["mlm"][is_there], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.nsp.numpy(), expected["nsp"], rtol=0, atol=1e-10)
+    assert expected["mlm"].std() > 0.1 and expected["nsp"].std() > 0.01
+
+
 def test_the_published_one_is_known_by_its_digest(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for size, digest in PUBLISHED:
+        assert size > 1000 and len(digest) == 32 and int(digest, 16)
+    assert tuple(f"MLPerf {folder}" for folder in PUBLISHED.values()) == MLPERF_CHECKPOINTS
     table = (source / f"{cases.V2.name}.index").read_bytes()
     digest = hashlib.md5(table).hexdigest()
-    published = {(len(table), digest): folder for folder in PUBLISHED.values()}
+    published = {(len(table), digest): "tf1_ckpt"}
     monkeypatch.setattr("bert_tools.convert.tensorflow_source.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
-    assert read_manifest(tmp_path / "ours").origin["published"] in MLPERF_CHECKPOINTS
-    assert tuple(f"MLPerf {folder}" for folder in PUBLISHED.values()) == MLPERF_CHECKPOINTS
+    assert read_manifest(tmp_path / "ours").origin["published"] == MLPERF_CHECKPOINTS[0]
 
 
 def test_objects_are_the_same_weights(source: Path, tmp_path: Path) -> None:
@@ -119,16 +155,20 @@ def test_heads_are_not_guessed(source: Path, tmp_path: Path, capsys: Any) -> Non
     )
     assert convert(source, tmp_path / "ours", "--config", str(config)) == 0
     assert read_config(tmp_path / "ours").model.num_heads == 4
-    wider = tmp_path / "wider.toml"
-    wider.write_text(config.read_text().replace("hidden_size = 8", "hidden_size = 16"))
-    assert convert(source, tmp_path / "other", "--config", str(wider)) == 2
+    config.write_text(config.read_text().replace("hidden_size = 8", "hidden_size = 16"))
+    assert convert(source, tmp_path / "other", "--config", str(config)) == 2
     assert "model.hidden_size" in capsys.readouterr().err
 
 
 def test_what_is_no_bert_is_refused(source: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--vocab", str(source / "vocab.txt")]
-    assert convert(cases.V2_SHARDS, tmp_path / "ours", *words) == 2
-    assert "give the weights of a BERT" in capsys.readouterr().err
-    assert convert(source / "vocab.txt", tmp_path / "ours", *words) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "model.index").mkdir()
+    for given, problem in (
+        (cases.V2_SHARDS, "give the weights of a BERT"),
+        (source / "vocab.txt", "there is no vocab.txt.index"),
+        (tmp_path / "model", "not a regular file"),
+    ):
+        assert convert(given, tmp_path / "ours", *words) == 2
+        error = capsys.readouterr().err
+        assert problem in error and error.count("\n") == 1, error
     assert not (tmp_path / "ours").exists()

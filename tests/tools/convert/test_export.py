@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from huggingface_cases import (
-    CPU,
     NUM_WORDS,
     PADDED,
     a_batch,
@@ -18,44 +17,17 @@ from huggingface_cases import (
     real_rows,
     save_theirs,
     tensors_of,
+    trained,
 )
 
-from checkpoint_cases import save_checkpoint
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.huggingface.export import export_huggingface
-from mlperf_bert.checkpoint.manifest import CheckpointState, read_config
-from mlperf_bert.config.files import load_config
-from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from resume_cases import run_train
-from support import REPOSITORY, TINY_CONFIG
+from support import REPOSITORY
 
-ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 GOLDEN = REPOSITORY / "tests" / "golden" / "data"
-
-
-def trained(directory: Path, words: Path, *overrides: str) -> Path:
-    """A checkpoint as a run leaves it, of random weights: padding rows are like any other."""
-    directory.mkdir()
-    (directory / "tiny.toml").write_text(TINY_CONFIG)
-    config = load_config(directory / "tiny.toml", overrides)
-    wide = replace(config.model, initializer_range=0.2)
-    model = BertForPretraining(wide, CPU, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
-    state = CheckpointState(
-        step=7,
-        samples=112,
-        seed=3,
-        mlm_accuracy=0.25,
-        vocabulary_sha256=load_any_vocabulary(words).sha256,
-    )
-    optimizer = make_optimizer_alone(config.optim, model)
-    return save_checkpoint(directory / "checkpoints", optimizer, config, state, ONE_RANK, CPU)
 
 
 def load_theirs(directory: Path, form: str) -> Any:
@@ -74,37 +46,26 @@ def load_theirs(directory: Path, form: str) -> Any:
 def test_transformers_computes_the_same(
     objective: str, tmp_path: Path, words: Path, synthetic_data: Path
 ) -> None:
+    import transformers
+
     checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
     done = export_huggingface(checkpoint, tmp_path / "out", words, None)
     form = "BertForPreTraining" if objective == "mlm_nsp" else "BertForMaskedLM"
     assert (done.architecture, done.word_rows, done.step) == (form, PADDED, 7)
     theirs = load_theirs(tmp_path / "out", form)
-    batch, inputs = a_batch(synthetic_data)
-    with torch.inference_mode():
-        ours = load_ours(checkpoint)(batch)
-        found = theirs(**inputs)
-    mlm = found.prediction_logits if objective == "mlm_nsp" else found.logits
-    wanted = real_rows(mlm, inputs)[batch.masked_token_index]
-    assert wanted.std() > 0.1
-    assert (ours.mlm - wanted).abs().max() < 1e-5
-    if objective == "mlm_nsp":
-        assert (ours.nsp - found.seq_relationship_logits).abs().max() < 1e-5
-
-
-def test_the_masked_lm_class_loads_it_too(
-    tmp_path: Path, words: Path, synthetic_data: Path
-) -> None:
-    import transformers
-
-    checkpoint = trained(tmp_path / "run", words)
-    export_huggingface(checkpoint, tmp_path / "out", words, None)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(
+    masked_lm = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "out", attn_implementation="eager"
     ).eval()
     batch, inputs = a_batch(synthetic_data)
     with torch.inference_mode():
-        wanted = real_rows(theirs(**inputs).logits, inputs)[batch.masked_token_index]
-        assert (load_ours(checkpoint)(batch).mlm - wanted).abs().max() < 1e-5
+        ours = load_ours(checkpoint)(batch)
+        found, alone = theirs(**inputs), masked_lm(**inputs)
+    for mlm in (found.prediction_logits if objective == "mlm_nsp" else found.logits, alone.logits):
+        wanted = real_rows(mlm, inputs)[batch.masked_token_index]
+        assert wanted.std() > 0.1
+        assert (ours.mlm - wanted).abs().max() < 1e-5
+    if objective == "mlm_nsp":
+        assert (ours.nsp - found.seq_relationship_logits).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
@@ -114,7 +75,7 @@ def test_out_and_in_again_is_bit_for_bit(objective: str, tmp_path: Path, words: 
     report = convert(tmp_path / "out", tmp_path / "again", words)
     same = ((tmp_path / "again" / name).read_bytes() for name in ("model.safetensors", "vocab.txt"))
     assert list(same) == [(checkpoint / "model.safetensors").read_bytes(), words.read_bytes()]
-    assert not report.drawn and not report.ignored
+    assert not report["drawn"] and not report["ignored"]
     model = read_config(checkpoint).model
     assert read_config(tmp_path / "again").model == replace(
         model, initializer_range=model.initializer_range

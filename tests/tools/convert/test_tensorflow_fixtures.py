@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_tools.convert.tensorflow import open_tensorflow
+from bert_tools.convert.tensorflow_source import open_tensorflow
 from support import REPOSITORY
 from tensorflow_cases import (
     FIXTURES,

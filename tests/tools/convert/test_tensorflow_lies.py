@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_tools.convert.tensorflow import open_tensorflow
-from bert_tools.convert.tensorflow_parts import part_key
+from bert_tools.convert.tensorflow_bundle import part_key
+from bert_tools.convert.tensorflow_source import open_tensorflow
 from bert_tools.convert.tensorflow_table import MAX_ENTRIES, open_table
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.errors import CheckpointError

@@ -1,35 +1,30 @@
-"""TensorFlow's names: every parameter there and back, and what is passed over."""
+"""TensorFlow's names, of the first release and of the second's objects: there and back."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
-from bert_tools.convert.tensorflow_names import OurTensor, parameter_name, sort_names, to_ours
+from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
+from bert_tools.convert.tensorflow_names import (
+    OBJECT_GRAPH,
+    as_first_release,
+    parameter_name,
+    sort_names,
+)
+from bert_tools.convert.tensorflow_source import open_tensorflow
+from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
+from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
-from tensorflow_cases import (
-    HEADS,
-    HIDDEN,
-    INTERMEDIATE,
-    LAYERS,
-    POSITIONS,
-    VOCAB_SIZE,
-    bert_values,
-    weight_shapes,
-)
+from tensorflow_cases import OBJECTS, bert_values, weight_shapes
+from tensorflow_tables import message, text_tensor
 
-
-def our_shapes() -> dict[str, tuple[int, ...]]:
-    config = ModelSection(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        intermediate_size=INTERMEDIATE,
-        max_position_embeddings=POSITIONS,
-    )
-    state = BertForPretraining(config, torch.device("meta")).state_dict()
-    return {name: tuple(value.shape) for name, value in state.items()}
+TWINS = [f"model/twins/{number}/.ATTRIBUTES/VARIABLE_VALUE" for number in range(2)]
+SLOT = "kernel/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def test_every_parameter_there_and_back() -> None:
@@ -38,30 +33,16 @@ def test_every_parameter_there_and_back() -> None:
     theirs = [tensorflow_name(name) for name in names]
     assert len(set(theirs)) == len(names) == 16 * 11 + 14
     assert [parameter_name(name) for name in theirs] == names
-
-
-def test_names_and_shapes_of_the_first_release() -> None:
-    ours = our_shapes()
-    found = {}
-    for name, shape in weight_shapes().items():
-        tensor = to_ours(name)
-        found[tensor.name] = shape[::-1] if tensor.is_transposed else shape
-        if len(shape) < 2 or "embeddings" in name or "seq_relationship" in name:
-            assert not tensor.is_transposed
-    assert found.keys() == ours.keys()
-    words = ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")
-    for name, shape in found.items():
-        padded = (-(-shape[0] // 8) * 8, *shape[1:]) if name in words else shape
-        assert padded == ours[name], name
+    for name in ("", "kernel", "a.b/kernel", "bert", "global_step"):
+        assert parameter_name(name) is None
 
 
 def test_what_is_not_a_weight_is_known_for_what_it_is() -> None:
-    names = sort_names(bert_values())
-    assert names.weights.keys() == weight_shapes().keys()
-    slots = {name for name, why in names.ignored.items() if why == "the optimizer's"}
-    expected = {f"{name}/{slot}" for name in weight_shapes() for slot in ("adam_m", "adam_v")}
-    assert slots == expected
-    assert names.ignored.keys() - slots == {"global_step"}
+    weights, ignored = sort_names(bert_values())
+    assert weights.keys() == weight_shapes().keys()
+    slots = {name for name, why in ignored.items() if why == "the optimizer's"}
+    assert slots == {f"{name}/{slot}" for name in weights for slot in ("adam_m", "adam_v")}
+    assert ignored.keys() - slots == {"global_step"}
 
 
 def test_others_slots_and_heads() -> None:
@@ -74,19 +55,99 @@ def test_others_slots_and_heads() -> None:
         "output_bias": "no part of pre-training",
         "squad/output_weights": "no part of pre-training",
     }
-    found = sort_names(others)
-    assert found.ignored == {name: why for name, why in others.items() if why}
-    assert found.weights == {
-        "bert/pooler/dense/kernel": OurTensor("bert.pooler.dense.weight", True)
-    }
+    weights, ignored = sort_names(others)
+    assert ignored == {name: why for name, why in others.items() if why}
+    assert weights == {"bert/pooler/dense/kernel": "bert.pooler.dense.weight"}
+    unknown = ["bert/adapter", "bert/encoder/layer_0/relative", "cls/other"]
+    assert sort_names(unknown) == ({name: name for name in unknown}, {})
 
 
-@pytest.mark.parametrize("name", ["bert/adapter", "bert/encoder/layer_0/relative", "cls/other"])
-def test_what_a_model_has_that_is_not_bert_is_not_passed_over(name: str) -> None:
-    assert sort_names([name]).weights == {name: OurTensor(name, False)}
+def test_of_objects_what_is_not_a_weight_is_passed_over() -> None:
+    tensors = open_tensorflow(OBJECTS)
+    weights, ignored = sort_names(tensors)
+    assert weights.keys() == weight_shapes().keys()
+    assert ignored.keys() == {*TWINS, OBJECT_GRAPH, "words", "save_counter"}
+    assert [float(tensors[name].read()) for name in TWINS] == [1.0, 2.0]
+    for name in ("words", OBJECT_GRAPH):
+        with pytest.raises(CheckpointError, match="holds string"):
+            tensors[name].read()
+    # In the file heads are a dimension.
+    shapes = {tensor.shape for tensor in read_bundle(OBJECTS).values()}
+    assert {(8, 2, 4), (2, 4, 8)} <= shapes
+    assert not {(8, 2, 4), (2, 4, 8)} & {tensors[name].shape for name in weights}
 
 
-@pytest.mark.parametrize("name", ["", "kernel", "a.b/kernel", "bert", "global_step"])
-def test_what_is_no_parameters_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="not the name"):
-        parameter_name(name)
+def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(OBJECTS.parent, tmp_path / "copy")
+    graph = read_bundle(OBJECTS)[OBJECT_GRAPH]
+    assert isinstance(graph, BundleTensor)
+    data = tmp_path / "copy" / graph.path.name
+    whole = data.read_bytes()
+    for place in range(0, graph.num_bytes, 97):
+        changed = bytearray(whole)
+        changed[graph.start + place] ^= 4
+        data.write_bytes(changed)
+        with pytest.raises(CheckpointError) as caught:
+            open_tensorflow(tmp_path / "copy" / OBJECTS.name)
+        assert OBJECT_GRAPH in str(caught.value)
+
+
+def with_graph(folder: Path, graph: bytes, keys: list[str]) -> Mapping[str, SourceTensor]:
+    """Tensors of three numbers by these keys, and a graph of objects, whatever it says."""
+    path = folder / "data"
+    text = text_tensor(path, graph)
+    numbers = {key: BundleTensor(path, key, "float32", (1, 3), 0, 12, 0) for key in keys}
+    return as_first_release({OBJECT_GRAPH: text, **numbers}, folder)
+
+
+def node(*variables: tuple[str, str]) -> tuple[int, bytes]:
+    attributes = [(2, [(2, name.encode()), (3, key.encode())]) for key, name in variables]
+    return (1, message(*attributes))
+
+
+def test_names_are_taken_where_they_are_one_tensors_alone(tmp_path: Path) -> None:
+    variables = [
+        ("kernel", "transformer/layer_3/self_attention/query/kernel"),
+        (SLOT, "transformer/layer_3/self_attention/query/kernel"),
+        ("one", "bert/cls/predictions/output_bias/bias"),
+        ("other", "cls/predictions/output_bias/bias"),
+        ("unnamed", ""),
+        ("unknown", "transformer/layer_3/relative/kernel"),
+        ("same", "kernel"),
+    ]
+    graph = message(node(*variables[:3]), node(*variables[3:]), (1, b""))
+    found = with_graph(tmp_path, graph, [key for key, _ in variables])
+    assert list(found) == [
+        OBJECT_GRAPH,
+        "bert/encoder/layer_3/attention/self/query/kernel",
+        SLOT,
+        "one",
+        "other",
+        "unnamed",
+        "transformer/layer_3/relative/kernel",
+        "same",
+    ]
+
+
+WRONG_GRAPHS = {
+    "no message": b"\xff",
+    "node is a number": message((1, 1)),
+    "variable is a number": message((1, [(2, 1)])),
+    "not UTF-8": message((1, [(2, [(2, b"\xff")])])),
+    "too many": message(*[(1, [(2, b"")] * 1000)] * 51),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_GRAPHS)
+def test_wrong_graphs_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        with_graph(tmp_path, WRONG_GRAPHS[name], [])
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("size", "shape"), [(0, ()), (2**24, ()), (30, (1,))])
+def test_what_is_no_text_is_refused(tmp_path: Path, size: int, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(30))
+    with pytest.raises(CheckpointError, match=r"has|is no text|is cut short"):
+        BundleTensor(path, "graph", "string", shape, 0, size, 0).read_text()

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_cases import convert, save_theirs
-from test_export import trained
+from huggingface_cases import convert, save_theirs, trained
 
 from mlperf_bert.checkpoint.huggingface.export import export_huggingface
 from mlperf_bert.checkpoint.huggingface.tokenizer import word_piece_tokenizer
@@ -62,11 +61,11 @@ def test_another_tokenizer_is_kept(
     write_tokenizer(theirs, {}, is_alone=False)
     plain = ids_of(theirs)
     report = convert(theirs, tmp_path / "plain", None)
-    assert report.vocabulary["file"] == "vocab.txt"
+    assert report["vocabulary"]["file"] == "vocab.txt"
     write_tokenizer(theirs, change, is_alone=False)
     assert ids_of(theirs) != plain
     report = convert(theirs, tmp_path / "ours", None)
-    assert report.vocabulary["file"] == "tokenizer.json"
+    assert report["vocabulary"]["file"] == "tokenizer.json"
     done = export_huggingface(tmp_path / "ours", tmp_path / "out", None, None)
     assert ids_of(tmp_path / "out") == ids_of(theirs) and not done.remarks
     vocabulary = load_any_vocabulary(tmp_path / "ours" / "tokenizer.json")
@@ -78,9 +77,9 @@ def test_out_and_in_again_is_the_same_vocabulary(
     theirs: Path, tmp_path: Path, lowercase: bool
 ) -> None:
     write_tokenizer(theirs, {"normalizer": {"lowercase": lowercase}}, is_alone=True)
-    before = convert(theirs, tmp_path / "ours", None).vocabulary
+    before = convert(theirs, tmp_path / "ours", None)["vocabulary"]
     export_huggingface(tmp_path / "ours", tmp_path / "out", None, None)
-    assert convert(tmp_path / "out", tmp_path / "again", None).vocabulary == before
+    assert convert(tmp_path / "out", tmp_path / "again", None)["vocabulary"] == before
 
 
 def test_words_beside_another_list_are_not_taken(theirs: Path, tmp_path: Path) -> None:
@@ -88,20 +87,20 @@ def test_words_beside_another_list_are_not_taken(theirs: Path, tmp_path: Path) -
     swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
     (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in swapped))
     report = convert(theirs, tmp_path / "ours", None)
-    assert report.vocabulary["file"] == "tokenizer.json"
+    assert report["vocabulary"]["file"] == "tokenizer.json"
 
 
 @pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
 def test_a_list_alone_does_not_split_as_it_did(theirs: Path, tmp_path: Path, setting: str) -> None:
     write_tokenizer(theirs, {}, is_alone=False)
     (theirs / "tokenizer.json").unlink()
-    assert convert(theirs, tmp_path / "plain", None).remarks == ()
+    assert convert(theirs, tmp_path / "plain", None)["remarks"] == []
     (theirs / "tokenizer_config.json").write_text(json.dumps({setting: False}))
     with pytest.raises(CheckpointError, match=rf"{setting}: is false.*tokenizer.json with --vocab"):
         convert(theirs, tmp_path / "ours", None)
     given = shutil.copy(theirs / "vocab.txt", tmp_path / "given.txt")
     report = convert(theirs, tmp_path / "ours", Path(given))
-    assert any(setting in remark and "capitals" in remark for remark in report.remarks)
+    assert any(setting in remark and "capitals" in remark for remark in report["remarks"])
 
 
 def byte_level(path: Path) -> None:
@@ -138,7 +137,7 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (loaded.mask_token, loaded.cls_token, loaded.pad_token) == ("<mask>", "<s>", "<pad>")
     report = convert(tmp_path / "out", tmp_path / "again", given)
-    assert report.vocabulary["sha256"] == vocabulary.sha256
+    assert report["vocabulary"]["sha256"] == vocabulary.sha256
     # What has all that already stays as it is, byte for byte.
     complete = shutil.copy(tmp_path / "out" / "tokenizer.json", tmp_path / "complete.json")
     words = f"model.vocab_size={len(vocabulary)}"
@@ -147,7 +146,7 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     assert not done.remarks
     assert (tmp_path / "same" / "tokenizer.json").read_bytes() == Path(complete).read_bytes()
     report = convert(tmp_path / "same", tmp_path / "same_again", None)
-    assert report.vocabulary["sha256"] == load_any_vocabulary(Path(complete)).sha256
+    assert report["vocabulary"]["sha256"] == load_any_vocabulary(Path(complete)).sha256
 
 
 def vocabulary_ids(vocabulary: Any, line: str) -> list[int]:

@@ -29,12 +29,8 @@ def whole(synthetic_data: Path, tiny_config: Path) -> dict[str, Any]:
     return result
 
 
-def test_all_checks_are_made(whole: dict[str, Any]) -> None:
-    assert {check["name"].split(".")[0] for check in whole["checks"]} == NAMES
-    assert set(cli.NAMES) == NAMES
-
-
-def test_every_finding_has_its_four_parts(whole: dict[str, Any]) -> None:
+def test_all_checks_are_made_and_every_finding_has_its_four_parts(whole: dict[str, Any]) -> None:
+    assert {check["name"].split(".")[0] for check in whole["checks"]} == NAMES == set(cli.NAMES)
     assert whole["schema_version"] == 1
     for check in whole["checks"]:
         assert set(check) == {"status", "name", "found", "remedy"}
@@ -73,48 +69,32 @@ def test_ranks_that_end_before_they_report_fail(
     assert "2 ranks ended with status 9" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("finding", "status"), [(ok("gpus", "8"), 0), (fail("gpus", "0", "x"), 1)])
 def test_the_exit_status_is_for_schedulers(
-    finding: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("bert_tools.doctor.gpus.check", lambda options: [finding])
-    assert main(["doctor", "--only", "gpus"]) == status
-    assert capsys.readouterr().out == finding.line() + "\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--only", "gpu"], "--only: has no check 'gpu'"),
-        (["--timeout", "0"], "--timeout: is 0"),
-        (["--timeout", "nan"], "--timeout: is nan"),
-        (["--burn-in", "soon"], "--burn-in: is 'soon'"),
-        (["--burn-in", "1m", "--only", "gpus"], "--only: is given beside --burn-in"),
-        (["--burn-in", "1m", "--data", "d"], "--data: is given beside --burn-in"),
-        (["--set", "run.seed=1"], "--set: is given without --config"),
-        (["--config", "missing.toml"], "missing.toml: No such file"),
-    ],
-)
-def test_a_wrong_option_is_one_line_and_status_2(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert len(error.splitlines()) == 1
-
-
-def test_a_burn_in_without_torch_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_rank_info", lambda: None)
-    monkeypatch.setitem(sys.modules, "bert_tools.doctor.burn_in", None)
-    monkeypatch.delattr("bert_tools.doctor.burn_in", raising=False)
-    assert main(["doctor", "--burn-in", "1s"]) == 1
-    assert capsys.readouterr().out.startswith("fail  burn_in")
+    for finding, status in ((ok("gpus", "8"), 0), (fail("gpus", "0", "x"), 1)):
+        monkeypatch.setattr("bert_tools.doctor.gpus.check", lambda _, found=finding: [found])
+        assert main(["doctor", "--only", "gpus"]) == status
+        assert capsys.readouterr().out == finding.line() + "\n"
 
 
-def test_without_torch_the_local_checks_are_made(
+def test_a_wrong_option_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in {
+        "--only gpu": "--only: has no check 'gpu'",
+        "--timeout 0": "--timeout: is 0",
+        "--timeout nan": "--timeout: is nan",
+        "--burn-in soon": "--burn-in: is 'soon'",
+        "--burn-in 1m --only gpus": "--only: is given beside --burn-in",
+        "--burn-in 1m --data d": "--data: is given beside --burn-in",
+        "--set run.seed=1": "--set: is given without --config",
+        "--config missing.toml": "missing.toml: No such file",
+    }.items():
+        assert main(["doctor", *arguments.split()]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
+
+
+def test_without_torch_the_local_checks_are_made_and_a_burn_in_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "_rank_info", lambda: None)
@@ -124,3 +104,7 @@ def test_without_torch_the_local_checks_are_made(
     assert any(line.startswith("fail  gpus") and "ModuleNotFoundError" in line for line in lines)
     assert any("limits.open_files" in line for line in lines)
     assert any(line.startswith("fail  network") for line in lines)
+    monkeypatch.setitem(sys.modules, "bert_tools.doctor.burn_in", None)
+    monkeypatch.delattr("bert_tools.doctor.burn_in", raising=False)
+    assert main(["doctor", "--burn-in", "1s"]) == 1
+    assert capsys.readouterr().out.startswith("fail  burn_in")

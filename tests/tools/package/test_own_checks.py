@@ -1,4 +1,4 @@
-"""Our own checks of a submission: each spoiled one is refused with its reason, in one line."""
+"""Our own checks of a submission, each spoiled one refused in one line, and a checker's words."""
 
 import re
 import shutil
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bert_tools.package.checkers import Call, judge, scaling_of
 from bert_tools.package.export import export
 from bert_tools.package.own_checks import check_systems
 from submissions import (
@@ -22,7 +23,7 @@ from submissions import (
 )
 from support import mlperf_records
 
-Mutate = Callable[[Path], None]
+Mutate = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
@@ -52,61 +53,17 @@ def test_nothing_is_found_where_nothing_is_wrong(repository: Path) -> None:
     assert own_problems(repository) == []
 
 
-def remove_log(root: Path) -> None:
-    log_of(root, 9).unlink()
-
-
-def add_log(root: Path) -> None:
-    write_log(log_of(root, 10), "open", 999, 12.0)
-
-
-def abort(root: Path) -> None:
-    change(log_of(root, 3), "run_stop", metadata={"status": "aborted"})
-
-
-def drop_field(root: Path) -> None:
-    describe(root, cooling=None)
-
-
-def give_number(root: Path) -> None:
-    describe(root, accelerators_per_node=8)
-
-
-def other_division(root: Path) -> None:
-    describe(root, division="closed")
-
-
-def describe_16_accelerators(root: Path) -> None:
-    describe(root, accelerators_per_node="16")
-
-
-def remove_description(root: Path) -> None:
-    (root / "systems" / f"{OPEN}.json").unlink()
-
-
-def add_dot_file(root: Path) -> None:
-    (root / "results" / OPEN / "bert" / ".DS_Store").write_text("")
-
-
-def add_dot_file_to_systems(root: Path) -> None:
-    (root / "systems" / ".swp").write_text("")
-
-
 def add_link(root: Path) -> None:
     log_of(root, 3).unlink()
     log_of(root, 3).symlink_to(log_of(root, 4))
 
 
-def add_note(root: Path) -> None:
-    (root / "results" / OPEN / "bert" / "package_checker_params").write_text("rcp-bypass")
+def write_text(name: str, text: str = "") -> Mutate:
+    return lambda root: (root / name).write_text(text)
 
 
-def remove_all(root: Path) -> None:
-    shutil.rmtree(root / "results" / OPEN)
-
-
-def remove_licence(root: Path) -> None:
-    (root / "LICENSE").unlink()
+def describe_with(**changed: object) -> Mutate:
+    return lambda root: describe(root, **changed)
 
 
 def change_log(key: str, **members: Any) -> Mutate:
@@ -120,10 +77,22 @@ def append_record(root: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Mutate, str]] = {
-    "nine logs": (remove_log, rf"results/{OPEN}/bert: holds 9 logs, not result_9\.txt; put"),
-    "eleven logs": (add_log, r"holds 11 logs, but result_10\.txt; put"),
-    "no log": (remove_all, "results: holds no system; put"),
-    "aborted": (abort, r"result_3\.txt: the run's status is 'aborted'; use"),
+    "nine logs": (
+        lambda root: log_of(root, 9).unlink(),
+        rf"results/{OPEN}/bert: holds 9 logs, not result_9\.txt; put",
+    ),
+    "eleven logs": (
+        lambda root: write_log(log_of(root, 10), "open", 999, 12.0),
+        r"holds 11 logs, but result_10\.txt; put",
+    ),
+    "no log": (
+        lambda root: shutil.rmtree(root / "results" / OPEN),
+        "results: holds no system; put",
+    ),
+    "aborted": (
+        change_log("run_stop", metadata={"status": "aborted"}),
+        r"result_3\.txt: the run's status is 'aborted'; use",
+    ),
     "weights of another kind": (
         change_log("initial_weights", value=7),
         r"result_3\.txt: initial_weights is 7; run it again",
@@ -155,16 +124,37 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
     ),
     "killed run": (lambda root: drop(log_of(root, 3), "run_stop"), "holds no run_stop; the run"),
     "goes on": (append_record, "goes on after run_stop: 'cache_clear'; run it again"),
-    "missing field": (drop_field, rf"systems/{OPEN}\.json: .*cooling.*; mend it"),
-    "number in JSON": (give_number, rf"systems/{OPEN}\.json: .*accelerators_per_node.*; mend it"),
-    "other division": (other_division, "division is 'open', in systems/.* 'closed'; correct"),
-    "idle accelerators": (describe_16_accelerators, "has 8 ranks, systems/.* 1 x 16 accelerators"),
-    "no description": (remove_description, rf"systems/{OPEN}\.json: is missing; add it: mlperf"),
-    "dot file": (add_dot_file, r"bert/\.DS_Store: has a name that begins with a dot; remove it"),
-    "dot file in systems": (add_dot_file_to_systems, r"systems/\.swp: has a name that begins"),
+    "missing field": (describe_with(cooling=None), rf"systems/{OPEN}\.json: .*cooling.*; mend it"),
+    "number in JSON": (
+        describe_with(accelerators_per_node=8),
+        rf"systems/{OPEN}\.json: .*accelerators_per_node.*; mend it",
+    ),
+    "other division": (
+        describe_with(division="closed"),
+        "division is 'open', in systems/.* 'closed'; correct",
+    ),
+    "idle accelerators": (
+        describe_with(accelerators_per_node="16"),
+        "has 8 ranks, systems/.* 1 x 16 accelerators",
+    ),
+    "no description": (
+        lambda root: (root / f"systems/{OPEN}.json").unlink(),
+        rf"systems/{OPEN}\.json: is missing; add it: mlperf",
+    ),
+    "dot file": (
+        write_text(f"results/{OPEN}/bert/.DS_Store"),
+        r"bert/\.DS_Store: has a name that begins with a dot; remove it",
+    ),
+    "dot file in systems": (write_text("systems/.swp"), r"systems/\.swp: has a name that begins"),
     "link": (add_link, r"bert/result_3\.txt: is a symbolic link; remove it"),
-    "a way around": (add_note, "package_checker_params: is no result; move it away"),
-    "no licence": (remove_licence, "LICENSE: is missing; a submission must be reproducible"),
+    "a way around": (
+        write_text(f"results/{OPEN}/bert/package_checker_params", "rcp-bypass"),
+        "package_checker_params: is no result; move it away",
+    ),
+    "no licence": (
+        lambda root: (root / "LICENSE").unlink(),
+        "LICENSE: is missing; a submission must be reproducible",
+    ),
 }
 
 
@@ -224,3 +214,39 @@ def test_a_broken_description_is_one_line(contents: str, root: Path) -> None:
     (root / "systems" / f"{OPEN}.json").write_text(contents)
     problems = own_problems(root)
     assert problems[0].startswith(f"systems/{OPEN}.json: cannot be read (")
+
+
+WANTED = {"INFO - Run 10/10": 1, "INFO - SUCCESS": 1, "INFO - RCP Test Passed: ": 0}
+CALL = Call("5.0.0", "package_checker", "the package", (), WANTED)
+GOOD = "WARNING -  harmless\nINFO - Run 10/10\nINFO - SUCCESS\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "output"),
+    [
+        (0, "INFO - Run 10/10\n"),
+        (0, "INFO - SUCCESS\n"),
+        (0, f"{GOOD}INFO - Run 10/10\n"),
+        (0, f"{GOOD}INFO - RCP Test Passed: RCP found\n"),
+        (0, f"{GOOD}ERROR - anything\n"),
+        (0, f"{GOOD}Traceback (most recent call last):\n"),
+        (0, f"{GOOD}WARNING -  Skipping benchmark: gnmt\n"),
+        (0, f"{GOOD}WARNING -  1 file does not comply, accepting this under olympic scoring\n"),
+        (0, f"{GOOD}INFO - Bypassing Seed Checker\n"),
+        (0, f"{GOOD}WARNING -  RCP test failed but allowed to proceed with RCP bypass.\n"),
+        (0, f"{GOOD}WARNING - Unknown files in result directory: x\n"),
+        (0, f"{GOOD}INFO - CHECKS FAILED.\n"),
+        (1, GOOD),
+    ],
+)
+def test_only_the_words_of_a_checker_count(status: int, output: str) -> None:
+    assert judge(CALL, 0, GOOD) == ()
+    assert judge(CALL, status, output) != ()
+
+
+def test_a_scaling_factor_is_read_where_the_checker_left_one(tmp_path: Path) -> None:
+    assert scaling_of(tmp_path, OPEN) == 1.0
+    directory = tmp_path / "results" / OPEN / "bert"
+    directory.mkdir(parents=True)
+    (directory / "scaling.json").write_text('{"scaling_factor": 1.0477}')
+    assert scaling_of(tmp_path, OPEN) == 1.0477

@@ -1,8 +1,14 @@
-"""A length histogram and a working directory for every test of `mlperf_bert plan`."""
+"""Questions to `mlperf_bert plan`, each in a directory of its own, and lengths to plan over."""
 
+import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mlperf_bert.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +24,29 @@ def histogram(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a question prints, or its one error line; words are split as a shell does."""
+
+    def of(*words: object, status: int = 0) -> str:
+        assert main(["plan", *shlex.split(" ".join(map(str, words)))]) == status
+        said = capsys.readouterr()
+        if status:
+            assert said.out == "" and said.err.count("\n") == 1
+        return said.err if status else said.out
+
+    return of
+
+
+@pytest.fixture
+def asked(told: Callable[..., str]) -> Callable[..., Any]:
+    """The facts of a question's --json."""
+
+    def of(*words: object) -> Any:
+        found = json.loads(told(*words, "--json"))
+        assert found["schema_version"] == 1
+        return found
+
+    return of

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from bert_tools.plan import log_tree
 from bert_tools.plan.entries import Entry
 from bert_tools.plan.log_tree import read_tree
 from log_trees import RUNS, write_run, write_system
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import DataError
+from plan_cases import Asked
 from support import REPOSITORY
 
 TIMES = [10.0, 19.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 1.0]
@@ -80,34 +81,28 @@ def test_the_logs_own_ranks_come_before_the_description(tmp_path: Path) -> None:
     assert "runs on 8 and 32 ranks" in read_tree(tmp_path)[1][-1].problem
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ('"key": "train_samples", "value": 1000', '"key": "train_samples", "value": 1e308'),
-        ('"key": "train_samples"', '"key": "other"'),
-    ],
-    ids=["train_samples", "of the evaluation"],
-)
-def test_samples_beyond_all_runs_are_refused(tmp_path: Path, change: tuple[str, str]) -> None:
-    """No number holds their mean or their rate."""
-    directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
-    for path in directory.iterdir():
-        text = path.read_text().replace('"samples_count": 1000', '"samples_count": 1e308')
-        assert change[0] in text
-        path.write_text(text.replace(*change))
-    entries, skipped = read_tree(tmp_path)
-    assert entries == []
-    assert {each.problem for each in skipped} == {"says more than 1,000,000,000,000 samples"}
+def test_samples_beyond_all_runs_are_refused(tmp_path: Path) -> None:
+    """No number holds their mean or their rate, be they of training or of the evaluation alone."""
+    own = '"key": "train_samples"'
+    for said, change in ((f'{own}, "value": 1000', f'{own}, "value": 1e308'), (own, '"key": "o"')):
+        for path in write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000).iterdir():
+            text = path.read_text().replace('"samples_count": 1000', '"samples_count": 1e308')
+            assert said in text
+            path.write_text(text.replace(said, change))
+        entries, skipped = read_tree(tmp_path)
+        assert entries == []
+        assert {each.problem for each in skipped} == {"says more than 1,000,000,000,000 samples"}
+        shutil.rmtree(tmp_path / "results")
 
 
-@pytest.mark.parametrize("count", ["0", "-8", "8.5", "1e3", 2**70, None, ["8"], "8" * 5000])
-def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path, count: object) -> None:
+def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path) -> None:
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     path = tmp_path / "systems" / "acme.json"
-    path.write_text(json.dumps({"number_of_nodes": "1", "accelerators_per_node": count}))
-    entries, skipped = read_tree(tmp_path)
-    assert entries == []
-    assert "does not say how many accelerators" in skipped[-1].problem
+    for count in ("0", "-8", "8.5", "1e3", 2**70, None, ["8"], "8" * 5000):
+        path.write_text(json.dumps({"number_of_nodes": "1", "accelerators_per_node": count}))
+        entries, skipped = read_tree(tmp_path)
+        assert entries == []
+        assert "does not say how many accelerators" in skipped[-1].problem
 
 
 def test_other_benchmarks_and_links_are_not_read(tmp_path: Path) -> None:
@@ -177,7 +172,7 @@ def test_where_no_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         read_tree(tmp_path)
 
 
-def test_the_law_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_law_of_a_tree(tmp_path: Path, asked: Asked, told: Asked) -> None:
     """Three sizes on time = 80 * p^-0.5; samples grow as p^0.25, so throughput does as p^0.75."""
     for nodes in (1, 4, 16):
         size = 8 * nodes
@@ -191,44 +186,36 @@ def test_the_law_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     broken = tmp_path / "results/broken/bert"
     broken.mkdir(parents=True)
     (broken / "result_0.txt").write_text("no log at all\n")
-    assert main(["plan", "law", str(tmp_path), "--json", "--out", str(tmp_path / "x.png")]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = asked("law . --out x.png")
     assert answer["exponent"] == pytest.approx(-0.5, abs=1e-4)
     assert answer["coefficient_minutes"] == pytest.approx(80, rel=1e-3)
     assert answer["throughput_exponent"] == pytest.approx(0.75, abs=1e-4)
     assert answer["samples_exponent"] == pytest.approx(0.25, abs=1e-4)
     assert [each["name"] for each in answer["skipped"]] == [str(broken / "result_0.txt")]
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["plan", "law", str(tmp_path), "--no-plot"]) == 0
-    assert f"skipped: {broken}/result_0.txt: holds no line with" in capsys.readouterr().out
+    assert f"skipped: {broken}/result_0.txt: holds no line with" in told("law . --no-plot")
 
 
 def test_logs_that_are_given_one_by_one_are_one_system_for_each_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: Asked
 ) -> None:
     """As a shell hands on `results/*/bert/result_*.txt`; a log that is given twice counts once."""
     paths = []
     for nodes, times in ((1, TIMES), (4, [3.0] * RUNS)):
-        directory = write_system(
-            tmp_path, f"acme_n{nodes}", minutes=times, samples=10**6, nodes=nodes
-        )
-        paths += [str(path) for path in directory.iterdir()]
-    assert main(["plan", "law", *paths, paths[0], "--no-plot", "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)["entries"]
+        name = f"acme_n{nodes}"
+        paths += write_system(tmp_path, name, minutes=times, samples=10**6, nodes=nodes).iterdir()
+    entries = asked("law --no-plot", *paths, paths[0])["entries"]
     found = [(each["accelerators"], each["time_min"], each["runs"]) for each in entries]
     assert found == [(8, pytest.approx(MEAN_OF_EIGHT), RUNS), (32, pytest.approx(3.0), RUNS)]
 
 
-def test_the_projects_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_projects_own_runs(asked: Asked, told: Asked) -> None:
     """Ten runs of two ranks: an entry, but no law alone."""
     results = REPOSITORY / "results"
     (entry,), _ = read_tree(results)
     assert (entry.system, entry.accelerators, entry.runs) == ("cpu_2core_pytorch", 2, 10)
     assert entry.samples and entry.seq_per_s and entry.time_min
-    log = results / "cpu_2core_pytorch/bert/result_0.txt"
-    for path in (results, log):
-        assert main(["plan", "law", str(path), "--no-plot"]) == 2
-        assert "one entry alone, 'unnamed cpu_2core" in capsys.readouterr().err
-    assert main(["plan", "law", str(results), "published", "--no-plot", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert len(answer["entries"]) == 331  # 330 published ones that have a time and a size
+    for path in (results, results / "cpu_2core_pytorch/bert/result_0.txt"):
+        assert "one entry alone, 'unnamed cpu_2core" in told("law --no-plot", path, status=2)
+    # Beside 330 published ones that have a time and a size.
+    assert len(asked("law --no-plot published", results)["entries"]) == 331

@@ -1,44 +1,27 @@
 """`mlperf_bert plan buckets`: BERT-large's counts, and the model and backward it is planned by."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.plan.buckets import backward_order, parameter_shapes
-from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.step.warm_up import synthetic_batch
+from plan_cases import Asked
 
-PNG = b"\x89PNG\r\n"
 MIB = 2**20
 LARGE = (
-    *("model.vocab_size=30522", "model.hidden_size=1024", "model.num_layers=24"),
-    *("model.num_heads=16", "model.intermediate_size=4096"),
-    *("model.max_position_embeddings=512", "data.max_seq_length=512", "data.max_predictions=76"),
+    "--set model.vocab_size=30522 --set model.hidden_size=1024 --set model.num_layers=24"
+    " --set model.num_heads=16 --set model.intermediate_size=4096 --set data.max_predictions=76"
+    " --set model.max_position_embeddings=512 --set data.max_seq_length=512"
 )
-
-
-@pytest.fixture
-def ask(tiny_config: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run the command on BERT-large and read its answer."""
-
-    def answer(*arguments: object, settings: tuple[str, ...] = LARGE) -> Any:
-        words = [word for setting in settings for word in ("--set", setting)]
-        command = ["plan", "buckets", "--config", str(tiny_config), *words, "--json"]
-        assert main([*command, *map(str, arguments)]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return answer
 
 
 def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
@@ -90,54 +73,43 @@ def test_fused_projections_are_as_large_as_the_three() -> None:
     assert separate[-1] == fused[-1]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "qkv", "count"),
-    [
-        ("bf16", "separate", 22),
-        ("fp16", "separate", 22),
-        ("bf16", "fused", 21),
-        ("fp32", "separate", 38),
-    ],
-)
-def test_bert_large_has_its_known_buckets(
-    ask: Callable[..., Any], dtype: str, qkv: str, count: int
-) -> None:
-    answer = ask("--dtype", dtype, "--qkv", qkv)
-    assert answer["schema_version"] == 1
-    assert (answer["dtype"], answer["qkv"], answer["bucket_cap_mb"]) == (dtype, qkv, 25.0)
-    buckets = answer["buckets"]
-    assert len(buckets) == count
-    assert sum(bucket["numel"] for bucket in buckets) == 336_232_258
-    first, last = buckets[0], buckets[-1]
-    assert MIB <= first["num_bytes"] < 5 * MIB
-    assert last["names"][-1] == "bert.embeddings.word_embeddings.weight"
-    assert last["earliest_start"] == 1
-    starts = [bucket["earliest_start"] for bucket in buckets]
-    assert starts == sorted(starts) and starts[0] > 0
+def test_bert_large_has_its_known_buckets(asked: Asked, tiny_config: Path) -> None:
+    for dtype, qkv, count in (
+        *(("bf16", "separate", 22), ("fp16", "separate", 22)),
+        *(("bf16", "fused", 21), ("fp32", "separate", 38)),
+    ):
+        answer = asked("buckets --config", tiny_config, LARGE, f"--dtype {dtype} --qkv {qkv}")
+        assert (answer["dtype"], answer["qkv"], answer["bucket_cap_mb"]) == (dtype, qkv, 25.0)
+        buckets = answer["buckets"]
+        assert len(buckets) == count
+        assert sum(bucket["numel"] for bucket in buckets) == 336_232_258
+        first, last = buckets[0], buckets[-1]
+        assert MIB <= first["num_bytes"] < 5 * MIB
+        assert last["names"][-1] == "bert.embeddings.word_embeddings.weight"
+        assert last["earliest_start"] == 1
+        starts = [bucket["earliest_start"] for bucket in buckets]
+        assert starts == sorted(starts) and starts[0] > 0
 
 
 def test_cap_and_precision_of_the_config_hold_where_no_option_is_given(
-    ask: Callable[..., Any],
+    asked: Asked, tiny_config: Path
 ) -> None:
-    by_option = ask("--bucket-cap-mb", 100, "--dtype", "bf16")
-    settings = (*LARGE, "parallel.bucket_cap_mb=100.0", "model.precision=bf16")
-    assert ask(settings=settings) == by_option
+    words = ("buckets --config", tiny_config, LARGE)
+    by_option = asked(*words, "--bucket-cap-mb 100 --dtype bf16")
+    settings = "--set parallel.bucket_cap_mb=100.0 --set model.precision=bf16"
+    assert asked(*words, settings) == by_option
     assert by_option["bucket_cap_mb"] == 100
     assert len(by_option["buckets"]) < 8
 
 
-def test_table_and_picture(
-    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = tmp_path / "buckets.png"
-    command = ["plan", "buckets", "--config", str(tiny_config), "--bucket-cap-mb", "0.02"]
-    assert main([*command, "--out", str(picture)]) == 0
-    printed = capsys.readouterr().out
-    assert picture.read_bytes().startswith(PNG)
-    assert f"picture: {picture}" in printed
-    assert main([*command, "--json"]) == 0
-    buckets = json.loads(capsys.readouterr().out)["buckets"]
+def test_table_and_picture(asked: Asked, told: Asked, tiny_config: Path) -> None:
+    words = ("buckets --bucket-cap-mb 0.02 --config", tiny_config)
+    printed = told(*words, "--out buckets.png")
+    assert Path("buckets.png").read_bytes().startswith(b"\x89PNG")
+    assert "picture: buckets.png" in printed
+    buckets = asked(*words)["buckets"]
     rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdecimal()][1:]
-    assert [row[0] for row in rows] == [str(number) for number in range(len(buckets))]
-    assert [row[2] for row in rows] == [f"{bucket['numel']:,}" for bucket in buckets]
-    assert [row[4] for row in rows] == [f"{bucket['earliest_start']:.1%}" for bucket in buckets]
+    assert [(row[0], row[2], row[4]) for row in rows] == [
+        (str(number), f"{bucket['numel']:,}", f"{bucket['earliest_start']:.1%}")
+        for number, bucket in enumerate(buckets)
+    ]

@@ -1,15 +1,17 @@
-"""`mlperf_bert plan` refuses in one line, with status 2, before it reckons; and needs no torch."""
+"""`mlperf_bert plan` refuses in one line before it reckons; what it can do without."""
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bert_tools.plan.entries import COLUMNS
 from mlperf_bert.__main__ import main
+from plan_cases import Asked
 from support import CONFIGS, run_process
 
-PNG = b"\x89PNG\r\n"
 SIZES = "--nodes 2 --gpus-per-node 4 --local-batch-size 6"
 BALANCE = f"balance {SIZES} --histogram lengths.csv"
 CLUSTER = f"cluster {SIZES} --draws 2 --histogram lengths.csv"
@@ -131,28 +133,20 @@ def files(histogram: Path, in_own_directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("question", REFUSED)
-def test_what_cannot_be_is_one_line(
-    capsys: pytest.CaptureFixture[str], files: list[str], question: str
-) -> None:
+def test_what_cannot_be_is_one_line(told: Asked, files: list[str], question: str) -> None:
     for words, message in REFUSED[question].items():
-        assert main(["plan", *question.split(), *words.split()]) == 2, words
-        output = capsys.readouterr()
-        assert output.out == "", words
-        assert message in output.err and output.err.count("\n") == 1, words
+        assert message in told(question, words, status=2), words
         assert sorted(path.name for path in Path().iterdir()) == files, words
 
 
-def test_the_picture_does_not_replace_the_histogram(
-    capsys: pytest.CaptureFixture[str], histogram: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "own.png").write_bytes(histogram.read_bytes())
-    (tmp_path / "link.png").symlink_to("own.png")
-    words = ["plan", "balance", *SIZES.split(), "--histogram", "own.png", "--out"]
-    for name in (str(tmp_path / "own.png"), "link.png"):
-        assert main([*words, name]) == 2
-        output = capsys.readouterr()
-        assert output.out == "" and "is the file of --histogram" in output.err
-    assert (tmp_path / "own.png").read_bytes() == histogram.read_bytes()
+def test_the_picture_does_not_replace_the_histogram(told: Asked, files: list[str]) -> None:
+    own = Path("own.png").absolute()
+    own.write_bytes(Path("lengths.csv").read_bytes())
+    Path("link.png").symlink_to("own.png")
+    words = f"balance {SIZES} --histogram own.png --out"
+    for name in (own, "link.png"):
+        assert "is the file of --histogram" in told(words, name, status=2)
+    assert own.read_bytes() == Path("lengths.csv").read_bytes()
 
 
 def test_quantiles_are_a_number(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,20 +155,45 @@ def test_quantiles_are_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is 'x', give 'auto' or a number" in capsys.readouterr().err
 
 
-def test_no_question_needs_torch_or_numba(files: list[str]) -> None:
-    code = "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
+def answered_without(*modules: str, questions: Sequence[str]) -> tuple[list[int], str, str]:
+    """Statuses of questions in a process that cannot import these modules; what it says."""
+    code = f"import sys\nsys.modules |= dict.fromkeys({modules})\n"
     code += "from mlperf_bert.__main__ import main\n"
-    code += "for words in sys.argv[1:]: assert main(words.split()) == 0, words\n"
-    asked = (
-        f"plan {BALANCE} --draws 2",
-        f"plan {BUCKETS}",
-        "plan law --no-plot",
-        f"plan {SUGGEST} --nodes 2 --out own.toml",
-        f"plan {CLUSTER}",
-        f"plan memory --config {CONFIGS}/cpu_tiny.toml",
-    )
-    done = run_process(sys.executable, "-c", code, *asked)
+    code += "found = [main(['plan', *words.split()]) for words in sys.argv[1:]]\nprint(found)\n"
+    done = run_process(sys.executable, "-c", code, *questions)
     assert done.returncode == 0, done.stderr
-    assert "time = " in done.stdout and "global batch    768" in done.stdout
-    assert Path("balance_2x4x6.png").read_bytes().startswith(PNG)
+    *lines, statuses = done.stdout.splitlines()
+    return json.loads(statuses), "\n".join(lines), done.stderr
+
+
+def test_no_question_needs_torch_or_numba(files: list[str]) -> None:
+    statuses, said, _ = answered_without(
+        *("torch", "numba"),
+        questions=(
+            f"{BALANCE} --draws 2",
+            BUCKETS,
+            "law --no-plot",
+            f"{SUGGEST} --nodes 2 --out own.toml",
+            CLUSTER,
+            f"memory --config {CONFIGS}/cpu_tiny.toml",
+        ),
+    )
+    assert statuses == [0] * 6
+    assert "time = " in said and "global batch    768" in said
+    assert "\npicture: balance_2x4x6.png\n" in said
+    assert Path("balance_2x4x6.png").read_bytes().startswith(b"\x89PNG")
     assert "own.csv" in files and "[parallel]" in Path("own.toml").read_text()
+
+
+def test_without_matplotlib_a_picture_that_nobody_asked_for_is_left_out(files: list[str]) -> None:
+    asked_for = (f"{BALANCE} --draws 2", LAW, f"{LAW} --json", CLUSTER, BUCKETS)
+    refused = [f"{LAW} --out x.png", f"{CLUSTER} --timeline x.png", f"{BUCKETS} --out x.png"]
+    questions = [*asked_for, *refused]
+    statuses, said, errors = answered_without("matplotlib", questions=questions)
+    assert statuses == [0] * len(asked_for) + [2] * len(refused)
+    left_out = "picture: left out, as matplotlib is not installed; run in the checkout: "
+    assert said.count(f"\n{left_out}tools/venv.sh plots, or add --no-plot\n") == 2
+    assert errors.count(f"mlperf_bert: {left_out}") == 1  # of --json, whose output is one object
+    assert errors.count("error: matplotlib: is not installed, and draws the picture; ") == 3
+    assert "\nuniform " in said and "time = " in said and '{"schema_version": 1' in said
+    assert sorted(path.name for path in Path().iterdir()) == files

@@ -1,22 +1,196 @@
-"""`mlperf_bert plan suggest`: published sizes come back, any other has a config that loads."""
+"""Published sets, samples and configs come back; what lies between and beyond them is said.
+
+The reference convergence points are those of the checker of mlperf-logging.
+"""
 
 import csv
-import json
+import math
 import tomllib
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
-from bert_tools.plan.batch_choice import Accelerator
 from bert_tools.plan.entries import published_entries
-from bert_tools.plan.samples_to_target import Recipe
+from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe
+from bert_tools.plan.samples_to_target import (
+    RECIPES,
+    Recipe,
+    samples_points,
+    samples_to_target,
+)
 from bert_tools.plan.suggest import suggest, to_toml
 from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables, load_config
+from mlperf_bert.evaluation.convergence import ExpectedSamples, convergence_points, expected_samples
+from plan_cases import Asked
 from support import CONFIGS, TOOLS
 
-SHIPPED = [
+LARGEST = 16_384
+# Global batch -> mean and least samples, as the checker reports them.
+REPORTED = {
+    448: (2_414_421, 2_274_732),
+    512: (2_420_324, 2_280_211),
+    768: (2_443_934, 2_306_738),
+    1536: (2_514_763, 2_386_317),
+    3072: (2_656_421, 2_545_477),
+    4096: (2_750_860, 2_651_583),
+    6144: (3_319_125, 3_212_483),
+    8192: (3_807_431, 3_726_176),
+    16_384: (5_505_422, 5_400_269),
+}
+
+
+def expected_of(batch: int) -> ExpectedSamples:
+    found = expected_samples(batch)
+    assert found is not None
+    return found
+
+
+def test_reference_points_are_those_that_the_checker_reports() -> None:
+    for batch, samples in REPORTED.items():
+        expected = expected_of(batch)
+        assert (expected.mean, expected.minimum) == pytest.approx(samples, abs=1)
+    smallest = expected_of(96)
+    assert (round(smallest.minimum), smallest.kind) == (2_274_732, "smallest")
+    assert expected_samples(16_385) is None
+    for batch in (448, 1000, 4608, 10_000, 16_384):
+        expected, found = expected_of(batch), samples_to_target(batch, "closed_reference")
+        assert (found.samples, found.low) == (expected.mean, expected.minimum)
+
+
+@pytest.mark.parametrize("ruleset", ["2.1.0", "5.0.0"])
+def test_points_and_what_lies_between_are_the_checkers(ruleset: str) -> None:
+    checker = RCP_Checker("training", ruleset, "bert", verbose=False)
+    checker.compute_rcp_stats()
+    pruned = {record["BS"] for record in checker._get_rcp_data("pruned_rcps").values()}
+    records = sorted(checker._get_rcp_data("full_rcps").values(), key=lambda each: each["BS"])
+    for point, record in zip(convergence_points(), records, strict=True):
+        assert point.global_batch_size == record["BS"]
+        assert point.runs == len(record["Epochs to converge"])
+        assert point.mean_samples == pytest.approx(record["RCP Mean"], abs=0.1)
+        assert point.std_samples == pytest.approx(record["RCP Stdev"], abs=0.1)
+        assert point.minimum_samples == pytest.approx(record["Min Epochs"], abs=0.1)
+        assert point.in_pruned_set == (record["BS"] in pruned)
+    for batch in (512, 1000, 3072, 5000, 14_336):
+        low = checker._find_top_min_rcp(batch, "pruned_rcps")
+        high = checker._find_bottom_max_rcp(batch, "pruned_rcps")
+        _, record = checker._create_interp_rcp(batch, low, high)
+        expected = expected_of(batch)
+        assert expected.kind == "between"
+        assert expected.mean == pytest.approx(record["RCP Mean"], abs=0.1)
+        assert expected.minimum == pytest.approx(record["Min Epochs"], abs=0.5)
+
+
+def test_at_a_knot_the_published_set_comes_back() -> None:
+    assert [lamb_recipe(knot.global_batch_size) for knot in knots()] == list(knots())
+    batches = [knot.global_batch_size for knot in knots()]
+    assert batches == sorted(set(batches)) and batches[-1] == LARGEST
+    # That of eight DGX A100:
+    recipe = lamb_recipe(3072)
+    assert (recipe.learning_rate, recipe.weight_decay) == (2.0992e-3, 0.1)
+    assert (recipe.beta_1, recipe.beta_2) == (0.60466, 0.85437)
+    assert (recipe.warmup_steps, recipe.decay_steps, recipe.form) == (0, 1059, "continuous")
+
+
+@pytest.mark.parametrize(("low", "high"), [(768, 3072), (4096, 12288), (448, 768)])
+def test_midway_in_the_logarithm_lies_the_geometric_mean(low: int, high: int) -> None:
+    middle, *ends = (lamb_recipe(batch) for batch in (round(math.sqrt(low * high)), low, high))
+    for name in ("learning_rate", "weight_decay", "decay_steps"):
+        both = math.prod(getattr(each, name) for each in ends)
+        assert getattr(middle, name) == pytest.approx(math.sqrt(both), rel=1e-2)
+    for name in ("beta_1", "beta_2"):  # the middle is rounded
+        both = math.prod(1 - getattr(each, name) for each in ends)
+        assert 1 - getattr(middle, name) == pytest.approx(math.sqrt(both), rel=1e-2)
+
+
+def test_warm_up_keeps_its_share_of_the_schedule() -> None:
+    low, middle, high = (lamb_recipe(batch) for batch in (4096, 7094, 12288))
+    for name in ("warmup_steps", "start_warmup_step"):
+        share = [getattr(each, name) / each.decay_steps for each in (low, middle, high)]
+        assert share[1] == pytest.approx((share[0] + share[2]) / 2, abs=2 / middle.decay_steps)
+    assert middle.form == "published"
+
+
+def test_below_the_smallest_set_samples_stay_and_the_rate_goes_with_the_root() -> None:
+    whole, quarter = lamb_recipe(256), lamb_recipe(64)
+    assert quarter.learning_rate == pytest.approx(whole.learning_rate / 2)
+    assert quarter.decay_steps == 4 * whole.decay_steps
+    assert (quarter.beta_1, quarter.beta_2) == (whole.beta_1, whole.beta_2)
+
+
+def test_any_batch_has_a_set_that_a_schedule_can_hold() -> None:
+    for batch in range(1, LARGEST + 1, 7):
+        recipe = lamb_recipe(batch)
+        assert 0 < recipe.beta_1 < 1
+        assert 0 < recipe.beta_2 < 1
+        assert recipe.learning_rate > 0
+        assert recipe.start_warmup_step <= 0 <= recipe.warmup_steps < recipe.decay_steps
+
+
+# Global batch, recipe -> million samples.
+POINTS = {
+    (448, "closed_lamb"): 2.460,  # NVIDIA v2.1, as its logs say
+    (3072, "closed_lamb"): 2.732,
+    (4096, "closed_lamb"): 2.787,
+    (16384, "closed_lamb"): 5.469,
+    (16384, "open_adam"): 2.932736,  # Samsung v2.0: 179 steps of 16,384
+    (16416, "open_adam"): 2.938464,  # 179 steps of 16,416
+    (448, "open_adamw"): 0.6355,  # between MosaicML's 0.628 and 0.643
+    (1536, "closed_lamb"): math.sqrt(2.520 * 2.732),  # midway, 1,536 = sqrt(768 * 3,072)
+    # By hand 145 * (1 + 3,900 / batch) steps: 0.63 M samples at 448 and 2.93 M at 16,384.
+    **{(b, "open_hypothesis"): 145 * (b + 3900) / 1e6 for b in (448, 4096, 8192, 16384)},
+}
+
+
+def test_samples_of_published_points_and_between_them() -> None:
+    for (batch, recipe), million in POINTS.items():
+        found = samples_to_target(batch, recipe)
+        assert found.samples == pytest.approx(million * 1e6)
+        assert found.in_range
+        assert found.low <= found.samples <= found.high
+    steps = [POINTS[batch, "open_hypothesis"] * 1e6 / batch for batch in (448, 4096, 16384)]
+    assert steps == pytest.approx([1407, 283, 179], abs=1)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(recipe: str) -> None:
+    points = samples_points(recipe)  # type: ignore[arg-type]
+    smallest, largest = points[0], points[-1]
+    below = samples_to_target(smallest.global_batch_size // 4, recipe)
+    above = samples_to_target(largest.global_batch_size * 4, recipe)
+    assert not below.in_range and not above.in_range
+    assert (below.samples, below.high) == (smallest.samples, smallest.high)
+    assert below.low == pytest.approx(smallest.low / 4)
+    assert (above.low, above.samples) == (largest.low, pytest.approx(4 * largest.samples))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe: str) -> None:
+    before = samples_to_target(1, recipe)
+    for batch in range(1, 40_000, 97):
+        found = samples_to_target(batch, recipe)
+        assert 0 < found.low <= found.samples <= found.high < math.inf
+        assert before.samples / 1.1 <= found.samples <= before.samples * 1.5
+        before = found
+    if recipe not in ("closed_lamb", "open_adamw"):  # a larger batch needs no fewer samples
+        samples = [samples_to_target(batch, recipe).samples for batch in range(448, 20_000, 64)]
+        assert samples == sorted(samples)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 at least"):
+        samples_to_target(0, "closed_lamb")
+    with pytest.raises(ConfigError, match="use one of closed_lamb, "):
+        samples_to_target(448, "sgd")
+    for batch in (0, LARGEST + 1):
+        with pytest.raises(ConfigError, match="use 1 to 16,384"):
+            lamb_recipe(batch)
+
+
+SHIPPED: list[tuple[int, int, Accelerator, Recipe, str]] = [
     (1, 8, "a100", "closed_lamb", "dgxa100_1x8x56x1"),
     (2, 8, "a100", "closed_lamb", "dgxa100_2x8x48x1"),
     (4, 8, "a100", "closed_lamb", "dgxa100_4x8x48x1"),
@@ -31,15 +205,13 @@ SHIPPED = [
 ]
 
 
-@pytest.mark.parametrize(("nodes", "gpus", "accelerator", "recipe", "stem"), SHIPPED)
-def test_sizes_with_a_recipe_of_their_own_return_it(
-    nodes: int, gpus: int, accelerator: Accelerator, recipe: Recipe, stem: str
-) -> None:
+def test_sizes_with_a_recipe_of_their_own_return_it() -> None:
     """The shipped configs were written by hand after the published recipes."""
-    found = suggest(nodes, gpus, accelerator=accelerator, recipe=recipe)
-    assert found.config == load_config(CONFIGS / f"{stem}.toml")
-    assert found.name.endswith(stem.split("_", 1 if recipe == "closed_lamb" else 2)[-1] + ".toml")
-    assert found.expected.samples.in_range
+    for nodes, gpus, accelerator, recipe, stem in SHIPPED:
+        found = suggest(nodes, gpus, accelerator=accelerator, recipe=recipe)
+        assert found.config == load_config(CONFIGS / f"{stem}.toml")
+        size = stem.split("_", 1 if recipe == "closed_lamb" else 2)[-1]
+        assert found.name.endswith(f"{size}.toml") and found.expected.samples.in_range
 
 
 def test_batches_that_are_called_published_are_in_the_shipped_table() -> None:
@@ -147,47 +319,40 @@ def test_few_gpus_accumulate_to_the_published_batch() -> None:
         assert (parallel.local_batch_size, parallel.grad_accum_steps) == (56, accumulation)
 
 
-@pytest.mark.parametrize(
-    ("words", "warning"),
-    [
-        (("--nodes", "5"), "no set is published for a batch of 1,920"),
-        (("--nodes", "1024"), "8 to 4,096 accelerators: the time for 8,192 is extrapolated"),
-        (("--nodes", "1", "--local-batch-size", "100"), "may not fit"),
-        (("--nodes", "99", "--recipe", "open_adamw"), "samples to the target at a batch of"),
-        (("--nodes", "128", "--recipe", "open_hypothesis"), "nobody has tried it"),
-        (("--nodes", "1", "--local-batch-size", "1"), "some 448 sequences an update on as many"),
-        (("--nodes", "128", "--recipe", "open_adamw"), "with 1,024 it is lower, and the time long"),
-    ],
-)
-def test_what_leaves_the_known_range_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], warning: str
-) -> None:
-    path = tmp_path / "own.toml"
-    path.unlink(missing_ok=True)
-    assert main(["plan", "suggest", "--gpus", "8", *words, "--out", str(path)]) == 0
-    assert warning in capsys.readouterr().out
-    comment = " ".join(line[2:] for line in path.read_text().split("\n") if line.startswith("#"))
-    assert warning in comment
+WARNINGS = {
+    "--nodes 5": "no set is published for a batch of 1,920",
+    "--nodes 1024": "8 to 4,096 accelerators: the time for 8,192 is extrapolated",
+    "--nodes 1 --local-batch-size 100": "may not fit",
+    "--nodes 99 --recipe open_adamw": "samples to the target at a batch of",
+    "--nodes 128 --recipe open_hypothesis": "nobody has tried it",
+    "--nodes 1 --local-batch-size 1": "some 448 sequences an update on as many",
+    "--nodes 128 --recipe open_adamw": "with 1,024 it is lower, and the time long",
+}
 
 
-def test_a_published_size_is_not_warned_of() -> None:
+def test_what_leaves_the_known_range_is_said(told: Asked) -> None:
+    path = Path("own.toml")
+    for words, warning in WARNINGS.items():
+        path.unlink(missing_ok=True)
+        assert warning in told("suggest --gpus 8 --out own.toml", words)
+        lines = path.read_text().split("\n")
+        assert warning in " ".join(line[2:] for line in lines if line.startswith("#"))
     assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [()] * 4
 
 
-def test_the_file_is_one_that_config_accepts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = ["plan", "suggest", "--nodes", "3", "--gpus", "4", "--json"]
-    assert main(words) == 0
-    answer = json.loads(capsys.readouterr().out)
-    parallel = load_config(tmp_path / answer["file"]).parallel
+def test_the_file_is_one_that_config_accepts(asked: Asked, told: Asked) -> None:
+    answer = asked("suggest --nodes 3 --gpus 4")
+    path = Path(answer["file"])
+    parallel = load_config(path).parallel
     batch, accumulation = parallel.local_batch_size, parallel.grad_accum_steps
     assert answer["file"] == f"dgxa100_3x4x{batch}x{accumulation}.toml"
     assert answer["global_batch_size"] == parallel.global_batch_size
-    assert answer["schema_version"] == 1
     assert main(["config", answer["file"]]) == 0
-    before = (tmp_path / answer["file"]).read_bytes()
-    capsys.readouterr()
-    assert main(words) == 2
-    assert "exists; name a new file" in capsys.readouterr().err
-    assert (tmp_path / answer["file"]).read_bytes() == before
+
+
+def test_a_file_that_is_there_is_not_replaced(told: Asked) -> None:
+    words = "suggest --nodes 3 --gpus 4 --out own.toml"
+    assert told(words).endswith("config: own.toml\n")
+    before = Path("own.toml").read_bytes()
+    assert "exists; name a new file" in told(words, status=2)
+    assert Path("own.toml").read_bytes() == before

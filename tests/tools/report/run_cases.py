@@ -1,7 +1,7 @@
 """Runs as they might have gone: directories and logs with made-up curves."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from bert_tools.report.run_files import only_run
 from mlperf_bert.config.files import config_to_toml, load_config
 from mlperf_bert.run.outcome import RunOutcome, Status
 from support import CONFIGS, TINY_CONFIG
+
+Told = Callable[..., str]  # what `report` or `watch` prints
 
 BATCH_16K = CONFIGS / "open_adamw_dgxa100_128x8x16x1.toml"  # the published curve's own
 BATCH_448 = CONFIGS / "dgxa100_1x8x56x1.toml"

@@ -12,6 +12,7 @@ from run_cases import (
     BATCH_448,
     GOOD_448,
     PUBLISHED,
+    Told,
     log_line,
     log_of,
     read_only,
@@ -22,7 +23,6 @@ from run_cases import (
 )
 
 from bert_tools.report.doctor import Diagnosis, diagnose
-from mlperf_bert.__main__ import main
 from mlperf_bert.data.index import Baseline
 
 EVERY_20 = range(20, 180, 20)
@@ -45,10 +45,11 @@ def test_the_published_curve_is_on_track_at_every_point(tmp_path: Path) -> None:
         assert found.exit_status == 0
 
 
-@pytest.mark.parametrize(("times", "kind"), [(1.1, "on track"), (1.3, "behind"), (2.0, "off")])
-def test_a_curve_is_judged_by_how_late_it_is(times: float, kind: str, tmp_path: Path) -> None:
-    late = [(round(times * step), accuracy) for step, accuracy in PUBLISHED[:2]]
-    assert diagnosed(tmp_path, BATCH_16K, records_16k(late)).verdict.kind == kind
+def test_a_curve_is_judged_by_how_late_it_is(tmp_path: Path) -> None:
+    for times, kind in ((1.1, "on track"), (1.3, "behind"), (2.0, "off")):
+        late = [(round(times * step), accuracy) for step, accuracy in PUBLISHED[:2]]
+        found = diagnosed(tmp_path / kind, BATCH_16K, records_16k(late))
+        assert found.verdict.kind == kind
 
 
 def test_without_a_known_cause_the_hyper_parameters_are_named(tmp_path: Path) -> None:
@@ -172,72 +173,53 @@ def test_a_small_model_is_judged_by_its_symptoms_alone(tiny_config: Path, tmp_pa
     assert names(diagnose(run, guess)) == ["stays_at_guess"]
     reached = [record(10, 16, 0.995)]
     assert diagnosed(tmp_path / "b", tiny_config, reached).verdict.kind == "on track"
+    # Nor can one of any model without an evaluation.
+    assert diagnosed(tmp_path / "c", BATCH_16K, [record(1, 16_384, None)]).exit_status == 3
 
 
-def test_a_run_without_an_evaluation_cannot_be_judged(tmp_path: Path) -> None:
-    assert diagnosed(tmp_path, BATCH_16K, [record(1, 16_384, None)]).exit_status == 3
-
-
-@pytest.mark.parametrize(
-    ("points", "status", "kind", "causes"),
-    [
+def test_anybodys_log_is_judged(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    cases: tuple[tuple[Sequence[tuple[int, float]], str | None, str, list[str]], ...] = (
         (PUBLISHED, "success", "on track", []),
         ([(20, 0.3409)], "success", "off", ["false_success"]),
         ([(step, 0.625) for step in EVERY_20], None, "off", ["repeated_samples"]),
         ([*PUBLISHED[:4], (140, 0.2)], "aborted", "off", ["collapsed"]),
-    ],
-)
-def test_anybodys_log_is_judged(
-    points: Sequence[tuple[int, float]],
-    status: str | None,
-    kind: str,
-    causes: list[str],
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "log.txt"
-    path.write_text(log_of(points, 16_384, status), encoding="ascii")
-    found = diagnose(read_only(path))
-    assert (found.verdict.kind, names(found)) == (kind, causes)
-
-
-def test_a_log_that_does_not_say_its_target_cannot_be_judged(tmp_path: Path) -> None:
-    path = tmp_path / "log.txt"
+    )
+    for points, status, kind, causes in cases:
+        path.write_text(log_of(points, 16_384, status), encoding="ascii")
+        found = diagnose(read_only(path))
+        assert (found.verdict.kind, names(found)) == (kind, causes)
+    # One that does not say its target cannot be judged.
     text = log_line("max_sequence_length", 128) + log_of([(20, 0.27)], 16, "success")
     path.write_text(text, encoding="ascii")
     found = diagnose(read_only(path))
     assert (found.verdict.kind, names(found)) == ("cannot be judged", [])
 
 
-def test_what_is_printed_and_the_exit_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_and_the_exit_status(tmp_path: Path, told: Told) -> None:
     good = write_run(tmp_path / "good", BATCH_16K, records_16k(PUBLISHED), ended="success")
-    assert main(["report", "--doctor", str(good)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert told("report", "--doctor", good).splitlines() == [
         f"{good}/run_0: on track",
         "  reached 0.72 after 2,932,736 samples, 1.01 times the 2,916,352 published for this batch",
     ]
     stuck = write_run(tmp_path / "stuck", BATCH_16K, flat(0.625))
-    assert main(["report", "--doctor", str(stuck)]) == 1
-    words = capsys.readouterr().out
+    words = told("report", "--doctor", stuck, status=1)
     assert ": off\n" in words and "     do: look for duplicates: mlperf_bert verify" in words
-    assert main(["report", "--doctor", str(stuck), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(told("report", "--doctor", stuck, "--json", status=1))
     assert (found["schema_version"], found["verdict"]) == (1, "off")
     assert found["causes"][0]["name"] == "repeated_samples" and found["slowness"] == []
 
 
 def test_the_guess_comes_from_the_data(
-    tmp_path: Path, tiny_config: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_config: Path, synthetic_data: Path, told: Told
 ) -> None:
     low = [{**each, "mlm_accuracy": 0.01, "loss": 5.0} for each in records_16k(PUBLISHED)]
     run = write_run(tmp_path / "run", tiny_config, low)
-    options = ["report", "--doctor", str(run), "--data", str(synthetic_data), "--json"]
-    assert main(options) == 3
-    assert "stays_at_guess" in capsys.readouterr().out
+    assert "stays_at_guess" in told(
+        *("report", "--doctor", run, "--data", synthetic_data, "--json"), status=3
+    )
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_holds_no_run_is_one_line(tmp_path: Path, told: Told) -> None:
     for options in ([], ["--doctor"]):
-        assert main(["report", *options, str(tmp_path)]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        told("report", *options, tmp_path, status=2)

@@ -6,11 +6,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-from run_cases import BATCH_16K, PUBLISHED, log_of, record, records_16k, write_run
+from run_cases import BATCH_16K, PUBLISHED, Told, log_of, record, records_16k, write_run
 
 from bert_tools.report.chart import Chart, Series
 from bert_tools.report.pictures import chart_picture
-from mlperf_bert.__main__ import main
 from report_pages import checked
 
 PNG = b"\x89PNG\r\n"
@@ -21,33 +20,29 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", BATCH_16K, records_16k(PUBLISHED), ended="success")
 
 
-def test_the_page_of_a_run_is_in_its_directory(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(run)]) == 0
-    page = (run / "report.html").read_text("utf-8")
-    assert "on track" in checked(page).words
-    said = capsys.readouterr().out.splitlines()
+def test_the_page_of_a_run_is_in_its_directory(run: Path, told: Told) -> None:
+    said = told("report", run).splitlines()
+    assert "on track" in checked((run / "report.html").read_text("utf-8")).words
     assert said[0] == f"{run}/run_0: target reached, on track"
     assert "best accuracy 0.7200, samples to target 2,932,736" in said[1]
     assert said[2].startswith("page, ") and said[2].endswith(f": {run}/report.html")
 
 
 def test_of_several_runs_it_is_here_or_where_asked_for(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     log = tmp_path / "theirs.txt"
     log.write_text(log_of(PUBLISHED, 16_384), encoding="ascii")
     monkeypatch.chdir(tmp_path)
-    assert main(["report", str(run), str(log)]) == 0
+    told("report", run, log)
     assert "theirs.txt" in checked((tmp_path / "report.html").read_text("utf-8")).words
-    assert main(["report", str(log), "--out", "other.html"]) == 0
+    told("report", log, "--out", "other.html")
     assert not (run / "report.html").exists() and (tmp_path / "other.html").exists()
 
 
-def test_pictures_of_all_charts(run: Path, tmp_path: Path) -> None:
+def test_pictures_of_all_charts(run: Path, tmp_path: Path, told: Told) -> None:
     pictures = tmp_path / "new" / "pictures"
-    assert main(["report", str(run), "--png", str(pictures)]) == 0
+    told("report", run, "--png", pictures)
     names = {"accuracy", "loss", "samples_per_s", "step_ms", "learning_rate"}
     assert {path.stem for path in pictures.iterdir()} == names
     assert all(path.read_bytes().startswith(PNG) for path in pictures.iterdir())
@@ -76,20 +71,16 @@ def test_any_name_is_in_the_legend_of_a_picture() -> None:
     assert many[0] == few[0] and many[1] > 2 * few[1]  # it grows with its legend
 
 
-def test_a_place_prints_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_prints_as_one_line(tmp_path: Path, told: Told) -> None:
     run = write_run(tmp_path / "a\x1b[31m\nb", BATCH_16K, records_16k(PUBLISHED))
-    assert main(["report", str(run)]) == 0
-    lines = capsys.readouterr().out.split("\n")
+    lines = told("report", run).split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
 
-def test_json_has_the_numbers_and_writes_nothing(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_numbers_and_writes_nothing(run: Path, tmp_path: Path, told: Told) -> None:
     slow = records_16k(PUBLISHED, samples_per_s=500.0)
     other = write_run(tmp_path / "b", BATCH_16K, slow, overrides=["clip.max_norm=2.0"])
-    assert main(["report", str(run), str(other), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(told("report", run, other, "--json"))
     assert found["schema_version"] == 1
     assert found["differences"] == [{"name": "clip.max_norm", "values": ["1.0", "2.0"]}]
     first, second = found["runs"]
@@ -100,138 +91,111 @@ def test_json_has_the_numbers_and_writes_nothing(
     assert [each["accuracy"] for each in first["evaluations"]] == [each for _, each in PUBLISHED]
     assert not (run / "report.html").exists()
     page = tmp_path / "page.html"  # written all the same where it is asked for
-    assert main(["report", str(run), "--json", "--out", str(page)]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"][0]["label"] == "run"
+    assert json.loads(told("report", run, "--json", "--out", page))["runs"][0]["label"] == "run"
     assert page.stat().st_size > 10_000
 
 
-def test_tensorboard_reads_what_is_written(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tensorboard_reads_what_is_written(run: Path, tmp_path: Path, told: Told) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "scalars"
-    assert main(["report", str(run), "--tensorboard", str(directory)]) == 0
+    said = told("report", run, "--tensorboard", directory)
     # 5 records of loss, accuracy, learning rate, rate, skipped steps, step and wait time
-    assert f"35 scalars, for tensorboard --logdir {directory}" in capsys.readouterr().out
+    assert f"35 scalars, for tensorboard --logdir {directory}" in said
     events = reader.EventAccumulator(str(directory))
     events.Reload()
     found = [(each.step, each.value) for each in events.Scalars("mlm_accuracy")]
     assert found == [(step, pytest.approx(accuracy)) for step, accuracy in PUBLISHED]
     assert {each.value for each in events.Scalars("step_ms")} == {100.0}
-    assert main(["report", str(run), "--tensorboard", str(directory)]) == 2
-    assert "holds an event file already" in capsys.readouterr().err
+    again = told("report", run, "--tensorboard", directory, status=2)
+    assert "holds an event file already" in again
 
 
-def test_runs_whose_names_are_alike_have_scalars_of_their_own(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    runs = [
-        write_run(tmp_path / name, BATCH_16K, records_16k(PUBLISHED)) for name in ("a b", "a_b")
-    ]
-    scalars, page = tmp_path / "scalars", tmp_path / "x.html"
-    command = ["report", *map(str, runs), "--tensorboard", str(scalars), "--out", str(page)]
-    assert main(command) == 0
-    assert [path.name for path in sorted(scalars.iterdir())] == ["1_a_b", "2_a_b"]
-    assert len(list(scalars.glob("*/events.out.tfevents.*"))) == 2
-
-
-def test_no_file_is_written_where_one_of_the_event_files_cannot_be(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_each_of_several_runs_has_scalars_of_its_own_or_none_has(
+    tmp_path: Path, told: Told
 ) -> None:
     pytest.importorskip("tensorboard")
-    other = write_run(tmp_path / "other", BATCH_16K, records_16k(PUBLISHED))
+    a, b, c = (
+        write_run(tmp_path / name, BATCH_16K, records_16k(PUBLISHED))
+        for name in ("a b", "a_b", "c")
+    )
     scalars, page = tmp_path / "scalars", tmp_path / "x.html"
-    command = ["report", str(run), str(other), "--tensorboard", str(scalars), "--out", str(page)]
-    (scalars / "other").mkdir(parents=True)
-    (scalars / "other" / "events.out.tfevents.1").touch()
-    assert main(command) == 2
-    assert "other: holds an event file already" in capsys.readouterr().err
-    assert [path.name for path in scalars.iterdir()] == ["other"] and not page.exists()
-    assert main([*command[:3], "--tensorboard", f"{tmp_path}/\udcff"]) == 2
-    assert "is not UTF-8, which TensorBoard cannot write to" in capsys.readouterr().err
+    places = ("--tensorboard", scalars, "--out", page)
+    (scalars / "c").mkdir(parents=True)
+    (scalars / "c" / "events.out.tfevents.1").touch()
+    assert "c: holds an event file already" in told("report", a, c, *places, status=2)
+    assert [path.name for path in scalars.iterdir()] == ["c"] and not page.exists()
+    said = told("report", a, "--tensorboard", f"{tmp_path}/\udcff", status=2)
+    assert "is not UTF-8, which TensorBoard cannot write to" in said
+    told("report", a, b, *places)  # whose names are alike
+    assert [path.name for path in sorted(scalars.iterdir())] == ["1_a_b", "2_a_b", "c"]
+    assert len(list(scalars.glob("*_a_b/events.out.tfevents.*"))) == 2
 
 
-@pytest.mark.parametrize(
-    ("option", "modules", "line"),
-    [
-        (
-            "--tensorboard",
-            ["tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"],
-            "tensorboard: is not installed; run in the checkout: tools/venv.sh tensorboard\n",
-        ),
-        ("--png", ["matplotlib.figure"], "matplotlib: is not installed, and draws the picture; "),
-    ],
-)
+EXTRAS = {
+    "--tensorboard": (
+        ["tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"],
+        "tensorboard: is not installed; run in the checkout: tools/venv.sh tensorboard\n",
+    ),
+    "--png": (["matplotlib.figure"], "matplotlib: is not installed, and draws the picture; "),
+}
+
+
+@pytest.mark.parametrize("option", EXTRAS)
 def test_without_an_extra_a_line_names_it_and_nothing_is_written(
-    option: str,
-    modules: list[str],
-    line: str,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
+    modules, line = EXTRAS[option]
     for name in modules:
         monkeypatch.setitem(sys.modules, name, None)
-    assert main(["report", str(run), option, str(tmp_path / "more")]) == 2
-    assert capsys.readouterr().err.startswith(f"mlperf_bert: error: {line}")
+    said = told("report", run, option, tmp_path / "more", status=2)
+    assert said.startswith(f"mlperf_bert: error: {line}")
     assert not (tmp_path / "more").exists() and not (run / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (["--doctor", "--out", "x.html"], "--doctor: writes no files"),
-        (["--data", "d"], "--data: is for --doctor"),
-        (["--out", "."], "--out: . is a directory; name a file, as report.html"),
-        (["--out", "missing/x.html"], "missing/x.html: No such file or directory"),
-        (["--out", ".", "--png", "p", "--tensorboard", "t"], "--out: . is a directory"),
-        (["--out", "missing/x", "--png", "p", "--tensorboard", "t"], "missing/x: No such file"),
-        (["--out", "x.html", "--png", "run/result_0.txt"], "run/result_0.txt: File exists"),
-        ([".", "--doctor"], "--doctor: was given 2 runs; give one"),
-    ],
-)
+CANNOT_BE = {
+    "--doctor --out x.html": "--doctor: writes no files",
+    "--data d": "--data: is for --doctor",
+    "--out .": "--out: . is a directory; name a file, as report.html",
+    "--out missing/x.html": "missing/x.html: No such file or directory",
+    "--out . --png p --tensorboard t": "--out: . is a directory",
+    "--out missing/x --png p --tensorboard t": "missing/x: No such file",
+    "--out x.html --png run/result_0.txt": "run/result_0.txt: File exists",
+    ". --doctor": "--doctor: was given 2 runs; give one",
+}
+
+
 def test_options_that_cannot_be(
-    options: list[str],
-    line: str,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["report", str(run), *options]) == 2
-    error = capsys.readouterr().err
-    assert line in error and error.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    for options, line in CANNOT_BE.items():
+        assert line in told("report", run, *options.split(), status=2)
+        assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
-@pytest.mark.parametrize(
-    ("name", "contents", "line"),
-    [
+def test_a_file_that_is_wrong_is_refused_in_a_line(run: Path, told: Told) -> None:
+    for name, contents, line in (
         ("environment.json", '{"schema_version": 1, "device": ["cpu"]}', "holds a list, no text"),
         ("environment.json", '{"schema_version": 2}', "is 2, this program reads 1"),
         ("environment.json", "{", "is not valid JSON"),
         ("metrics.jsonl", "{}\n", "line 1: step is None, no count"),
         ("config.toml", "a = ", "is not TOML"),
-    ],
-)
-def test_a_file_that_is_wrong_is_refused_in_a_line(
-    name: str, contents: str, line: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run / "run_0" / name).write_text(contents, encoding="utf-8")
-    assert main(["report", str(run)]) == 2
-    error = capsys.readouterr().err
-    assert f"{name}" in error and line in error and error.count("\n") == 1
-    assert not (run / "report.html").exists()
+    ):
+        path = run / "run_0" / name
+        before = path.read_text("utf-8") if path.exists() else None
+        path.write_text(contents, encoding="utf-8")
+        error = told("report", run, status=2)
+        assert name in error and line in error and not (run / "report.html").exists()
+        path.unlink() if before is None else path.write_text(before, encoding="utf-8")
 
 
-def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path: Path) -> None:
+def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path: Path, told: Told) -> None:
     runs = [
         write_run(tmp_path / f"n{n}", BATCH_16K, [record(1, 16_384, 0.1 + n / 100)])
         for n in range(10)
     ]
     page_path = tmp_path / "page.html"
-    assert main(["report", *map(str, runs), "--out", str(page_path)]) == 0
+    told("report", *runs, "--out", page_path)
     values = checked(page_path.read_text("utf-8")).values[0]["series"]
     drawn = [each["class"] for each in values if each["label"].startswith("n")]
     assert len(set(drawn)) == 10

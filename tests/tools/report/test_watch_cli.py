@@ -3,60 +3,54 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from run_cases import end_run, lines_of, tiny, write_watched
+from run_cases import Told, end_run, lines_of, tiny, write_watched
 
 from bert_tools.report.tensorboard import LiveScalars
 from bert_tools.report.watch_look import Watcher
-from mlperf_bert.__main__ import main
+
+Watched = Callable[[Path], Any]
 
 
-def out_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main(["watch", *map(str, arguments)]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
+@pytest.fixture
+def watched(told: Told) -> Callable[[Path], Any]:
+    return lambda path: json.loads(told("watch", path, "--json"))
 
 
 def test_once_prints_one_frame_and_so_does_what_is_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     write_watched(tmp_path / "run", [tiny(step) for step in range(1, 9)])
-    once = out_of(capsys, tmp_path / "run", "--once")
-    assert once == out_of(capsys, tmp_path / "run")
+    once = told("watch", tmp_path / "run", "--once")
+    assert once == told("watch", tmp_path / "run")
     lines = once.splitlines()
     assert len(lines) <= 23 and all(len(line) <= 80 for line in lines)
     assert "8 of 20" in once and "\x1b" not in once
 
 
 def test_the_newest_of_several_runs_or_the_one_that_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, watched: Watched
 ) -> None:
     for index in (0, 2, 10):
         write_watched(tmp_path, [tiny(index + 1)], index=index)
     for name in ("run_x", "run_", "run_9999999", "other_12"):
         (tmp_path / name).mkdir()
-    assert json.loads(out_of(capsys, tmp_path, "--json"))["last_record"]["step"] == 11
-    assert json.loads(out_of(capsys, tmp_path / "run_2", "--json"))["last_record"]["step"] == 3
-
-
-def test_runs_are_told_from_what_lies_beside_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_watched(tmp_path, [tiny(3)], index=3)
     (tmp_path / "config.toml").write_text("")  # somebody's
-    (tmp_path / "run_7").write_text("")  # and no run
-    assert json.loads(out_of(capsys, tmp_path, "--json"))["run"].endswith("/run_3")
+    (tmp_path / "run_17").write_text("")  # and no run
+    assert watched(tmp_path)["last_record"]["step"] == 11
+    assert watched(tmp_path / "run_2")["last_record"]["step"] == 3
 
 
-def test_json_says_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_what_is_known(tmp_path: Path, watched: Watched) -> None:
     records = [tiny(step, 0.05 * step, skipped_steps=1) for step in range(1, 9)]
     run = write_watched(tmp_path / "run", records)
-    found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
+    found = watched(tmp_path / "run")
     assert found["schema_version"] == 1
     assert found["phase"] == "running" and found["run"] == "run/run_0"
     assert found["last_record"] == records[-1]
@@ -67,26 +61,22 @@ def test_json_says_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0 < found["to_target_s"]["low"] < found["to_target_s"]["high"]
     assert [alert["kind"] for alert in found["alerts"]] == ["health"]
     end_run(run)
-    found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
+    found = watched(tmp_path / "run")
     assert found["phase"] == "ended" and found["outcome"]["status"] == "success"
     assert found["to_last_step_s"] is None and found["silent_s"] is None
 
 
-def test_a_run_that_was_left_alone_is_silent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_left_alone_is_silent(tmp_path: Path, watched: Watched) -> None:
     run = write_watched(tmp_path / "run", [tiny(1)])
     os.utime(run / "metrics.jsonl", (1e9, 1e9))
-    found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
+    found = watched(tmp_path / "run")
     assert found["state"] == "silent" and found["alerts"][0]["kind"] == "silent"
     os.utime(run / "metrics.jsonl", (1e10, 1e10))  # a clock that is ahead of ours
-    found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
+    found = watched(tmp_path / "run")
     assert found["state"] == "running" and found["alerts"] == []
 
 
-def test_the_start_up_of_a_resumed_run_is_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_start_up_of_a_resumed_run_is_not_judged(tmp_path: Path, watched: Watched) -> None:
     run = write_watched(tmp_path / "run", [tiny(1)], log=["target NOT reached"])
 
     def state_when(config_s: float, metrics_s: float, log_s: float) -> str:
@@ -97,7 +87,7 @@ def test_the_start_up_of_a_resumed_run_is_not_judged(
             strict=True,
         ):
             os.utime(run / name, (seconds, seconds))
-        found = json.loads(out_of(capsys, tmp_path / "run", "--json"))
+        found = watched(tmp_path / "run")
         return str(found["state"])
 
     now_s = time.time()
@@ -136,38 +126,26 @@ def test_numbers_become_scalars_as_they_come(tmp_path: Path) -> None:
     assert losses("run_1") == [(7, 4.993)]
 
 
-def test_before_the_first_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_metrics(tmp_path: Path, told: Told) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no run has begun here yet" in out_of(capsys, tmp_path / "empty", "--once")
+    assert "no run has begun here yet" in told("watch", tmp_path / "empty", "--once")
     write_watched(tmp_path / "begun", log=["attention: grouped"])
-    once = out_of(capsys, tmp_path / "begun", "--once")
+    once = told("watch", tmp_path / "begun", "--once")
     assert "start-up" in once and "attention: grouped" in once
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("missing", "--once"), "does not exist"),
-        (("missing", "--json"), "does not exist"),
-        (("file", "--once"), "give a run directory"),
-        ((".", "--interval", "0"), "--interval: is 0 s"),
-        ((".", "--interval", "nan"), "--interval: is nan s"),
-        (("a\x1b[31m", "--once"), "a\\x1b[31m"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    words: str,
-) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    assert main(["watch", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and words in captured.err
-    assert captured.err.count("\n") == 1 and captured.err[:-1].isprintable()
+    for arguments, words in {
+        "missing --once": "does not exist",
+        "missing --json": "does not exist",
+        "file --once": "give a run directory",
+        ". --interval 0": "--interval: is 0 s",
+        ". --interval nan": "--interval: is nan s",
+        "a\x1b[31m --once": "a\\x1b[31m",
+    }.items():
+        assert words in told("watch", *arguments.split(" "), status=2)
 
 
 def test_a_directory_that_cannot_be_read_for_a_while_is_waited_for(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """A frame: within its size whatever that is, everything promised in it, and printable."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from run_cases import end_run, tiny, write_watched
 
 from bert_tools.report.watch_frame import frame, status_line
 from bert_tools.report.watch_look import Look, Remaining, Watcher
+from mlperf_bert.run.outcome import Status
 
 SIZES = [(1, 1), (2, 2), (5, 3), (20, 8), (40, 12), (71, 20), (80, 24), (119, 30), (300, 90)]
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
@@ -30,15 +31,14 @@ def text_of(look: Look, width: int = 80, height: int = 24, ascii_only: bool = Fa
     return "\n".join(line.plain for line in lines)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_frame_has_its_size(tmp_path: Path, width: int, height: int) -> None:
+def test_a_frame_has_its_size(tmp_path: Path) -> None:
     waiting, started = tmp_path / "none", tmp_path / "started"
     write_watched(started)
-    for look in map(look_at, (waiting, started, running(tmp_path / "running"))):
-        for characters in ("unicode", "ascii"):
-            lines = frame(look, width, height, characters, "the hint")
-            assert len(lines) <= height
-            assert all(line.cell_len <= width for line in lines)
+    looks = list(map(look_at, (waiting, started, running(tmp_path / "running"))))
+    sizes = itertools.product(looks, SIZES, ("unicode", "ascii"))
+    for look, (width, height), characters in sizes:
+        lines = frame(look, width, height, characters, "the hint")
+        assert len(lines) <= height and all(line.cell_len <= width for line in lines)
 
 
 def test_everything_promised_is_there(tmp_path: Path) -> None:
@@ -62,49 +62,33 @@ def test_without_unicode_all_is_ascii(tmp_path: Path) -> None:
     assert text.isascii() and "*" in text and "----" in text and "r\\xfcn" in text
 
 
-@pytest.mark.parametrize(
-    ("outcome", "stopped_by", "words"),
-    [
+def test_how_a_run_ended(tmp_path: Path) -> None:
+    run = running(tmp_path / "run")
+    ends: tuple[tuple[Status, str | None, str], ...] = (
         ("success", None, "ended: target reached"),
         ("aborted", None, "ended: target NOT reached"),
         ("aborted", "SIGTERM", "stopped by SIGTERM"),
-    ],
-)
-def test_how_a_run_ended(tmp_path: Path, outcome: str, stopped_by: str | None, words: str) -> None:
-    run = running(tmp_path / "run")
-    end_run(run / "run_0", "success" if outcome == "success" else "aborted", stopped_by)
-    look = look_at(run)
-    text = text_of(look)
-    assert look.state == words and words in text
-    assert "0:01:01 of training, 20 steps, 320 samples" in text
-    assert words in status_line(look)
+        ("aborted", "\x1b]0;owned\x07", r"stopped by \x1b]0;owned\x07"),
+    )
+    for status, stopped_by, words in ends:
+        end_run(run / "run_0", status, stopped_by)
+        look = look_at(run)
+        text = text_of(look)
+        assert look.state == words and words in text and words in status_line(look)
+        assert "0:01:01 of training, 20 steps, 320 samples" in text
+        for line in (*text.split("\n"), look.state, status_line(look)):
+            assert line.isprintable(), ascii(line)
 
 
-def test_what_an_outcome_says_is_escaped_too(tmp_path: Path) -> None:
-    run = running(tmp_path / "run")
-    end_run(run / "run_0", "aborted", stopped_by="\x1b]0;owned\x07")
-    look = look_at(run)
-    for text in (*text_of(look).split("\n"), look.state, status_line(look)):
-        assert text.isprintable(), ascii(text)
-    assert "stopped by \\x1b]0;owned\\x07" in text_of(look)
-
-
-@pytest.mark.parametrize(
-    ("low_s", "high_s", "words"),
-    [
+def test_a_target_beyond_the_last_step_is_told(tmp_path: Path) -> None:
+    look = look_at(running(tmp_path / "run"))
+    for low_s, high_s, words in (
         (60, 120, "to 0.99: 0:01:00 to 0:02:00, by its curve"),
         (60, 900, "to 0.99: 0:01:00 to never (the steps may end), by its curve"),
         (601, 900, "to 0.99: not within its steps, by its curve"),
-    ],
-)
-def test_a_target_beyond_the_last_step_is_told(
-    tmp_path: Path, low_s: float, high_s: float, words: str
-) -> None:
-    look = replace(
-        look_at(running(tmp_path / "run")),
-        remaining=Remaining(600.0, (low_s, high_s), "its curve", ""),
-    )
-    assert words in text_of(look)
+    ):
+        remaining = Remaining(600.0, (low_s, high_s), "its curve", "")
+        assert words in text_of(replace(look, remaining=remaining))
 
 
 def test_alerts_stay_where_there_is_little_room(tmp_path: Path) -> None:
@@ -143,17 +127,17 @@ def test_no_file_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
     assert {alert.kind for alert in look.alerts} >= {"file", "slow_rank"}
 
 
-@pytest.mark.parametrize("number", [1e299, -1e299, 1e-299, 0.0, 2**62])
-def test_any_number_is_drawn_and_written(tmp_path: Path, number: float) -> None:
+def test_any_number_is_drawn_and_written(tmp_path: Path) -> None:
     keys = ("learning_rate", "samples_per_s", "tokens_per_s", "imbalance_tokens", "idle_fraction")
     keys += ("clipped_fraction", "grad_norm", "memory_bytes", "step_ms", "wait_ms", "loss")
-    values = {**dict.fromkeys(keys, number), "slowest_over_median": number}
     steps = [1, 5, 2**60, 2**61, 2**62]
-    write_watched(tmp_path / "run", [tiny(step, 0.1 + step / 2**64, **values) for step in steps])
-    look = look_at(tmp_path / "run")
-    json.dumps(look.as_json(), allow_nan=False)
-    for line in text_of(look).split("\n"):
-        assert line.isprintable() and len(line) <= 80
+    for number in (1e299, -1e299, 1e-299, 0.0, 2**62):
+        values = {**dict.fromkeys(keys, number), "slowest_over_median": number}
+        run = tmp_path / str(number)
+        write_watched(run, [tiny(step, 0.1 + step / 2**64, **values) for step in steps])
+        json.dumps(look_at(run).as_json(), allow_nan=False)
+        for line in text_of(look_at(run)).split("\n"):
+            assert line.isprintable() and len(line) <= 80
 
 
 def test_a_long_run_is_drawn_of_bounded_memory(tmp_path: Path) -> None:

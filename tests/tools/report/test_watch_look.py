@@ -46,42 +46,34 @@ def test_a_healthy_run_has_none() -> None:
     assert alerts_of([]) == []
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "evaluation", "silent_s", "is_silent"),
-    [
-        (20.0, "", 29.0, False),  # network file systems hold things back
-        (20.0, "", 31.0, True),
-        (10_000.0, "", 49.0, False),  # one step a record: 10 s usually
-        (10_000.0, "", 51.0, True),
-        (10_000.0, "evaluation at 160 samples: accuracy 0.1 (90.0 s)", 499.0, False),
-        (10_000.0, "evaluation at 160 samples: accuracy 0.1 (90.0 s)", 501.0, True),
-    ],
-)
-def test_silence_is_measured_by_what_is_usual(
-    step_ms: float, evaluation: str, silent_s: float, is_silent: bool
-) -> None:
-    records = [tiny(step, step_ms=step_ms) for step in range(1, 5)]
-    alerts = alerts_of(records, silent_s, (f"12:00:00 {evaluation}",) if evaluation else ())
-    assert kinds(alerts) == (["silent"] if is_silent else [])
-    if is_silent:
-        assert alerts[0].weight == "grave" and "no new metrics for 0:0" in alerts[0].text
+def test_silence_is_measured_by_what_is_usual() -> None:
+    evaluated = ("12:00:00 evaluation at 160 samples: accuracy 0.1 (90.0 s)",)
+    for step_ms, log, silent_s, is_silent in (
+        (20.0, (), 29.0, False),  # network file systems hold things back
+        (20.0, (), 31.0, True),
+        (10_000.0, (), 49.0, False),  # one step a record: 10 s usually
+        (10_000.0, (), 51.0, True),
+        (10_000.0, evaluated, 499.0, False),
+        (10_000.0, evaluated, 501.0, True),
+    ):
+        alerts = alerts_of([tiny(step, step_ms=step_ms) for step in range(1, 5)], silent_s, log)
+        assert kinds(alerts) == (["silent"] if is_silent else [])
+        if is_silent:
+            assert alerts[0].weight == "grave" and "no new metrics for 0:0" in alerts[0].text
 
 
-@pytest.mark.parametrize(
-    ("last", "words"),
-    [
+def test_what_train_would_say_is_said() -> None:
+    good = [tiny(step, 0.4) for step in range(1, 41)]
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"loss": None}, "the loss is no number"),
         ({"skipped_steps": 1}, "were skipped"),
         ({"loss": 50.0}, "the loss diverges"),
         ({"mlm_accuracy": 0.01}, "the accuracy collapsed"),
-    ],
-)
-def test_what_train_would_say_is_said(last: dict[str, Any], words: str) -> None:
-    first = [tiny(step, 0.4) for step in range(1, 31)]
-    then = [{**tiny(step, 0.4), **last} for step in range(31, 41)]
-    alerts = alerts_of([*first, *then])
-    assert kinds(alerts) == ["health"] and words in alerts[0].text
-    assert alerts[0].weight == "grave"
+    )
+    for last, words in cases:
+        alerts = alerts_of([*good[:30], *({**each, **last} for each in good[30:])])
+        assert kinds(alerts) == ["health"] and words in alerts[0].text
+        assert alerts[0].weight == "grave"
 
 
 def test_an_alarm_that_has_recovered_goes_away() -> None:
@@ -136,17 +128,12 @@ def test_problems_come_last() -> None:
     assert kinds(alerts) == ["silent", "health", "file"]
 
 
-@pytest.mark.parametrize(
-    ("step", "accuracy", "weights"),
-    [(120, 0.40, ["grave"]), (104, 0.5, ["mild"]), (120, 0.711, [])],
-)
-def test_a_run_behind_published_ones_is_told(
-    step: int, accuracy: float, weights: list[str], tmp_path: Path
-) -> None:
-    records = records_16k([(20, 0.36), (step, accuracy)])
-    look, _ = Watcher(write_run(tmp_path / "run", BATCH_16K, records)).look()
-    assert [alert.weight for alert in look.alerts if alert.kind == "late"] == weights
-    assert look.remaining.basis == "published runs"
+def test_a_run_behind_published_ones_is_told(tmp_path: Path) -> None:
+    for step, accuracy, weights in ((120, 0.40, ["grave"]), (104, 0.5, ["mild"]), (120, 0.711, [])):
+        records = records_16k([(20, 0.36), (step, accuracy)])
+        look, _ = Watcher(write_run(tmp_path / str(accuracy), BATCH_16K, records)).look()
+        assert [alert.weight for alert in look.alerts if alert.kind == "late"] == weights
+        assert look.remaining.basis == "published runs"
 
 
 def task(batch: int, optimizer: str) -> Task:
@@ -191,25 +178,18 @@ def test_a_straight_line_and_a_logarithm_lie_within() -> None:
     assert found.high_samples == pytest.approx(32_000 + 16_000)  # and one evaluation
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "reason"),
-    [
+def test_nothing_is_said_where_nothing_is_known() -> None:
+    for accuracies, reason in (
         ((0.1, 0.2, 0.3), "after 4 evaluations"),
         ((0.3, 0.3, 0.3, 0.3), "does not rise"),
         ((0.1, 0.2, 0.3, 0.2), "does not rise"),
         ((0.4, 0.3, 0.2, 0.1), "does not rise"),
         ((0.10, 0.15, 0.22, 0.23), "does not rise|too flat"),
-    ],
-)
-def test_nothing_is_said_where_nothing_is_known(accuracies: tuple[float, ...], reason: str) -> None:
-    curve = [Evaluation(1000 * n, each) for n, each in enumerate(accuracies, 1)]
-    found = by_curve(curve, 0.99)
-    assert isinstance(found, str)
-    assert any(words in found for words in reason.split("|"))
-
-
-def test_samples_that_do_not_ascend_are_refused() -> None:
-    for samples in ((0, 1, 2, 3), (5, 5, 6, 7), (9, 8, 7, 6)):
+    ):
+        curve = [Evaluation(1000 * n, each) for n, each in enumerate(accuracies, 1)]
+        found = by_curve(curve, 0.99)
+        assert isinstance(found, str) and any(words in found for words in reason.split("|"))
+    for samples in ((0, 1, 2, 3), (5, 5, 6, 7), (9, 8, 7, 6)):  # that do not ascend
         curve = [Evaluation(each, 0.1 * n) for n, each in enumerate(samples, 1)]
         assert isinstance(by_curve(curve, 0.9), str)
 

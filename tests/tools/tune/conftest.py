@@ -1,11 +1,14 @@
 """A config, a space and data for studies whose trainer is `fake_trainer.py`."""
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlperf_bert.__main__ import main
 from support import TINY_CONFIG
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
@@ -47,3 +50,27 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
         ]
 
     return words
+
+
+@pytest.fixture
+def studied(
+    study_words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """What `tune --json` prints; status None: whether the target was reached or not.
+
+    Of a mistake (status 2) the last line of stderr. `more` words follow those of the options.
+    """
+
+    def of(
+        mode: str = "quick", *, status: int | None = 0, more: Sequence[str] = (), **options: object
+    ) -> Any:
+        words = [*study_words(mode, **options), *more, "--json"]
+        assert main(words) in ((0, 3) if status is None else (status,))
+        said = capsys.readouterr()
+        if status != 2:
+            return json.loads(said.out)
+        last: str = said.err.strip().split("\n")[-1]
+        assert last.startswith("mlperf_bert: error: ")
+        return last
+
+    return of

@@ -8,19 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_study import rates
+from test_study import Studied, rates
 
-from bert_tools.tune.journal import check_journal
-from bert_tools.tune.store import Store
+from bert_tools.tune.store import Store, check_journal
 from bert_tools.tune.trial_process import HEARTBEAT
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import DataError
 
 Words = Callable[..., list[str]]
-Captured = pytest.CaptureFixture[str]
 
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:
@@ -55,21 +51,14 @@ def trainers_of(study: Path) -> list[str]:
     return found
 
 
-def whole_study(words: list[str], captured: Captured) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(captured.readouterr().out)
-    return found
-
-
 def test_it_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, study_words: Words, capsys: Captured
+    tmp_path: Path, study_words: Words, studied: Studied
 ) -> None:
     options = {"trials": 4, "repeats": 1, "prune": "none"}
-    expected = whole_study(study_words(study="undisturbed", **options), capsys)
-    assert main(study_words(study="disturbed", **{**options, "trials": 2, "repeats": 0})) in (0, 3)
+    expected = studied(study="undisturbed", **options)
+    studied(study="disturbed", status=None, **{**options, "trials": 2, "repeats": 0})
     study = tmp_path / "disturbed"
     finished = rates(study)
-    capsys.readouterr()
     for trial, number, status in ((2, signal.SIGTERM, 75), (3, signal.SIGKILL, -signal.SIGKILL)):
         process = start(study_words("stuck", study="disturbed", **options))
         wait_for(lambda trial=trial: is_training(study, trial))
@@ -77,7 +66,7 @@ def test_it_goes_on_as_if_nothing_had_happened(
         assert process.wait(120) == status
         wait_for(lambda: not trainers_of(study))  # it does not outlive what started it
 
-    found = whole_study(study_words(study="disturbed", **options), capsys)
+    found = studied(study="disturbed", **options)
     assert found["arms"][0]["interrupted"] == 2
     found["arms"][0]["interrupted"] = 0
     best = found["arms"][0]["best"]
@@ -89,25 +78,20 @@ def test_it_goes_on_as_if_nothing_had_happened(
 
 
 def test_several_processes_share_one_study(
-    tmp_path: Path, study_words: Words, capsys: Captured
+    tmp_path: Path, study_words: Words, studied: Studied
 ) -> None:
-    words = study_words("together", trials=4, repeats=1)
-    other = start(words)
-    assert main([*words, "--json"]) == 0
+    options = {"trials": 4, "repeats": 1}
+    other = start(study_words("together", **options))
+    found = studied("together", **options)
     assert other.wait(120) == 0
-    found = json.loads(capsys.readouterr().out)
     assert sum(found["arms"][0]["trials"].values()) == 4
     assert [len(each["needed"]) for each in found["fresh_seeds"]] == [1, 1]
     drawn = [rate for name, rate in rates(tmp_path / "study").items() if name[:5] == "trial"]
     assert len(drawn) == len(set(drawn)) == 4  # nobody draws what another one drew
 
 
-def test_workers_are_processes_of_the_same_command(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
-    words = study_words("together", trials=2, repeats=0, workers=2)
-    assert main([*words, "--json"]) in (0, 3)
-    found = json.loads(capsys.readouterr().out)
+def test_workers_are_processes_of_the_same_command(tmp_path: Path, studied: Studied) -> None:
+    found = studied("together", trials=2, repeats=0, workers=2, status=None)
     assert sum(found["arms"][0]["trials"].values()) == 2
     owners = set()
     for line in (tmp_path / "study" / "journal.log").read_text().splitlines():
@@ -116,55 +100,36 @@ def test_workers_are_processes_of_the_same_command(
     assert len(owners) == 2 and os.getpid() not in owners
 
 
-def test_a_line_that_a_killed_writer_left_is_cut_off(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
-    assert main(study_words(trials=2, repeats=0)) in (0, 3)
-    with (tmp_path / "study" / "journal.log").open("ab") as file:
-        file.write(b'{"op_code": 4, "worker')
-    capsys.readouterr()
-    assert main([*study_words(trials=3, repeats=0), "--json"]) in (0, 3)
-    found = json.loads(capsys.readouterr().out)
-    assert sum(found["arms"][0]["trials"].values()) == 3
-
-
-@pytest.mark.parametrize(
-    "line", ["[]", "{}", '{"op_code": 99}', '{"op_code": "4"}', "garbage", '{"op_code": NaN}']
-)
-def test_a_journal_of_anything_else_is_refused(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "journal.log"
-    path.write_text(line + "\n")
-    with pytest.raises(DataError, match="line 1"):
-        check_journal(path)
-
-
-def test_a_journal_that_optuna_chokes_on_is_one_line(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
-    assert main(study_words(trials=1, repeats=0)) in (0, 3)
+def test_journals_that_others_left(tmp_path: Path, studied: Studied) -> None:
     journal = tmp_path / "study" / "journal.log"
+    studied(trials=2, repeats=0, status=None)
+    with journal.open("ab") as file:  # a line that a killed writer left is cut off
+        file.write(b'{"op_code": 4, "worker')
+    found = studied(trials=3, repeats=0, status=None)
+    assert sum(found["arms"][0]["trials"].values()) == 3
     sound = journal.read_text()
-    for line in (
+    for line in (  # that Optuna chokes on
         '{"op_code": 4}',
         '{"op_code": 0, "worker_id": "w", "study_name": [], "directions": 7}',
         '{"op_code": 4, "worker_id": "w", "study_id": {}, "datetime_start": 3}',
     ):
         journal.write_text(f"{sound}{line}\n")
-        capsys.readouterr()
-        assert main(study_words(trials=1, repeats=0)) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_what_a_link_leads_to_is_not_written(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
+        studied(trials=1, repeats=0, status=2)
+    # What a link leads to is not written.
     mine = tmp_path / "mine"
     mine.write_text("a line without its end")
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "journal.log").symlink_to(mine)
-    assert main(study_words(trials=1, repeats=0)) == 2
-    assert "is a link" in capsys.readouterr().err
+    journal.unlink()
+    journal.symlink_to(mine)
+    assert "is a link" in studied(trials=1, repeats=0, status=2)
     assert mine.read_text() == "a line without its end"
+
+
+def test_a_journal_of_anything_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.log"
+    for line in ("[]", "{}", '{"op_code": 99}', '{"op_code": "4"}', "garbage", '{"op_code": NaN}'):
+        path.write_text(line + "\n")
+        with pytest.raises(DataError, match="line 1"):
+            check_journal(path)
 
 
 def test_a_trial_lost_before_it_drew_draws_what_it_would_have(tmp_path: Path) -> None:

@@ -12,15 +12,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 
-Words = Callable[..., list[str]]
-Captured = pytest.CaptureFixture[str]
-
-
-def run_json(words: list[str], captured: Captured, status: int | None = 0) -> dict[str, Any]:
-    """What --json prints; `status` None where it does not matter whether one reached the target."""
-    assert main([*words, "--json"]) in ((0, 3) if status is None else (status,))
-    found: dict[str, Any] = json.loads(captured.readouterr().out)
-    return found
+Studied = Callable[..., Any]
 
 
 def rates(study: Path) -> dict[str, float]:
@@ -37,10 +29,8 @@ def samples_by_formula(rate: float, best: float = 3e-3) -> int | None:
     return next((32 * k for k in range(1, 21) if quality * k / 10 + 1e-6 >= 0.5), None)
 
 
-def test_the_best_is_the_one_that_needs_fewest_samples(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
-    result = run_json(study_words(repeats=1), capsys)
+def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path: Path, studied: Studied) -> None:
+    result = studied(repeats=1)
     study = tmp_path / "study"
     given = {name: rate for name, rate in rates(study).items() if name.startswith("trial")}
     assert len(given) == 6
@@ -69,11 +59,9 @@ def test_the_best_is_the_one_that_needs_fewest_samples(
     assert "over one fresh seed" in comments[-1]
 
 
-def test_fresh_seeds_compare_the_best_with_the_default(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
-    words = [*study_words(repeats=2, seed=20, trials=4), "--set", "optim.learning_rate=0.009"]
-    default, best = run_json(words, capsys)["fresh_seeds"]
+def test_fresh_seeds_compare_the_best_with_the_default(tmp_path: Path, studied: Studied) -> None:
+    more = ["--set", "optim.learning_rate=0.009"]
+    default, best = studied(repeats=2, seed=20, trials=4, more=more)["fresh_seeds"]
     assert default["subject"] == "default" and best["seeds"] == [21, 22]
     assert default["needed"] == [15 * 32] * 2  # a quality of a third
     # 1/30 an evaluation and a millionth for each unit of the seed: just past the fifteenth of 0.5.
@@ -83,11 +71,9 @@ def test_fresh_seeds_compare_the_best_with_the_default(
     assert best["gain_percent"] == pytest.approx(100 * (480 - (expected or 0)) / 480)
 
 
-def test_arms_have_equal_budgets_and_their_own_ranges(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
-    words = study_words(space="optimizers", compare="optim.name=adamw,lamb", trials=2, repeats=0)
-    result = run_json(words, capsys, status=None)
+def test_arms_have_equal_budgets_and_their_own_ranges(tmp_path: Path, studied: Studied) -> None:
+    options = {"space": "optimizers", "compare": "optim.name=adamw,lamb"}
+    result = studied(trials=2, repeats=0, status=None, **options)
     assert [sum(arm["trials"].values()) for arm in result["arms"]] == [2, 2]
     study = tmp_path / "study"
     for arm, (low, high) in {"adamw": (5e-4, 1e-2), "lamb": (2e-3, 3e-2)}.items():
@@ -99,19 +85,21 @@ def test_arms_have_equal_budgets_and_their_own_ranges(
         assert seeds == {1}
 
 
-def test_time_can_be_what_counts(study_words: Words, capsys: Captured) -> None:
-    result = run_json(study_words(objective="time", trials=4, repeats=0), capsys)
+def test_time_can_be_what_counts(studied: Studied) -> None:
+    result = studied(objective="time", trials=4, repeats=0)
     best = result["arms"][0]["best"]
     assert result["unit"] == "s" and best["seconds"] == best["samples"] / 32 * 0.5
 
 
-def test_who_diverged_early_was_not_quick(study_words: Words, capsys: Captured) -> None:
-    words = study_words("diverges", objective="time", trials=1, repeats=1)
-    (default,) = run_json(words, capsys, status=3)["fresh_seeds"]
+def test_who_diverged_early_was_not_quick(studied: Studied) -> None:
+    options = {"objective": "time", "trials": 1, "repeats": 1}
+    (default,) = studied("diverges", status=3, **options)["fresh_seeds"]
     assert default["at_least"] and default["needed"] == [0.5 * 20]  # of 20 evaluations, it made one
 
 
-def test_a_miss_is_called_one(tmp_path: Path, study_words: Words, capsys: Captured) -> None:
+def test_a_miss_is_called_one(
+    tmp_path: Path, study_words: Studied, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = study_words(samples=64, trials=2, repeats=1)  # two evaluations: 0.2 at best
     assert main([*words, "--json"]) == 3
     captured = capsys.readouterr()
@@ -126,49 +114,42 @@ def test_a_miss_is_called_one(tmp_path: Path, study_words: Words, capsys: Captur
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of Optuna, which nobody can act on
-def test_hopeless_trainings_are_ended(study_words: Words, capsys: Captured) -> None:
-    words = study_words("patient", trials=6, repeats=0, samples=320)
-    (arm,) = run_json(words, capsys)["arms"]  # the fifth would wait for minutes, if nobody ended it
+def test_hopeless_trainings_are_ended(studied: Studied) -> None:
+    # The fifth would wait for minutes, if nobody ended it.
+    (arm,) = studied("patient", trials=6, repeats=0, samples=320)["arms"]
     # The sixth, told to end, reached the target first: that counts.
     assert (arm["trials"]["reached"], arm["trials"]["pruned"]) == (5, 1)
 
 
-def test_values_that_contradict_cost_nothing(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
+def test_values_that_contradict_cost_nothing(tmp_path: Path, studied: Studied) -> None:
     space = tmp_path / "batches.toml"
     space.write_text('[[parameter]]\nkey = "model.num_heads"\nchoices = [3, 5]\n')  # of 32 channels
-    result = run_json(study_words(space=space, trials=2, repeats=0), capsys, status=3)
+    result = studied(space=space, trials=2, repeats=0, status=3)
     assert result["arms"][0]["trials"]["refused"] == 2
     assert not list((tmp_path / "study" / "trials").glob("*/run_0"))
 
 
-def test_more_trials_go_on_with_the_same_study(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
+def test_more_trials_go_on_with_the_same_study(tmp_path: Path, studied: Studied) -> None:
     options = {"repeats": 0, "space": "clipping"}  # which has ranges, factors and choices
-    run_json(study_words(trials=2, **options), capsys, status=None)
+    studied(trials=2, status=None, **options)
     before = rates(tmp_path / "study")
-    run_json(study_words(trials=4, **options), capsys, status=None)
+    studied(trials=4, status=None, **options)
     now = rates(tmp_path / "study")
     assert len(before) == 2 and len(now) == 4 and before.items() <= now.items()
 
 
-def test_nothing_is_left_to_do(tmp_path: Path, study_words: Words, capsys: Captured) -> None:
+def test_nothing_is_left_to_do(tmp_path: Path, studied: Studied) -> None:
     options = {"trials": 3, "repeats": 1}
-    first = run_json(study_words(**options), capsys)
+    first = studied(**options)
     logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
-    assert run_json(study_words("fails", **options), capsys) == first
+    assert studied("fails", **options) == first
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
     assert again == logs
 
 
-def test_another_study_is_not_mixed_in(
-    tmp_path: Path, study_words: Words, capsys: Captured
-) -> None:
+def test_another_study_is_not_mixed_in(tmp_path: Path, studied: Studied) -> None:
     options = {"trials": 1, "repeats": 0}
-    assert main(study_words(**options)) in (0, 3)
-    capsys.readouterr()
+    studied(status=None, **options)
     changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"seed": 2}, "other seed"),
         ({"samples": 320}, "other most_samples"),
@@ -177,55 +158,38 @@ def test_another_study_is_not_mixed_in(
         ({"prune": "none"}, "other prune"),
     )
     for changed, named in changes:
-        assert main(study_words(**options, **changed)) == 2
-        assert named in capsys.readouterr().err
+        assert named in studied(status=2, **options, **changed)
     (tmp_path / "data" / "eval" / "index" / "dataset.json").write_text("other")
-    assert main(study_words(**options)) == 2
-    assert "other data_sha256" in capsys.readouterr().err
+    assert "other data_sha256" in studied(status=2, **options)
 
 
-def test_a_trainer_that_always_fails_ends_the_search(study_words: Words, capsys: Captured) -> None:
-    assert main(study_words("fails")) == 2
-    error = capsys.readouterr().err
+def test_a_trainer_that_cannot_work_ends_the_search(studied: Studied) -> None:
+    error = studied("fails", status=2)
     assert "3 trainings in a row failed" in error and "out of memory" in error
+    # A mistake of the user is told at once.
+    assert "no such data" in studied("mistaken", study="other", status=2)
 
 
-def test_a_mistake_of_the_user_is_told_at_once(study_words: Words, capsys: Captured) -> None:
-    assert main(study_words("mistaken")) == 2
-    assert "no such data" in capsys.readouterr().err.split("\n")[-2]
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"trials": 0}, "--trials"),
-        ({"workers": 0}, "--workers"),
-        ({"seed": -1}, "--seed"),
-        ({"samples": 31}, "first evaluation is at 32"),
-        ({"compare": "optim.name"}, "--compare"),
-        ({"compare": "optim.name=adamw"}, "--compare"),
-        ({"samples": 32 * 10_001}, "more than 10,000 evaluations"),
-        ({"study": "/proc"}, "claims.lock: no such file"),  # where nobody can write
-        ({"compare": "eval.target_accuracy=0.1,0.2"}, "no setting to be searched"),
-        ({"compare": "optim.name=adamw,sgd"}, "'adamw' or 'lamb'"),
-        ({"compare": "optim.learning_rate=1e-3,2e-3"}, "searches nothing but"),
-        ({"space": "unknown"}, "SPACE"),
-        ({"data": "nowhere"}, "prepare the data first"),
-        ({"trainer": "/no/such/command"}, "--trainer"),
-    ],
+MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"trials": 0}, "--trials"),
+    ({"workers": 0}, "--workers"),
+    ({"seed": -1}, "--seed"),
+    ({"samples": 31}, "first evaluation is at 32"),
+    ({"compare": "optim.name"}, "--compare"),
+    ({"compare": "optim.name=adamw"}, "--compare"),
+    ({"samples": 32 * 10_001}, "more than 10,000 evaluations"),
+    ({"study": "/proc"}, "claims.lock: no such file"),  # where nobody can write
+    ({"compare": "eval.target_accuracy=0.1,0.2"}, "no setting to be searched"),
+    ({"compare": "optim.name=adamw,sgd"}, "'adamw' or 'lamb'"),
+    ({"compare": "optim.learning_rate=1e-3,2e-3"}, "searches nothing but"),
+    ({"space": "unknown"}, "SPACE"),
+    ({"data": "nowhere"}, "prepare the data first"),
+    ({"trainer": "/no/such/command"}, "--trainer"),
 )
-def test_mistakes_are_one_line(
-    study_words: Words, capsys: Captured, options: dict[str, Any], named: str
-) -> None:
-    assert main(study_words(**options)) == 2
-    last = capsys.readouterr().err.strip().split("\n")[-1]
-    assert last.startswith("mlperf_bert: error: ")
-    assert named.lower() in last.lower()
 
 
-def test_without_optuna_one_line_says_what_to_install(
-    study_words: Words, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_one_line(studied: Studied, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, named in MISTAKES:
+        assert named.lower() in studied(status=2, **options).lower()
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert main(study_words()) == 2
-    assert "run in the checkout: tools/venv.sh tune" in capsys.readouterr().err
+    assert "run in the checkout: tools/venv.sh tune" in studied(status=2)

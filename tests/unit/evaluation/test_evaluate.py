@@ -1,42 +1,34 @@
-"""Evaluation: whole set, counts by definition, independent of ranks; words against the guess."""
+"""Evaluation: the whole set, counts by definition, independent of ranks; in turn and beside."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.config.sections import ModelSection
+from bert_tools.common.log_reader import read_log
+from bert_tools.package.plausibility import check_course
+from bert_tools.package.run_facts import read_facts
+from graph_cases import evaluator_of, small_model
+from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.evaluation.evaluate import Accuracy, Evaluator
+from mlperf_bert.evaluation.evaluate import Accuracy
+from mlperf_bert.evaluation.schedule import Beside, InTurn
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.run.mlperf_log import MlperfLog
+from resume_cases import run_train
+from support import mlperf_records
 
-CPU = torch.device("cpu")
+BATCH, INTERVAL = 16, 160  # of the tiny config
 
 
 @pytest.fixture(scope="module")
 def model() -> BertForPretraining:
-    config = ModelSection(
-        vocab_size=69,
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        hidden_dropout=0.5,
-        initializer_range=0.5,
-    )
-    return BertForPretraining(config, CPU, seed=3)
-
-
-def evaluator(data: Path, num_tokens: int, **changed: Any) -> Evaluator:
-    index = LengthIndex.open(data / "eval")
-    reader = SampleReader(data / "eval", index.manifest)
-    alone: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}
-    return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changed})
+    return small_model(3, hidden_dropout=0.5)
 
 
 def test_counts_are_those_of_one_sample_at_a_time(
@@ -61,7 +53,7 @@ def test_counts_are_those_of_one_sample_at_a_time(
         right_at_mask += int((hit & masked).sum())
         at_mask += int(masked.sum())
     model.train()
-    found = evaluator(synthetic_data, 600)(model)
+    found = evaluator_of(synthetic_data, 600)(model)
     assert found == Accuracy(right, total, right_at_mask, at_mask)
     assert 0 < right < total
     assert model.training  # dropout is off during, and on again after
@@ -70,45 +62,129 @@ def test_counts_are_those_of_one_sample_at_a_time(
 def test_ranks_share_the_set_without_overlap(
     model: BertForPretraining, synthetic_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluator(synthetic_data, 300)(model)
+    whole = evaluator_of(synthetic_data, 300)(model)
     shares = []
     monkeypatch.setattr("torch.distributed.all_reduce", shares.append)
     for rank in range(3):
-        evaluator(synthetic_data, 300, rank=rank, world_size=3)(model)
+        evaluator_of(synthetic_data, 300, rank=rank, world_size=3)(model)
     assert torch.stack(shares).sum(dim=0).tolist() == [
         *(whole.correct, whole.masked_tokens, whole.correct_at_mask, whole.mask_inputs)
     ]
 
 
-def test_a_prepared_evaluation_follows_the_weights(
+def test_a_prepared_evaluation_follows_the_weights_of_its_own_model(
     model: BertForPretraining, synthetic_data: Path
 ) -> None:
-    prepared = evaluator(synthetic_data, 600, step_mode="captured")
+    prepared = evaluator_of(synthetic_data, 600, step_mode="captured")
     prepared.prepare(model)
     assert model.training
+    with pytest.raises(AssertionError):
+        prepared(small_model(4))
     with prepared:
         first = prepared(model)
-        assert first == evaluator(synthetic_data, 600)(model)
+        assert first == evaluator_of(synthetic_data, 600)(model)
         bias = model.cls.predictions.bias
         with torch.no_grad():
             bias[7] += 100.0  # every guess is word 7
-        assert prepared(model) == evaluator(synthetic_data, 600)(model) != first
+        assert prepared(model) == evaluator_of(synthetic_data, 600)(model) != first
         with torch.no_grad():
             bias[7] -= 100.0
-
-
-def test_a_prepared_evaluation_is_of_its_own_model(
-    model: BertForPretraining, synthetic_data: Path
-) -> None:
-    prepared = evaluator(synthetic_data, 600, step_mode="captured")
-    prepared.prepare(model)
-    with pytest.raises(AssertionError):
-        prepared(BertForPretraining(model.config, CPU, seed=4))
 
 
 def test_words_state_multiples_of_the_guess(synthetic_data: Path) -> None:
     index = LengthIndex.open(synthetic_data / "eval")
     assert index.manifest.baseline is not None
     twice = round(2 * index.manifest.baseline.context_free_accuracy * 1_000_000)
-    words = evaluator(synthetic_data, 300).in_words(Accuracy(twice, 1_000_000, 0, 100))
+    words = evaluator_of(synthetic_data, 300).in_words(Accuracy(twice, 1_000_000, 0, 100))
     assert "(2.00 x guess)" in words and "on [MASK] inputs 0.0000 (0.00 x guess)" in words
+
+
+def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
+    """Samples and value of every record of the MLPerf log with this key."""
+    found = mlperf_records(run_dir / "result_0.txt", key)
+    return [(record["metadata"].get("epoch_num"), record["value"]) for record in found]
+
+
+def doubts(run_dir: Path) -> list[str]:
+    """What `package` would not believe of a run's log, had the run reached its target."""
+    facts = replace(read_facts(read_log(run_dir / "result_0.txt", "log")), status="success")
+    return [str(problem) for problem in check_course(facts)]
+
+
+def settled() -> None:
+    pass
+
+
+def test_beside_training_is_as_accurate_as_in_turn(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    for overlap in ("none", "side_stream"):
+        done = run_train(tiny_config, synthetic_data, tmp_path / overlap, f"eval.overlap={overlap}")
+        assert done == TARGET_MISSED
+        assert doubts(tmp_path / overlap) == []
+    in_turn, beside = tmp_path / "none", tmp_path / "side_stream"
+    for key in ("eval_start", "eval_accuracy", "eval_stop", "train_samples"):
+        assert records(in_turn, key) == records(beside, key), key
+    assert [samples for samples, _ in records(beside, "eval_accuracy")] == [INTERVAL, 2 * INTERVAL]
+
+
+def test_the_run_stops_when_the_result_is_asked_for(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    settings = ("eval.overlap=side_stream", "eval.target_accuracy=0.001")
+    assert run_train(tiny_config, synthetic_data, tmp_path / "run", *settings) == 0
+    num_held_out = LengthIndex.open(synthetic_data / "eval").manifest.num_samples
+    # Or by the next evaluation, which is due at 2 * INTERVAL.
+    stopped_at = min(INTERVAL + -(-num_held_out // BATCH) * BATCH, 2 * INTERVAL)
+    (state,) = (tmp_path / "run" / "run_0" / "checkpoints").glob("step_*/state.json")
+    saved = json.loads(state.read_text())
+    assert saved["samples"] == stopped_at > INTERVAL
+    assert saved["mlm_accuracy"] is None  # of its weights none is known
+    run = tmp_path / "run"
+    assert [samples for samples, _ in records(run, "eval_accuracy")] == [INTERVAL]
+    assert [value for _, value in records(run, "train_samples")] == [INTERVAL]
+    assert doubts(run) == []
+
+
+def test_in_turn_the_result_is_there_at_once_and_once(synthetic_data: Path) -> None:
+    evaluator, trained = evaluator_of(synthetic_data), small_model(1)
+    schedule = InTurn(evaluator, trained, settled, MlperfLog(None))
+    assert schedule.poll(0, wait=True) is None
+    schedule.begin(7)
+    found = schedule.poll(7, wait=False)
+    assert found is not None
+    assert (found.samples, found.accuracy) == (7, evaluator(trained))
+    assert schedule.poll(7, wait=True) is None
+
+
+def test_beside_the_weights_are_those_of_the_beginning(synthetic_data: Path) -> None:
+    evaluator = evaluator_of(synthetic_data)
+    trained, snapshot = small_model(1), small_model(2)
+    expected = evaluator(trained)
+    assert evaluator(snapshot) != expected
+    schedule = Beside(evaluator, trained, snapshot, settled, MlperfLog(None))
+    schedule.begin(7)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.zero_()
+    assert evaluator(snapshot) == expected  # has nothing in common with what is trained on
+    enough = 7 + evaluator.num_samples
+    assert schedule.poll(enough - 1, wait=False) is None
+    found = schedule.poll(enough, wait=False)
+    assert found is not None
+    assert (found.samples, found.accuracy) == (7, expected)
+    schedule.begin(8)
+    early = schedule.poll(8, wait=True)
+    assert early is not None and early.accuracy == evaluator(trained)
+    assert schedule.poll(10**9, wait=True) is None
+
+
+def test_beside_takes_the_scales_of_fp8_with_the_weights(synthetic_data: Path) -> None:
+    trained, snapshot = (small_model(seed, precision="fp8").to(torch.bfloat16) for seed in (1, 2))
+    for number, scales in enumerate(trained.fp8_state().values(), start=1):
+        scales += number
+    evaluator = evaluator_of(synthetic_data)
+    Beside(evaluator, trained, snapshot, settled, MlperfLog(None)).begin(7)
+    for name, scales in snapshot.fp8_state().items():
+        assert torch.equal(scales, trained.fp8_state()[name]), name
+        assert scales.any()

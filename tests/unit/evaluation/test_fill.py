@@ -9,21 +9,20 @@ import pytest
 import torch
 
 from checkpoint_cases import save_checkpoint
+from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.evaluation.fill import fill
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.parts.build import make_model
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+from model_cases import hugging_face_twin
 
-CPU = torch.device("cpu")
-ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 SPECIAL = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
 
 
@@ -44,20 +43,9 @@ def model(config: RunConfig) -> BertForPretraining:
 
 
 def test_candidates_are_those_of_transformers(
-    model: BertForPretraining, config: RunConfig, vocabulary: Vocabulary
+    model: BertForPretraining, vocabulary: Vocabulary
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            vocab_size=config.model.padded_vocab_size,
-            hidden_size=config.model.hidden_size,
-            num_hidden_layers=config.model.num_layers,
-            num_attention_heads=config.model.num_heads,
-            intermediate_size=config.model.intermediate_size,
-            max_position_embeddings=config.model.max_position_embeddings,
-        )
-    ).eval()
-    theirs.load_state_dict(model.state_dict(), strict=False)
+    theirs = hugging_face_twin(model).eval()
     tokens = tokens_of("w3 [MASK] w7 w9 [MASK]", vocabulary, 32)
     with torch.inference_mode():
         logits = theirs(torch.tensor([tokens])).prediction_logits[0]

@@ -1,4 +1,7 @@
-"""launch/docker.sh: what it asks the engine for, which here only writes that down."""
+"""launch/docker.sh and tools/build_image.sh: what they ask the engine for, which only notes it.
+
+Nothing is built on a base that only a tag names.
+"""
 
 import os
 import subprocess
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import PACKAGE
+from support import PACKAGE, REPOSITORY
 
 SCRIPT = PACKAGE.parent / "launch" / "docker.sh"
 ENGINE = """#!/bin/bash
@@ -17,6 +20,7 @@ image) [ "$3" = known ] ;;
 run) printf '%s\\0' "$@" >"$RECORD"; exit 7 ;;
 esac
 """
+DIGEST = f"sha256:{'0a' * 32}"
 DROP = '#!/bin/sh\necho "$@" >>"$RECORD.dropped"\n'
 
 
@@ -148,23 +152,21 @@ def test_root_inside_a_rootless_docker_is_the_user(machine: Machine) -> None:
     assert machine.options("--user") == ["0:0"]
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"IMAGE": "other"}, "there is no image 'other' here"),
-        ({"DATADIR": "none"}, "DATADIR: there is no directory 'none'"),
-        ({"CONFIG": "none.toml"}, "CONFIG: there is no file 'none.toml'"),
-        ({"LOGDIR": "a,b"}, "has a comma or a quotation mark"),
-        ({"DOCKER": "broken"}, "broken does not answer"),
-        ({"RESUME": "none.such"}, "RESUME is 'none.such'; set it to none, auto, or a directory"),
-    ],
-)
-def test_mistakes_are_one_line(machine: Machine, variables: dict[str, str], message: str) -> None:
+def test_mistakes_are_one_line(machine: Machine) -> None:
     machine.engine("broken", status=1)
-    done = machine.call(**variables)
-    assert done.returncode == 2 and not machine.record.exists()
-    assert done.stderr.startswith("docker.sh: error: ") and done.stderr.count("\n") == 1
-    assert message in done.stderr
+    mistakes = {
+        "there is no image 'other' here": {"IMAGE": "other"},
+        "DATADIR: there is no directory 'none'": {"DATADIR": "none"},
+        "CONFIG: there is no file 'none.toml'": {"CONFIG": "none.toml"},
+        "has a comma or a quotation mark": {"LOGDIR": "a,b"},
+        "broken does not answer": {"DOCKER": "broken"},
+        "RESUME is 'none.such'; set it to none, auto, or a directory": {"RESUME": "none.such"},
+    }
+    for message, variables in mistakes.items():
+        done = machine.call(**variables)
+        assert done.returncode == 2 and not machine.record.exists()
+        assert done.stderr.startswith("docker.sh: error: ") and done.stderr.count("\n") == 1
+        assert message in done.stderr
 
 
 def test_help_is_the_comment_at_the_top_and_asks_no_engine(machine: Machine) -> None:
@@ -184,3 +186,26 @@ def test_no_engine_at_all(machine: Machine) -> None:
     done = machine.call(PATH=str(tools))
     assert done.returncode == 2
     assert "neither docker nor podman was found" in done.stderr
+
+
+def build(directory: Path, digest: str) -> subprocess.CompletedProcess[str]:
+    """Run tools/build_image.sh with a docker that prints what it is asked for."""
+    docker = directory / "docker"
+    docker.write_text('#!/bin/sh\n[ "$1" = info ] || echo "$@"\n')
+    docker.chmod(0o755)
+    environ = {"PATH": f"{directory}:/usr/bin:/bin", "BASE_DIGEST": digest}
+    script = REPOSITORY / "tools" / "build_image.sh"
+    return subprocess.run([script], env=environ, capture_output=True, text=True)
+
+
+def test_an_image_is_built_on_a_base_of_a_digest(tmp_path: Path) -> None:
+    for digest in ("", "latest", "sha256:0a", f"{DIGEST}0"):
+        done = build(tmp_path, digest)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("tools/build_image.sh: error: BASE_DIGEST is '")
+    done = build(tmp_path, DIGEST)
+    assert done.returncode == 0, done.stderr
+    assert f"--build-arg BASE_DIGEST={DIGEST}" in done.stdout
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    bases = [line for line in lines if line.startswith("FROM ")]
+    assert bases == ["FROM ${FROM_IMAGE_NAME}@${BASE_DIGEST}"]

@@ -111,20 +111,17 @@ def write_lock(root: Path, digest: str) -> None:
     (root / "requirements" / "pinned.txt").write_text("")
 
 
-@pytest.mark.parametrize("extra", [None, *EXTRAS])
-def test_every_extra_can_be_installed_by_the_lock(lock: ModuleType, extra: str | None) -> None:
-    texts = lock.select(LOCK, PYPROJECT, extra, set())
-    chosen = lock.read(texts["hashed.txt"]) | lock.read(texts["pinned.txt"])
-    asked = tomllib.loads(PYPROJECT.read_text())
-    for text in (
-        asked["build-system"]["requires"] + asked["project"]["dependencies"] + EXTRAS.get(extra, [])
-    ):
-        requirement = Requirement(text)
-        if requirement.name == "mlperf-bert":
-            continue
-        found = Requirement(chosen[canonicalize_name(requirement.name)][0].removesuffix(" \\"))
-        (pin,) = found.specifier
-        assert pin.operator == "==" and requirement.specifier.contains(pin.version), text
+def test_every_extra_can_be_installed_by_the_lock(lock: ModuleType) -> None:
+    project = tomllib.loads(PYPROJECT.read_text())
+    always = project["build-system"]["requires"] + project["project"]["dependencies"]
+    for extra in (None, *EXTRAS):
+        texts = lock.select(LOCK, PYPROJECT, extra, set())
+        chosen = lock.read(texts["hashed.txt"]) | lock.read(texts["pinned.txt"])
+        for requirement in map(Requirement, always + EXTRAS.get(extra, [])):
+            if requirement.name != "mlperf-bert":
+                (line, *_) = chosen[canonicalize_name(requirement.name)]
+                (pin,) = Requirement(line.removesuffix(" \\")).specifier
+                assert pin.operator == "==" and requirement.specifier.contains(pin.version), line
 
 
 def test_everything_has_digests_but_what_indexes_build_anew(lock: ModuleType) -> None:
@@ -160,36 +157,22 @@ def test_what_is_installed_is_what_the_lock_says(lock: ModuleType) -> None:
         assert pinned.specifier.contains(installed[name].partition("+")[0]), name
 
 
-@pytest.mark.parametrize(
-    ("extra", "present", "hashed", "pinned"),
-    [
+def test_lines_are_chosen_by_who_asks(lock: ModuleType, tiny: Path) -> None:
+    rows: tuple[tuple[str | None, set[str], set[str], set[str]], ...] = (
         (None, set(), {"a", "b", "c", "build-tool"}, {"torch"}),
         ("dev", set(), {"a", "b", "c", "d", "build-tool"}, {"torch"}),
         # What stays is not looked behind; what builds the package is always the lock's.
         (None, {"torch", "b", "build-tool"}, {"a", "build-tool"}, set()),
         (None, {"a", "torch"}, {"build-tool"}, set()),
-    ],
-)
-def test_lines_are_chosen_by_who_asks(
-    lock: ModuleType,
-    tiny: Path,
-    extra: str | None,
-    present: set[str],
-    hashed: set[str],
-    pinned: set[str],
-) -> None:
-    texts = lock.select(tiny, tiny / "pyproject.toml", extra, present)
-    assert lock.read(texts["hashed.txt"]).keys() == hashed
-    assert lock.read(texts["pinned.txt"]).keys() == pinned
-    assert texts["hashed.txt"].count("--hash") == len(hashed) + ("c" in hashed)
-
-
-@pytest.mark.parametrize(
-    ("extra", "reason"), [("lost", "nowhere, which the lock lacks"), ("x", "no extra 'x'")]
-)
-def test_what_the_lock_lacks_is_said(lock: ModuleType, tiny: Path, extra: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        lock.select(tiny, tiny / "pyproject.toml", extra, set())
+    )
+    for extra, present, hashed, pinned in rows:
+        texts = lock.select(tiny, tiny / "pyproject.toml", extra, present)
+        assert lock.read(texts["hashed.txt"]).keys() == hashed
+        assert lock.read(texts["pinned.txt"]).keys() == pinned
+        assert texts["hashed.txt"].count("--hash") == len(hashed) + ("c" in hashed)
+    for extra, reason in (("lost", "nowhere, which the lock lacks"), ("x", "no extra 'x'")):
+        with pytest.raises(ValueError, match=reason):
+            lock.select(tiny, tiny / "pyproject.toml", extra, set())
 
 
 def test_what_uv_wrote_is_split(lock: ModuleType) -> None:
@@ -199,14 +182,7 @@ def test_what_uv_wrote_is_split(lock: ModuleType) -> None:
     )
     texts = lock.split(torch + TINY["hashed.txt"] + "torchmetrics==1 \\\n    --hash=sha256:00\n")
     assert texts["pinned.txt"] == "torch==2 ; sys_platform == 'linux'\n    # via x\n"
-    assert lock.read(texts["hashed.txt"]).keys() == {
-        "a",
-        "b",
-        "c",
-        "d",
-        "build-tool",
-        "torchmetrics",
-    }
+    assert lock.read(texts["hashed.txt"]).keys() == {*"abcd", "build-tool", "torchmetrics"}
 
 
 def test_another_file_than_the_locks_is_refused(checkout: Path) -> None:

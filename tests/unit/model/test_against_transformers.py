@@ -1,4 +1,4 @@
-"""Our model is `transformers`' BertForPreTraining: logits, loss and gradients."""
+"""Our model is `transformers`' BertForPreTraining, or BertForMaskedLM: logits, loss, gradients."""
 
 from dataclasses import replace
 
@@ -41,23 +41,26 @@ def compare(
     model = scattered_model(config, spread=spread, dtype=dtype)
     twin = hugging_face_twin(model)
     padded = padded_inputs(batch, batch.max_seqlen)
+    if config.objective == "mlm":
+        padded.pop("next_sentence_label")
     theirs = twin(**padded)
     ours = model(batch)
-    is_masked = padded["labels"] != -100
-    logits_difference = max(
-        float((ours.mlm - theirs.prediction_logits[is_masked]).detach().abs().max()),
-        float((ours.nsp - theirs.seq_relationship_logits).detach().abs().max()),
-    )
+    scores = theirs.logits if ours.nsp is None else theirs.prediction_logits
+    differences = [ours.mlm - scores[padded["labels"] != -100]]
+    if ours.nsp is not None:
+        differences.append(ours.nsp - theirs.seq_relationship_logits)
+    logits_difference = max(float(each.detach().abs().max()) for each in differences)
     loss = our_loss(model, batch)
     loss_difference = abs(loss.item() - theirs.loss.item()) / theirs.loss.item()
-    gradient_difference = worst_gradient_difference(
-        gradients(model, loss), gradients(twin, theirs.loss)
-    )
+    of_ours, of_theirs = gradients(model, loss), gradients(twin, theirs.loss)
+    assert all(gradient.any() for gradient in of_ours.values())  # none would shrink by decay alone
+    gradient_difference = worst_gradient_difference(of_ours, of_theirs)
     return logits_difference, loss_difference, gradient_difference
 
 
 CASES = {
     **{name: (TINY, lengths, 0.2, 0.1) for name, lengths in RAGGED.items()},
+    "masked LM alone": (replace(TINY, objective="mlm"), RAGGED["ragged"], 0.2, 0.1),
     "large width": (LARGE_WIDTH, (9, 40, 64, 37), 0.03, 0.02),
 }
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from attention_cases import NUM_HEADS, check_policy, layout_of, make_case, queries_of, results
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
+from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, packed, reference
 from mlperf_bert.model.attention_layout import build_groups, build_rows
 from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
-from mlperf_bert.model.varlen_operators import flash
 
 MAX_LENGTH = 40  # rows of packed sequences are as long
 LENGTHS = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=12).map(tuple)
@@ -59,72 +58,10 @@ def test_policies_are_reference_at_any_lengths(lengths: tuple[int, ...]) -> None
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(lengths=LENGTHS)
-def test_groups_hold_every_token_once(lengths: tuple[int, ...]) -> None:
-    groups = build_groups((*lengths, 0), CPU)
-    num_tokens = sum(lengths)
-    assert sorted(number for own in groups.sequences for number in own) == [*range(len(lengths))]
-    sizes = [
-        len(own) * padded for own, padded in zip(groups.sequences, groups.keys.lengths, strict=True)
-    ]
-    slots = groups.keys.slots
-    if slots is None:
-        assert sum(sizes) == num_tokens
-        return
-    assert slots.slot_row.shape == (sum(sizes),)
-    torch.testing.assert_close(slots.slot_row[slots.row_slot], torch.arange(num_tokens))
-    masks = [
-        torch.ones(size, dtype=torch.bool) if is_real is None else is_real.flatten()
-        for size, is_real in zip(sizes, groups.key_is_real, strict=True)
-    ]
-    torch.testing.assert_close(torch.cat(masks).nonzero().flatten(), slots.row_slot.sort().values)
-
-
 def test_sequences_of_one_length_are_one_group_without_copies() -> None:
     groups = build_groups((16, 16, 16), CPU)
     assert groups.key_is_real == (None,)
     assert groups.keys.slots is None
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(lengths=LENGTHS)
-def test_rows_hold_every_sequence_whole_and_once(lengths: tuple[int, ...]) -> None:
-    rows = build_rows((*lengths, 0), None, MAX_LENGTH, CPU)
-    num_rows = len(rows.is_visible)
-    slots = rows.keys
-    assert slots.slot_row.shape == (num_rows * MAX_LENGTH,)
-    torch.testing.assert_close(slots.slot_row[slots.row_slot], torch.arange(sum(lengths)))
-    torch.testing.assert_close(rows.queries.row_slot, slots.row_slot)
-    for own in slots.row_slot.split(lengths):
-        row = int(own[0]) // MAX_LENGTH
-        seen = torch.zeros(MAX_LENGTH, dtype=torch.bool)
-        seen[own - row * MAX_LENGTH] = True
-        assert int(own[-1] - own[0]) == len(own) - 1
-        assert int(own[-1]) // MAX_LENGTH == row
-        is_visible = rows.is_visible[row, 0, seen]
-        assert torch.equal(is_visible, seen.expand(len(own), -1))
-    assert rows.is_visible.any(dim=-1).all()  # no softmax over nothing
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(lengths=LENGTHS)
-def test_rows_hold_every_query_beside_its_keys(lengths: tuple[int, ...]) -> None:
-    queries = queries_of(lengths)
-    rows = build_rows(lengths, queries.lengths, MAX_LENGTH, CPU)
-    slots, num_queries = rows.queries, rows.is_visible.shape[2]
-    torch.testing.assert_close(slots.slot_row[slots.row_slot], torch.arange(len(queries.rows)))
-    assert rows.is_visible.any(dim=-1).all()  # no softmax over nothing
-    pairs = zip(
-        slots.row_slot.split(queries.lengths), rows.keys.row_slot.split(lengths), strict=True
-    )
-    for of_queries, of_keys in pairs:
-        for slot in of_queries.tolist():
-            row, place = divmod(slot, num_queries)
-            keys = row * MAX_LENGTH + rows.is_visible[row, 0, place].nonzero().flatten()
-            torch.testing.assert_close(keys, of_keys)
-            assert int(rows.first_key[slot]) == int(of_keys[0]) % MAX_LENGTH
-            assert int(rows.num_keys[slot]) == len(of_keys)
 
 
 def test_packing_needs_fewer_rows_than_padding() -> None:

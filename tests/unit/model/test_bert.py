@@ -1,10 +1,13 @@
-"""The whole model: size, names, initial weights, dropout, autocast and edge cases."""
+"""The whole model: size, TensorFlow's names, initial weights, dropout, autocast and edge cases."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mlperf_logging import compliance_checker
 from model_cases import (
     CPU,
     TINY,
@@ -20,9 +23,11 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows
-from mlperf_bert.model.heads import PretrainingLogits, correct_predictions, loss_sums
+from mlperf_bert.model.heads import correct_predictions, loss_sums
+from mlperf_bert.model.tensor_names import tensorflow_name
 
 META = torch.device("meta")
+RULES = Path(compliance_checker.__file__).parent
 
 
 def test_bert_large_has_the_published_number_of_parameters() -> None:
@@ -30,15 +35,28 @@ def test_bert_large_has_the_published_number_of_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 336_232_258
 
 
-def test_state_dict_names_are_those_of_transformers() -> None:
-    from transformers import BertConfig, BertForPreTraining
+@pytest.mark.parametrize("ruleset", ["1.1.0", "2.0.0", "2.1.0"])
+def test_bert_large_has_the_tensors_of_mlperfs_rules(ruleset: str) -> None:
+    rules = (RULES / f"training_{ruleset}" / "closed_bert.yaml").read_text()
+    asked_for = re.findall(r'"((?:bert|cls)/[^"]+)"', rules)
+    ours = [tensorflow_name(name) for name in BertForPretraining(ModelSection(), META).state_dict()]
+    assert len(asked_for) == 398
+    assert sorted(ours) == sorted(asked_for)
 
-    with META:
-        theirs = BertForPreTraining(BertConfig(num_hidden_layers=2)).state_dict().keys()
-    ours = BertForPretraining(TINY, META).state_dict().keys()
-    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    assert ours == theirs - tied
-    assert ours == dict(BertForPretraining(TINY, META).named_parameters()).keys()
+
+def test_a_kernel_is_what_tensorflow_multiplies_from_the_right() -> None:
+    modules = dict(BertForPretraining(TINY, META).named_modules())
+    kernels = {
+        f"{name}.weight" for name, module in modules.items() if isinstance(module, torch.nn.Linear)
+    }
+    kernels.remove("cls.seq_relationship.weight")  # stored as we do, and transposed when used
+    for name in BertForPretraining(TINY, META).state_dict():
+        assert tensorflow_name(name).endswith("/kernel") == (name in kernels)
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="'step'"):
+        tensorflow_name("step")
 
 
 def test_initial_weights_come_from_the_seed_alone() -> None:
@@ -162,25 +180,6 @@ def test_bf16_autocast_is_near_float32(attention: str) -> None:
         assert ours[name].dtype == torch.float32
         if "key.bias" not in name:  # mathematically zero
             assert (ours[name] - gradient).norm() < 0.1 * gradient.norm(), name
-
-
-def test_float64_loss_stays_float64_and_bf16_is_raised() -> None:
-    batch = ragged_batch((9, 12))
-    mlm = torch.randn(len(batch.labels), 104, dtype=torch.float64)
-    nsp = torch.randn(2, 2, dtype=torch.float64)
-    logits = PretrainingLogits(mlm, nsp)
-    assert {total.dtype for total in loss_sums(logits, batch)} == {torch.float64}
-    halves = PretrainingLogits(mlm.bfloat16(), nsp.bfloat16())
-    assert {total.dtype for total in loss_sums(halves, batch)} == {torch.float32}
-
-
-def test_correct_predictions_count_the_highest_score() -> None:
-    batch = ragged_batch((9, 12, 30))
-    mlm = torch.nn.functional.one_hot(batch.labels, 104).float()
-    mlm[1] = -mlm[1]
-    correct = correct_predictions(PretrainingLogits(mlm, torch.zeros(3, 2)), batch)
-    assert correct.dtype == torch.bool
-    assert correct.tolist() == [i != 1 for i in range(len(batch.labels))]
 
 
 def test_flash_on_cpu_is_a_config_error() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
@@ -13,89 +12,36 @@ from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ROWS, HIDDEN, WIDE = 17, 24, 40
+ROWS, HIDDEN = 17, 24
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 
 
-def their_config() -> Any:
+def test_embed_is_that_of_transformers_to_the_bit() -> None:
+    """With its gradients. What the other blocks compute, `test_against_transformers.py` shows."""
     from transformers import BertConfig
-
-    return BertConfig(
-        vocab_size=31,
-        hidden_size=HIDDEN,
-        num_attention_heads=2,
-        intermediate_size=WIDE,
-        max_position_embeddings=ROWS,
-        hidden_dropout_prob=0.0,
-        pad_token_id=None,  # else they give the padding word no gradient
-    )
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
-
-
-def randomised(module: nn.Module) -> Any:
-    with torch.no_grad():
-        for seed, parameter in enumerate(module.parameters()):
-            parameter.copy_(normal(*parameter.shape, seed=seed))
-    return module
-
-
-def assert_same(ours: Tensor, theirs: Tensor, *inputs: Tensor) -> None:
-    """Results and their gradients, every bit."""
-    assert torch.equal(ours, theirs)
-    given = normal(*ours.shape, seed=9)
-    for one, other in zip(
-        torch.autograd.grad(ours, inputs, given),
-        torch.autograd.grad(theirs, inputs, given),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(("name", "width"), [("BertSelfOutput", HIDDEN), ("BertOutput", WIDE)])
-def test_residual_output_is_that_of_transformers(name: str, width: int) -> None:
-    from transformers.models.bert import modeling_bert
-
-    theirs = randomised(getattr(modeling_bert, name)(their_config()))
-    x, residual = normal(ROWS, width), normal(ROWS, HIDDEN, seed=1)
-    ours = Blocks().residual_output(x, residual, theirs.dense, theirs.LayerNorm, None)
-    assert_same(ours, theirs(x, residual), x, residual, *theirs.parameters())
-
-
-def test_intermediate_is_that_of_transformers() -> None:
-    from transformers.models.bert.modeling_bert import BertIntermediate
-
-    theirs = randomised(BertIntermediate(their_config()))
-    hidden = normal(ROWS, HIDDEN)
-    ours = Blocks().intermediate(hidden, theirs.dense)
-    assert_same(ours, theirs(hidden), hidden, *theirs.parameters())
-
-
-def test_embed_is_that_of_transformers() -> None:
     from transformers.models.bert.modeling_bert import BertEmbeddings
 
-    theirs = randomised(BertEmbeddings(their_config()))
+    # Without a padding word, to which they would give no gradient.
+    config = BertConfig(
+        vocab_size=31, hidden_size=HIDDEN, hidden_dropout_prob=0.0, pad_token_id=None
+    )
+    theirs = BertEmbeddings(config)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
     generator = torch.Generator().manual_seed(0)
-    words = torch.randint(31, (ROWS,), generator=generator)
-    types = torch.randint(2, (ROWS,), generator=generator)
+    words, types = (torch.randint(size, (ROWS,), generator=generator) for size in (31, 2))
     positions = torch.arange(ROWS).flip(0)
     tables = (theirs.word_embeddings, theirs.token_type_embeddings, theirs.position_embeddings)
     ours = Blocks().embed((words, types, positions), tables, theirs.LayerNorm, None)
     expected = theirs(words[None], types[None], positions[None])[0]
-    assert_same(ours, expected, *theirs.parameters())
-
-
-def test_project_qkv_of_the_reference_are_three_products() -> None:
-    layers = [randomised(nn.Linear(HIDDEN, HIDDEN)) for _ in range(3)]
-    hidden, rows = normal(ROWS, HIDDEN), torch.tensor([0, 3, 16])
-    wanted = hidden[rows]
-    q, k, v = Blocks().project_qkv(hidden, wanted, *layers)
-    assert torch.equal(q, layers[0](wanted))
-    assert torch.equal(k, layers[1](hidden))
-    assert torch.equal(v, layers[2](hidden))
+    assert torch.equal(ours, expected)
+    given = torch.randn(ours.shape, generator=generator)
+    both = (
+        torch.autograd.grad(each, list(theirs.parameters()), given) for each in (ours, expected)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
 def chosen(name: Any, device: torch.device, hidden: int) -> str:
@@ -124,7 +70,7 @@ def test_fused_blocks_that_cannot_run_are_a_config_error(device: torch.device, h
 
 
 def test_columns_of_one_tensor_are_put_together_without_a_copy() -> None:
-    whole = normal(5, 12).detach()
+    whole = torch.randn(5, 12)
     parts = whole.split((3, 4, 5), dim=1)
     joined = side_by_side(parts)
     assert torch.equal(joined, whole)

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -160,52 +159,12 @@ def test_the_gradient_goes_where_the_value_went() -> None:
     assert 0 < int((gradient == 0).sum()) < NUM_ELEMENTS
 
 
-def test_every_dtype_drops_the_same_elements() -> None:
-    first, *others = (kept_of_ones(site_of(ROWS), dtype) for dtype in DTYPES)
-    for other in others:
-        assert torch.equal(other == 0, first == 0)
-
-
 def test_order_and_cut_of_the_batch_change_nothing() -> None:
     site = site_of(ROWS)
     whole = kept_of_ones(site)
     for index in (torch.randperm(ROWS), torch.arange(200), torch.arange(200, ROWS)):
         part = replace(site, keys=site.keys.rows(index))
         assert torch.equal(kept_of_ones(part), whole[index])
-
-
-def with_keys(site: DropoutSite, **changes: Any) -> DropoutSite:
-    return replace(site, keys=replace(site.keys, **changes))
-
-
-@pytest.mark.parametrize("what", ["seed", "high seed", "step", "stream", "sample", "position"])
-def test_every_part_of_the_key_counts(what: str) -> None:
-    site = site_of(ROWS, 0.5)
-    keys = site.keys
-    changed = {
-        "seed": with_keys(site, seed=keys.seed + 1),
-        "high seed": with_keys(site, seed=keys.seed + 2**32),
-        "step": with_keys(site, step=keys.step + 1),
-        "stream": replace(site, stream=site.stream + 1),
-        "sample": with_keys(site, sample_ids=keys.sample_ids + 1),
-        "position": with_keys(site, positions=keys.positions + 1),
-    }[what]
-    one, other = kept_of_ones(site), kept_of_ones(changed)
-    agreement = float((one == other).double().mean())
-    assert abs(agreement - 0.5) < 5 * 0.5 / NUM_ELEMENTS**0.5
-
-
-def test_a_step_that_is_taken_again_drops_the_same_elements() -> None:
-    """Whatever was computed between, as after a restart."""
-    step = torch.tensor([1])
-    site = with_keys(site_of(ROWS), step=step)
-    outputs = []
-    for number in (1, 2, 3, 2, 3):
-        step.fill_(number)
-        outputs.append(kept_of_ones(site))
-    assert torch.equal(outputs[1], outputs[3])
-    assert torch.equal(outputs[2], outputs[4])
-    assert not torch.equal(outputs[1], outputs[2])
 
 
 def test_threads_do_not_disturb_each_other() -> None:

@@ -53,22 +53,6 @@ def test_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
         torch.testing.assert_close(*gradients, rtol=0, atol=tolerance)
 
 
-def test_nothing_masked_is_zero_with_a_gradient() -> None:
-    batch, mlm, nsp = case(torch.float32, masked_share=0)
-    sums = loss_sums(PretrainingLogits(mlm, nsp), batch)
-    assert sums.mlm.item() == 0
-    (gradient,) = torch.autograd.grad(sums.mlm, mlm)
-    assert gradient.shape == (0, 104)
-
-
-def test_a_second_backward_is_refused() -> None:
-    batch, mlm, nsp = case(torch.float32)
-    loss = loss_sums(PretrainingLogits(mlm, nsp), batch).mlm
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()  # type: ignore[no-untyped-call]
-
-
 def with_unused_slots(batch: UnpaddedBatch) -> UnpaddedBatch:
     """The last of each kind of label, and one more, taken as unused."""
     labels, next_labels = batch.labels.clone(), batch.next_sentence_label.clone()
@@ -98,13 +82,14 @@ def test_unused_slots_add_exactly_nothing(poison: float) -> None:
         torch.testing.assert_close(gradient[is_used], expected[is_used], rtol=0, atol=1e-6)
 
 
-def test_unused_slots_are_never_correct() -> None:
+def test_the_highest_score_is_correct_and_an_unused_slot_never() -> None:
     batch, mlm, nsp = case(torch.float32)
     batch = with_unused_slots(batch)
     scores = F.one_hot(batch.labels.clamp(min=0), mlm.shape[1]).float()
-    scores[-1] = float("nan")
-    correct = correct_predictions(PretrainingLogits(scores, nsp), batch)
-    assert torch.equal(correct, batch.labels != IGNORED)
+    scores[1], scores[-1] = -scores[1], float("nan")
+    expected = batch.labels != IGNORED
+    expected[1] = False
+    assert torch.equal(correct_predictions(PretrainingLogits(scores, nsp), batch), expected)
 
 
 def head_inputs(dtype: torch.dtype, positions: int = 21) -> tuple[list[Tensor], Tensor]:
@@ -186,21 +171,29 @@ def test_chunks_never_hold_all_logits() -> None:
     assert largest.numel == 200 * 16  # hidden states: above 20 * 104 logits and the weight
 
 
-def test_a_second_backward_of_chunks_is_refused() -> None:
-    inputs, labels = head_inputs(torch.float32)
-    loss = chunked_cross_entropy_sum(*inputs, labels)
+@pytest.mark.parametrize("head", ["full", "chunked"])
+def test_a_second_backward_is_refused(head: str) -> None:
+    batch, mlm, nsp = case(torch.float32)
+    loss = loss_sums(PretrainingLogits(mlm, nsp), batch).mlm
+    if head == "chunked":
+        inputs, labels = head_inputs(torch.float32)
+        loss = chunked_cross_entropy_sum(*inputs, labels)
     loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
 @pytest.mark.parametrize("head", ["full", "chunked"])
-def test_a_model_gives_the_losses_of_its_logits(head: Any) -> None:
+def test_a_model_gives_the_losses_of_its_logits(head: Any, objective: Any) -> None:
     batch = with_unused_slots(ragged_batch((7, 31, 12, 64)))
-    model = scattered_model(replace(TINY, head=head), spread=0.2, dtype=torch.float64)
-    found, expected = model(batch, "loss_sums"), loss_sums(model(batch), batch)
+    config = replace(TINY, head=head, objective=objective)
+    model = scattered_model(config, spread=0.2, dtype=torch.float64)
+    both = model(batch, "loss_sums"), loss_sums(model(batch), batch)
+    found, expected = ([part for part in sums if part is not None] for sums in both)
+    assert len(found) == (2 if objective == "mlm_nsp" else 1)
     assert_near(found, expected, 1e-12)
-    pairs = (gradients(model, each.mlm + each.nsp).values() for each in (found, expected))
+    pairs = (gradients(model, torch.stack(each).sum()).values() for each in (found, expected))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 

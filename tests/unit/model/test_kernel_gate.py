@@ -1,4 +1,7 @@
-"""A gate without a GPU: what `tools/kernel_table.py` finds in the compiled kernels of a step."""
+"""Triton's kernels without a GPU: interpreted they do what their references do; and a gate.
+
+The gate is what `tools/kernel_table.py` finds in the compiled kernels of a step.
+"""
 
 import importlib.util
 import json
@@ -21,7 +24,20 @@ SLACK = 1.25  # of the instructions an element of Triton 3.6, which the budget s
 WAYS = ("forward", "backward")
 TRANSPOSING = ("_cast_to_fp8", "_gelu_fp8", "_transpose")
 OTHER_HEADS = "attention, heads of 128"
+JOB = Path(__file__).with_name("triton_jobs.py")
+PLACES = ("tests", "tools", "benchmarks/bert/implementations/pytorch")
 Rows = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.mark.parametrize("job", ["attention", "blocks", "dropout", "fp8", "updates", "compile"])
+def test_interpreted_and_compiled_they_do_what_they_should(job: str, tmp_path: Path) -> None:
+    environ = {
+        "TRITON_INTERPRET": str(int(job != "compile")),
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": ":".join(str(REPOSITORY / place) for place in PLACES),
+    }
+    done = run_process(sys.executable, JOB, job, **environ)
+    assert done.returncode == 0, done.stderr
 
 
 def compile_kernels(keep: Path, *arguments: str) -> Rows:

@@ -1,4 +1,4 @@
-"""What test_triton_kernels.py runs by itself, without a GPU: `triton_jobs.py JOB`.
+"""What test_kernel_gate.py runs by itself, without a GPU: `triton_jobs.py JOB`.
 
 Kernels run in Triton's interpreter, which has to be chosen before triton is imported. The job
 "compile" compiles them for a GPU in forms that `test_kernel_gate.py` has not, and runs nothing,

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -86,27 +87,27 @@ def test_smoothing_weighs_an_estimate_by_decay_and_starts_without_bias() -> None
     assert noise.trace == pytest.approx((8 + 2 * 4) / 3)
 
 
-def test_unknown_before_data_and_where_noise_hides_the_gradient() -> None:
+def test_a_value_needs_data_and_a_gradient_above_the_noise() -> None:
     noise = NoiseScale()
     assert (noise.gradient_square, noise.trace, noise.value) == (None, None, None)
     noise.add(10.0, 1, 4.0, 2)  # |G|^2 = 8 - 10 < 0
     assert noise.gradient_square == pytest.approx(-2.0)
     assert noise.value is None
+    without_noise = NoiseScale()
+    without_noise.add(4.0, 1, 4.0 + 1e-12, 8)  # rounding: a trace just below zero
+    assert without_noise.value == 0.0
 
 
-def test_a_gradient_without_noise_has_scale_zero() -> None:
-    noise = NoiseScale()
-    noise.add(4.0, 1, 4.0 + 1e-12, 8)  # rounding: a trace just below zero
-    assert noise.value == 0.0
-
-
-@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
-def test_skipped_updates_are_left_out(spoilt: float) -> None:
+def test_skipped_updates_are_left_out_and_batches_must_differ() -> None:
     noise = NoiseScale()
     noise.add(13.0, 4, 5.0, 20)
     before = noise.state()
-    noise.add(spoilt, 4, 5.0, 20)
-    noise.add(13.0, 4, spoilt, 20)
+    for spoilt in (math.nan, math.inf):
+        noise.add(spoilt, 4, 5.0, 20)
+        noise.add(13.0, 4, spoilt, 20)
+    for small, big in ((0, 4), (4, 4), (8, 4)):
+        with pytest.raises(ValueError, match=f"batches of {small} and {big}"):
+            noise.add(1.0, small, 1.0, big)
     assert noise.state() == before
 
 
@@ -123,35 +124,20 @@ def test_a_restored_state_goes_on_as_if_it_had_not_ended() -> None:
     assert second.value is None
 
 
-@pytest.mark.parametrize(("small", "big"), [(0, 4), (4, 4), (8, 4)])
-def test_batches_must_differ(small: int, big: int) -> None:
-    with pytest.raises(ValueError, match=f"batches of {small} and {big}"):
-        NoiseScale().add(1.0, small, 1.0, big)
-
-
-@pytest.mark.parametrize("noise_scale", [0.0, 1.0, 448.0, 1e6])
-@pytest.mark.parametrize("initial_batch", [1, 16, 448])
-def test_efficiency_of_the_initial_batch_is_one(noise_scale: float, initial_batch: int) -> None:
-    assert efficiency(noise_scale, initial_batch, initial_batch) == 1
-    assert goodput(37.98, noise_scale, initial_batch, initial_batch) == 37.98
-
-
-def test_efficiency_and_goodput_of_larger_batches() -> None:
+def test_efficiency_and_goodput() -> None:
+    for phi, initial in product((0.0, 1.0, 448.0, 1e6), (1, 16, 448)):  # of the initial batch
+        assert efficiency(phi, initial, initial) == 1
+        assert goodput(37.98, phi, initial, initial) == 37.98
     # phi = 100, M0 = 50: (100 + 50) / (100 + 200) = 1/2; a batch without noise is worth M0 / M.
     assert efficiency(100, 50, 200) == pytest.approx(0.5)
     assert efficiency(0, 50, 200) == pytest.approx(0.25)
     assert goodput(80.0, 100, 50, 200) == pytest.approx(40.0)
     # With far more noise than both batches, samples count the same in either.
     assert efficiency(1e12, 50, 200) == pytest.approx(1.0)
-
-
-def test_efficiency_counts_the_samples_that_are_needed_more() -> None:
-    """McCandlish et al., equation 2.7: samples E / E_min = 1 + B / phi at batch B, so of two
-    batches the ratio of samples is the inverse of the ratio of efficiencies.
-    """
-    phi, initial, batch = 300.0, 64, 1000
-    samples_more = (1 + batch / phi) / (1 + initial / phi)
-    assert efficiency(phi, initial, batch) == pytest.approx(1 / samples_more)
+    # McCandlish et al., equation 2.7: samples E / E_min = 1 + B / phi at batch B, so of two
+    # batches the ratio of samples is the inverse of the ratio of efficiencies.
+    samples_more = (1 + 1000 / 300) / (1 + 64 / 300)
+    assert efficiency(300, 64, 1000) == pytest.approx(1 / samples_more)
 
 
 def test_adascale_gain_counts_steps() -> None:

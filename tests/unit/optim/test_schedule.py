@@ -1,6 +1,5 @@
 """The learning-rate schedule: published values, and no jump in the continuous form."""
 
-from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -42,32 +41,12 @@ def _schedule(**changes: object) -> ScheduleSection:
     return ScheduleSection(**values)
 
 
-@pytest.mark.parametrize("step", PRINTED)
-def test_published_form_gives_the_printed_values(step: int) -> None:
-    digits = len(PRINTED[step].split("e")[0].replace(".", "")) - 1
-    assert f"{learning_rate(step, _schedule(), BASE):.{digits}e}" == PRINTED[step]
-
-
-def _exact(step: int, schedule: ScheduleSection) -> Fraction:
-    """The formula in exact arithmetic, for whole powers."""
-    base, end = Fraction(BASE), Fraction(schedule.end_learning_rate)
-    warm_up, last, start = schedule.warmup_steps, schedule.decay_steps, schedule.start_warmup_step
-    if step > last:
-        return end
-    if step - start < warm_up:
-        return base * (step - start) / warm_up
-    first = warm_up if schedule.form == "published" else warm_up + start
-    progress = Fraction(step - first, last - first)
-    return end + (base - end) * (1 - progress) ** int(schedule.power)
-
-
-@pytest.mark.parametrize("form", ["published", "continuous"])
-@pytest.mark.parametrize("power", [1.0, 2.0])
-def test_every_step_is_the_formula_to_twelve_digits(form: str, power: float) -> None:
-    schedule = _schedule(form=form, power=power)
-    for step in range(1, 300):
-        expected = float(_exact(step, schedule))
-        assert learning_rate(step, schedule, BASE) == pytest.approx(expected, rel=1e-12, abs=0)
+def test_published_form_gives_the_printed_values() -> None:
+    for step, printed in PRINTED.items():
+        digits = len(printed.split("e")[0].replace(".", "")) - 1
+        assert f"{learning_rate(step, _schedule(), BASE):.{digits}e}" == printed
+    # It jumps by a seventh where the warm-up ends.
+    assert learning_rate(66, _schedule(), BASE) / BASE == pytest.approx(1.144, abs=1e-3)
 
 
 def _scalar(step: int, schedule: ScheduleSection, base: float) -> float:
@@ -86,18 +65,12 @@ def _scalar(step: int, schedule: ScheduleSection, base: float) -> float:
 
 
 @pytest.mark.parametrize("form", ["published", "continuous"])
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.3, 2.0, 3.7])
 @pytest.mark.parametrize(("warm_up", "start"), [(82, -16), (0, 0), (0, 30), (50, 40), (1, -300)])
-def test_the_table_is_the_scalar_formula_bit_for_bit(
-    form: str, power: float, warm_up: int, start: int
-) -> None:
-    schedule = _schedule(form=form, power=power, warmup_steps=warm_up, start_warmup_step=start)
-    table = learning_rates(np.arange(400), schedule, BASE)
-    assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
-
-
-def test_published_form_jumps_by_a_seventh_where_the_warm_up_ends() -> None:
-    assert learning_rate(66, _schedule(), BASE) / BASE == pytest.approx(1.144, abs=1e-3)
+def test_the_table_is_the_scalar_formula_bit_for_bit(form: str, warm_up: int, start: int) -> None:
+    for power in (0.0, 0.5, 1.0, 1.3, 2.0, 3.7):
+        schedule = _schedule(form=form, power=power, warmup_steps=warm_up, start_warmup_step=start)
+        table = learning_rates(np.arange(400), schedule, BASE)
+        assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
@@ -116,14 +89,14 @@ def test_continuous_form_has_no_jump(start: int, power: float) -> None:
 @pytest.mark.parametrize("form", ["published", "continuous"])
 def test_without_warm_up_it_decays_from_base(form: str) -> None:
     schedule = _schedule(form=form, warmup_steps=0, start_warmup_step=0, decay_steps=10)
-    assert learning_rate(0, schedule, 1.0) == pytest.approx(1.0)
-    assert learning_rate(5, schedule, 1.0) == pytest.approx((1 + END) / 2)
-    assert learning_rate(10, schedule, 1.0) == pytest.approx(END)
+    rates = [learning_rate(step, schedule, 1.0) for step in (0, 5, 10)]
+    assert rates == pytest.approx([1.0, (1 + END) / 2, END])
 
 
-def test_a_late_start_waits_at_zero() -> None:
-    schedule = _schedule(warmup_steps=4, start_warmup_step=3, form="continuous")
-    assert [learning_rate(step, schedule, 1.0) for step in (1, 3, 5)] == [0.0, 0.0, 0.5]
-    none = _schedule(warmup_steps=0, start_warmup_step=3, form="continuous")
-    assert learning_rate(1, none, 1.0) == 0.0
-    assert learning_rate(3, none, 1.0) == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("warm_up", "expected"), [(4, [0.0, 0.0, 0.5]), (0, [0.0, 1.0, (1 - 2 / 176) + END * 2 / 176])]
+)
+def test_a_late_start_waits_at_zero(warm_up: int, expected: list[float]) -> None:
+    schedule = _schedule(warmup_steps=warm_up, start_warmup_step=3, form="continuous")
+    rates = [learning_rate(step, schedule, 1.0) for step in (1, 3, 5)]
+    assert rates == pytest.approx(expected)

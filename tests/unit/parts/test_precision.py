@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.files import load_config
-from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.flat_optimizer import LossScale
 from mlperf_bert.parts.build import build_step, make_model
@@ -27,10 +27,8 @@ from support import metrics_losses, metrics_records
 
 STEPS = 50
 # Absolute, of losses near 4.2 that fall by several times this much. 8, 8 and 11 bits of mantissa;
-# FP8 is compared with bf16 in model/test_fp8_model.py.
+# FP8 is compared with bf16 in model/test_fp8.py.
 TOLERANCES = {"bf16": 0.02, "bf16_autocast": 0.02, "fp16": 0.005}
-CPU = torch.device("cpu")
-ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 SYNCS = (
     *(torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default),
     *(torch.ops.aten.nonzero.default, torch.ops.aten.equal.default),
@@ -103,7 +101,7 @@ def test_a_loss_scale_that_is_too_large_is_halved_until_steps_count(run: Run) ->
 
 
 def test_the_loss_scale_grows_after_so_many_updates() -> None:
-    scale = LossScale(8.0, 3, CPU)
+    scale = LossScale(CPU, 8.0, 3)
     seen = []
     for skip in (0, 0, 1, 0, 0, 0, 0, 0, 0, 0):
         scale.update(torch.tensor(float(skip)))

@@ -6,33 +6,19 @@ from typing import Any
 
 import pytest
 
-from import_cases import make_foreign, make_from_text
+from import_cases import NAMES, SMALL, VOCAB, make_foreign, make_from_text
 from mlperf_bert.data.index import Manifest
 from support import prepare_small
 from verify_cases import copy_of, make_pair
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "data"
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> list[Path]:
-    """Two text files of several documents each."""
-    documents = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8").split("\n\n")
-    paths = [tmp_path / "part-00000.txt", tmp_path / "part-00001.txt"]
-    for number, path in enumerate(paths):
-        path.write_text("\n\n".join(documents[number::2]), encoding="utf-8")
-    return paths
-
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Callable[..., Manifest]:
-    """`prepare_text` with small settings; keyword arguments change them."""
+    """`prepare_text` as of `from_text`; keyword arguments change its settings."""
 
     def call(paths: list[Path], **changes: Any) -> Manifest:
-        options = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 3}
-        vocab = changes.pop("vocab", GOLDEN / "own_vocab.txt")
-        out = changes.pop("out", tmp_path / "set")
-        return prepare_small(paths, vocab, out, **{**options, **changes})
+        vocab, out = changes.pop("vocab", VOCAB), changes.pop("out", tmp_path / "set")
+        return prepare_small(paths, vocab, out, **{**SMALL, "dupe_factor": 5, **changes})
 
     return call
 
@@ -41,6 +27,12 @@ def prepare(tmp_path: Path) -> Callable[..., Manifest]:
 def from_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set that `prepare --text` made of two texts."""
     return make_from_text(tmp_path_factory.mktemp("from_text"))
+
+
+@pytest.fixture(scope="session")
+def texts(from_text: Path) -> list[Path]:
+    """Both, of several documents each."""
+    return [from_text.parent / f"{name}.txt" for name in NAMES]
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.examples import (
-    ExampleArrays,
     between,
     make_examples,
     new_stream,
@@ -33,7 +33,7 @@ def vocabulary_of(size: int) -> Vocabulary:
 VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
 
 
-def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ExampleArrays:
+def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ShardArrays:
     documents, vocabulary = as_documents(nested, vocab_size), VOCABULARIES[vocab_size]
     plain = plain_examples(documents, vocabulary, ShardSettings(**settings))
     compiled = make_examples(documents, vocabulary, ShardSettings(**settings))
@@ -175,19 +175,3 @@ def test_shuffle(seed: int) -> None:
         rng.shuffle(theirs)
         assert ours.tolist() == theirs
         assert uniform(stream) == rng.random()  # as many words drawn
-
-
-def test_mixed_draws() -> None:
-    stream, rng, choice = new_stream(7), random.Random(7), random.Random(8)
-    for _ in range(3000):
-        size = choice.randrange(1, 700)
-        kind = choice.randrange(3)
-        if kind == 0:
-            assert uniform(stream) == rng.random()
-        elif kind == 1:
-            assert between(stream, 1, size) == rng.randint(1, size)
-        else:
-            ours, theirs = np.arange(size), list(range(size))
-            shuffle(stream, ours)
-            rng.shuffle(theirs)
-            assert ours.tolist() == theirs

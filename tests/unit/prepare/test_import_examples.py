@@ -1,19 +1,38 @@
-"""Examples of others: the same ones give the same shard, whatever the format they come in."""
+"""Examples of others: the same shards from any format; what is wrong is one line, and no shard."""
 
 import os
+import re
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
-from foreign_files import WRITERS, examples_of
+from foreign_files import WRITERS, Writer, examples_of, write_fixed, write_packed, write_ragged
 from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
+from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import LengthIndex, Manifest, examples_digest, read_sidecar
+from mlperf_bert.data.index import (
+    LengthIndex,
+    Manifest,
+    ShardSettings,
+    examples_digest,
+    read_sidecar,
+)
 from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.prepare.import_examples import (
+    READING,
+    ROWS_READER,
+    check_examples,
+    collect_examples,
+    read_hdf5,
+)
+from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.check import verify
-from support import contents, prepare_small, run_cli
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
+from support import contents, prepare_small
 
 OF_TENSORFLOW = Path(__file__).parents[2] / "data" / "tensorflow"
 
@@ -53,41 +72,26 @@ def test_what_tensorflow_wrote_is_read_equal(tmp_path: Path, ending: str) -> Non
         np.testing.assert_array_equal(getattr(arrays, name), golden[name])
 
 
-def test_a_restart_keeps_finished_shards(foreign: dict[str, list[Path]], tmp_path: Path) -> None:
-    files, set_dir = foreign["tfrecord"], tmp_path / "set"
+def test_a_restart_keeps_finished_shards_and_refuses_other_limits_or_files(
+    foreign: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    files = [Path(shutil.copy(path, tmp_path)) for path in foreign["tfrecord"]]
+    set_dir = tmp_path / "set"
     bring(files, set_dir)
     before = contents(set_dir)
     kept, lost = (shard_of(set_dir, name) for name in NAMES)
     kept_since = kept.stat().st_mtime_ns
     shutil.rmtree(set_dir / "index")
     os.truncate(lost, lost.stat().st_size - 1)
-    (set_dir / "shards" / f".{NAMES[1]}.hdf5.1.tmp").write_bytes(b"left by a killed run")
     bring(files, set_dir)
     assert contents(set_dir) == before
     assert kept.stat().st_mtime_ns == kept_since
-
-
-def test_other_limits_or_files_in_the_same_directory_are_refused(
-    foreign: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    files = [Path(shutil.copy(path, tmp_path)) for path in foreign["tfrecord"]]
-    bring(files, tmp_path / "set")
-    before = contents(tmp_path / "set")
     with pytest.raises(DataError, match="max_seq_length = 64, now it is 128"):
-        bring(files, tmp_path / "set", max_seq_length=128)
+        bring(files, set_dir, max_seq_length=128)
     shutil.copy(files[1], files[0])
     with pytest.raises(DataError, match=r"part-0.*text sha256"):
-        bring(files, tmp_path / "set")
-    assert contents(tmp_path / "set") == before
-
-
-def test_a_file_that_is_there_twice_is_found_by_the_check_at_the_end(
-    foreign: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    path = foreign["tfrecord"][0]
-    twin = Path(shutil.copy(path, tmp_path / "twin.tfrecord"))
-    with pytest.raises(DataError, match="was made from the same text as part-0"):
-        bring([path, twin], tmp_path / "set")
+        bring(files, set_dir)
+    assert contents(set_dir) == before
 
 
 def test_pick_eval_takes_evenly_and_stores_the_baseline(
@@ -97,9 +101,8 @@ def test_pick_eval_takes_evenly_and_stores_the_baseline(
     picked = bring([path], tmp_path / "set", pick_eval=7)
     everything = Manifest.load(from_text)
     total = everything.shards[0].num_samples
-    expected = SampleReader(from_text, everything).read(
-        np.array([int(i * total / 7) for i in range(7)])
-    )
+    ids = np.array([int(i * total / 7) for i in range(7)])
+    expected = SampleReader(from_text, everything).read(ids)
     found = SampleReader(tmp_path / "set", picked).read(np.arange(7))
     np.testing.assert_array_equal(found.input_ids, expected.input_ids)
     assert picked.baseline is not None
@@ -129,14 +132,14 @@ def test_a_vocabulary_of_more_than_sixteen_bits(from_text: Path, tmp_path: Path)
     np.testing.assert_array_equal(found.input_ids, expected.input_ids)
 
 
-@pytest.mark.parametrize("number", [200, 70_000])
 def test_a_vocabulary_with_words_behind_that_no_random_token_is_of(
-    foreign: dict[str, list[Path]], tmp_path: Path, number: int
+    foreign: dict[str, list[Path]], tmp_path: Path
 ) -> None:
-    vocab = with_more_words(tmp_path, number)
-    with pytest.raises(DataError, match="is larger than the one it was made with"):
-        bring(foreign["tfrecord"][:1], tmp_path / "set", vocab=vocab)
-    assert not (tmp_path / "set" / "index").exists()
+    for number in (200, 70_000):
+        vocab = with_more_words(tmp_path, number)
+        with pytest.raises(DataError, match="is larger than the one it was made with"):
+            bring(foreign["tfrecord"][:1], tmp_path / f"{number}", vocab=vocab)
+        assert not (tmp_path / f"{number}" / "index").exists()
 
 
 def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -144,9 +147,13 @@ def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path: Path) -> 
         bring([tmp_path / "none.tfrecord"], tmp_path / "set", vocab=tmp_path / "tokenizer.json")
 
 
-def test_the_same_examples_in_another_form_are_found(
+def test_the_same_examples_twice_are_found_in_any_form(
     foreign: dict[str, list[Path]], tmp_path: Path
 ) -> None:
+    path = foreign["tfrecord"][0]
+    twin = Path(shutil.copy(path, tmp_path / "twin.tfrecord"))
+    with pytest.raises(DataError, match="was made from the same text as part-0"):
+        bring([path, twin], tmp_path / "twice")
     kinds = ("tfrecord", "tfrecord.gz")
     twins = [Path(shutil.copy(foreign[kind][0], tmp_path / f"{kind}.tfrecord")) for kind in kinds]
     with pytest.raises(DataError, match=r"holds the same examples as tfrecord\.hdf5"):
@@ -178,16 +185,126 @@ def test_limits(
         bring([path], tmp_path / "set", **limits)
 
 
-def test_command_line(foreign: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_command_line(
+    foreign: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--vocab", VOCAB, "--max-seq-length", WIDTH, "--max-predictions", ROOM)
-    words = (*words, "--workers", 1)
-    files = foreign["packed.hdf5"]
-    done = run_cli("prepare", "--hdf5", *files, "--out", tmp_path / "set", *words)
-    assert done.returncode == 0, done.stderr
+    words = (*foreign["packed.hdf5"], *words, "--workers", 1, "--out")
+    assert main([str(word) for word in ("prepare", "--hdf5", *words, tmp_path / "set")]) == 0
     manifest = Manifest.load(tmp_path / "set")
-    assert f"{manifest.num_samples} examples in 2 shards" in done.stdout
+    assert f"{manifest.num_samples} examples in 2 shards" in capsys.readouterr().out
     assert manifest.corpus == {"examples": "imported from HDF5 files"}
-    done = run_cli("prepare", "--tfrecord", *files, "--out", tmp_path / "other", *words)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "part-0.packed.hdf5: record 0: has a length that differs" in done.stderr
+    assert main([str(word) for word in ("prepare", "--tfrecord", *words, tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "part-0.packed.hdf5: record 0: has a length that differs" in error
+
+
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    """One for all tests: it takes longer to start than a test."""
+    with sandbox(ROWS_READER, READING) as running:
+        yield running
+
+
+def refusal(path: Path, box: Sandbox) -> str:
+    """The line with which an HDF5 file is refused."""
+    vocabulary = load_vocabulary(VOCAB)
+    limits = ShardSettings(**SMALL, vocabulary_sha256=vocabulary.sha256, seed=0, dupe_factor=1)
+    with pytest.raises(DataError) as raised:
+        examples = collect_examples(path, read_hdf5(path, box), vocabulary, limits)
+        check_examples(path, examples, vocabulary, limits)
+    return str(raised.value)
+
+
+def changed(name: str, change: Callable[[np.ndarray], object]) -> Change:
+    """A change of the dataset of this name, in place or by what is returned."""
+
+    def function(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            values = file[name][()]
+            result = change(values)
+            del file[name]
+            file[name] = values if result is None else np.asarray(result)
+
+    return function
+
+
+def put(name: str, place: object, value: int) -> Change:
+    return changed(name, lambda values: values.__setitem__(place, value))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (put("input_ids", (3, 1), 480), r"row 3: has input_ids outside the vocabulary"),
+        (put("masked_lm_positions", (5, 0), 64), r"row 5: has masked_lm_positions outside"),
+        (put("input_mask", ..., 0), r"row 0: has something else than zeros where"),
+        (put("segment_ids", (4, 0), 1), r"row 4: has segment_ids that are not zeros"),
+        (put("next_sentence_labels", ..., 2), r"row 0: has a next_sentence_labels other"),
+        (put("input_ids", (6, 0), 7), r"does not begin with \[CLS\]: sample 6"),
+        (put("masked_lm_positions", ..., 0), "row 0: has something else than zeros after"),
+        (put("next_sentence_labels", ..., 0), "labels are 1, half or more belong"),
+        (changed("input_ids", lambda ids: ids[:, :-1]), "row 0: has segment_ids or input_mask"),
+        (changed("input_ids", lambda ids: ids[None]), "input_ids has 3 dimensions"),
+        (changed("input_ids", lambda ids: ids + np.int64(2**40)), "32 bits cannot hold"),
+    ],
+)
+def test_a_wrong_row_is_named(
+    foreign: dict[str, list[Path]], tmp_path: Path, box: Sandbox, change: Change, problem: str
+) -> None:
+    path = Path(shutil.copy(foreign["fixed.hdf5"][0], tmp_path))
+    change(path)
+    line = refusal(path, box)
+    assert line.startswith(f"{path}") and line.isprintable()
+    assert re.search(problem, line)
+
+
+def test_examples_that_are_there_twice_are_refused(
+    from_text: Path, tmp_path: Path, box: Sandbox
+) -> None:
+    examples = examples_of(shard_of(from_text, NAMES[0]))
+    writers: tuple[Writer, ...] = (write_fixed, write_ragged, write_packed)
+    for write in writers:
+        write(tmp_path / "a.hdf5", [*examples, *examples[::-1]], WIDTH, ROOM)
+        assert "examples are copies of others" in refusal(tmp_path / "a.hdf5", box)
+
+
+def test_other_masking_is_refused(from_text: Path, tmp_path: Path, box: Sandbox) -> None:
+    examples = examples_of(shard_of(from_text, NAMES[0]))
+    mask_id = load_vocabulary(VOCAB).mask_id
+    for example in examples:
+        for position in example["masked_lm_positions"]:
+            example["input_ids"][position] = mask_id
+    write_ragged(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
+    assert "masked positions are [MASK], about" in refusal(tmp_path / "a.hdf5", box)
+    for example in examples:
+        for name in ("masked_lm_positions", "masked_lm_ids"):
+            del example[name][1:]
+    write_ragged(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
+    assert "has not min(max_predictions, max(1, round(0.15" in refusal(tmp_path / "a.hdf5", box)
+
+
+@pytest.mark.parametrize("option", ["tfrecord", "hdf5"])
+@pytest.mark.parametrize("kind", ["garbage", "text", "zeros", "truncated", "a shard of ours"])
+def test_what_is_no_file_of_examples_is_one_line(
+    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path, option: str, kind: str
+) -> None:
+    whole = foreign["tfrecord" if option == "tfrecord" else "ragged.hdf5"][0].read_bytes()
+    contents_of = {
+        "garbage": np.random.default_rng(7).bytes(5000),
+        "text": b"One sentence.\nAnother.\n\nA document.\n",
+        "zeros": bytes(5000),
+        "truncated": whole[: len(whole) // 2],
+        "a shard of ours": shard_of(from_text, NAMES[0]).read_bytes(),
+    }
+    path = tmp_path / f"wrong.{option}"
+    path.write_bytes(contents_of[kind])
+    with pytest.raises(DataError) as raised:
+        bring([path], tmp_path / "set", format_name=option)
+    line = str(raised.value)
+    assert line.startswith(f"{path}") and line.isprintable() and len(line) < 300
+    assert contents(tmp_path / "set").keys() == {"vocab.txt"}

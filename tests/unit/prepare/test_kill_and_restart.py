@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,6 @@ import pytest
 from support import contents, prepare_small, write_synthetic_text
 
 NUM_TEXTS = 4
-
-# Runs the command line, and kills itself instead of making rename number argv[1].
-KILLED_AT_RENAME = """
-import os, pathlib, runpy, signal, sys
-left, rename = int(sys.argv.pop(1)), pathlib.Path.replace
-def replace(self, target):
-    global left
-    left -= 1
-    if left < 0:
-        os.killpg(0, signal.SIGKILL)
-    return rename(self, target)
-pathlib.Path.replace = replace
-runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
-"""
 
 # Runs the command line, and says when a pass over a text of more than two documents begins.
 WITH_PASSES_ANNOUNCED = """
@@ -125,27 +112,39 @@ def test_killed_at_one_moment_after_the_other_and_restarted(
     assert contents(out) == undisturbed
 
 
+def killed_before_rename(number: int, prepare: Callable[[], object]) -> bool:
+    """Prepare in a process that is killed instead of making that rename; whether it came to it."""
+    child = os.fork()
+    if child == 0:
+        renames = [lambda self, target: os.kill(os.getpid(), signal.SIGKILL)]
+        renames += [Path.replace] * number
+
+        def replace(self: Path, target: Path) -> object:
+            return renames.pop()(self, target)
+
+        try:
+            Path.replace = replace  # type: ignore[assignment, method-assign]
+            prepare()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
 def test_killed_before_every_single_rename(texts: list[Path], vocab: Path, tmp_path: Path) -> None:
     # One worker, so that one process makes all renames: each completes a file.
-    short = ["--workers", "1", "--dupe-factor", "1"]
-    sets = []
+    sizes = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 1}
+    sets: list[dict[str, bytes]] = []
     was_killed = True
     while was_killed:
         out = tmp_path / f"after-{len(sets)}-renames"
-        words = [*command(texts[:2], vocab, out)[3:], *short]
-        process = subprocess.run(
-            [sys.executable, "-c", KILLED_AT_RENAME, str(len(sets)), *words],
-            start_new_session=True,
-            capture_output=True,
-            check=False,
-        )
-        was_killed = process.returncode == -signal.SIGKILL
+        prepare = partial(prepare_small, texts[:2], vocab, out, **sizes)
+        was_killed = killed_before_rename(len(sets), prepare)
         if was_killed:
-            prepare_small(
-                texts[:2], vocab, out, max_seq_length=64, max_predictions=10, dupe_factor=1
-            )
+            prepare()
         sets.append(contents(out))
-    assert process.returncode == 0
     undisturbed = sets.pop()
     assert len(sets) == len(undisturbed)
     assert all(found == undisturbed for found in sets)

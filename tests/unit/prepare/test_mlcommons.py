@@ -10,7 +10,7 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.data.index import Manifest, read_sidecar
+from mlperf_bert.data.index import Manifest, read_sidecar, sidecar_path
 from mlperf_bert.prepare import mlcommons
 from mlperf_bert.prepare.mlcommons import OFFICIAL, Official, parse_parts
 from support import REPOSITORY, contents, write_synthetic_text
@@ -78,22 +78,17 @@ def test_one_machine_or_several_ranges_or_orders_give_the_same(
     expected, whole = contents(tmp_path / "one"), digests(printed)
     assert len(whole) == 2
     # Two machines with directories of their own, one with a shared one; parts in another order.
-    for out, parts in (("b", "2-3"), ("c", "0"), ("c", "1-1")):
+    for out, parts in (("b", "1-2"), ("c", "3"), ("c", "0-0")):
         assert call(text, tmp_path / out, "--parts", parts, "--workers", 1) == 0
         assert len(digests(capsys.readouterr().out)) == 1
-    assert not (tmp_path / "c" / "train" / "index").exists()
+    for out, missing in (("b", "0, 3"), ("c", "1-2")):
+        assert call(text, tmp_path / out, "--join") == 2
+        line = f"has no shards of parts {missing}; make them with --parts"
+        assert line in capsys.readouterr().err
+        assert not (tmp_path / out / "train" / "index").exists()
     assert call(text, tmp_path / "b", "--join", tmp_path / "c") == 0
     assert digests(capsys.readouterr().out) == whole
     assert contents(tmp_path / "b") == expected
-
-
-def test_joining_says_which_parts_are_missing(
-    text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(text, tmp_path / "out", "--parts", "2", "--workers", 1) == 0
-    assert call(text, tmp_path / "out", "--join") == 2
-    assert "has no shards of parts 0-1, 3; make them with --parts" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "train" / "index").exists()
 
 
 def test_a_shard_that_was_cut_on_the_way_is_refused(
@@ -119,20 +114,23 @@ def test_shards_of_other_text_are_not_joined(
 ) -> None:
     out = tmp_path / "out"
     assert call(text, out, "--parts", f"0-{PARTS - 1}", "--workers", 1) == 0
-    part = text.directory / text.official.part(2)
-    other = text.directory / text.official.part(1)
-    before = part.read_bytes()
-    part.write_bytes(other.read_bytes())
+    parts = [text.directory / text.official.part(number) for number in range(PARTS)]
+    shards = [out / "train" / "shards" / f"{part.name}.hdf5" for part in parts]
+    shutil.copy(parts[1], parts[2])
     assert call(text, out, "--join") == 2
     assert "was finished with text sha256 = " in capsys.readouterr().err
-    shards = out / "train" / "shards"
-    for end in (".hdf5", ".hdf5.json"):
-        shutil.copy(shards / f"{other.name}{end}", shards / f"{part.name}{end}")
-    part.unlink()  # each machine has its own parts
-    assert call(text, out, "--join") == 2
-    assert f"was made of the same text as {other.name}" in capsys.readouterr().err
+    sidecar_path(shards[2]).unlink()
+    assert call(text, out, "--parts", "2", "--workers", 1) == 0
+    # Their digest is of the examples alone.
+    sidecars = [read_sidecar(shard) for shard in shards]
+    assert sidecars[0].examples_sha256 != sidecars[1].examples_sha256
+    assert sidecars[1].examples_sha256 == sidecars[2].examples_sha256
+    assert sidecars[1].source_name != sidecars[2].source_name
+    for part in parts:
+        assert call(text, out, "--join") == 2
+        assert f"was made of the same text as {shards[1].name}" in capsys.readouterr().err
+        part.unlink()  # each machine has its own parts
     assert not (out / "train" / "index").exists()
-    part.write_bytes(before)
 
 
 def test_all_text_is_looked_at_before_any_is_prepared(
@@ -163,7 +161,7 @@ def test_what_is_not_official_is_refused_before_any_work(text: Text, tmp_path: P
         before = path.read_bytes()
         path.unlink() if changed is None else path.write_bytes(changed)
         with pytest.raises(DataError, match=problem):
-            mlcommons.prepare_parts(places, range(PARTS), 1, text.official)
+            mlcommons.prepare_parts(places, range(PARTS), 1)
         path.write_bytes(before)
     assert not (tmp_path / "out").exists()
 
@@ -188,7 +186,7 @@ def test_published_facts_are_those_of_the_download_table() -> None:
 @pytest.mark.parametrize("words", ["", "-", "3-", "-3", "5-4", "0-500", "a", "1,2", "٣", "0-1-2"])
 def test_ranges_that_are_none(words: str) -> None:
     with pytest.raises(ConfigError, match=r"--parts: is .*; give A-B, from 0 to 499"):
-        parse_parts(words, OFFICIAL)
+        parse_parts(words)
 
 
 def test_options_that_do_not_go_together(
@@ -198,16 +196,3 @@ def test_options_that_do_not_go_together(
     assert "--join: does not go with --parts" in capsys.readouterr().err
     assert call(text, tmp_path / "out", "--seed", "1") == 2
     assert "--seed: does not go with --mlcommons" in capsys.readouterr().err
-
-
-def test_the_digest_is_of_the_examples_alone(text: Text, tmp_path: Path) -> None:
-    assert call(text, tmp_path / "out", "--parts", "0-1", "--workers", 1) == 0
-    shards = tmp_path / "out" / "train" / "shards"
-    first, second = (read_sidecar(shards / f"{text.official.part(n)}.hdf5") for n in (0, 1))
-    assert first.examples_sha256 != second.examples_sha256
-    # The same text under another name.
-    shutil.copy(text.directory / text.official.part(1), text.directory / text.official.part(2))
-    assert call(text, tmp_path / "out", "--parts", "2", "--workers", 1) == 0
-    third = read_sidecar(shards / f"{text.official.part(2)}.hdf5")
-    assert third.examples_sha256 == second.examples_sha256
-    assert third.source_name != second.source_name

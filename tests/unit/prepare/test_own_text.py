@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,31 +177,24 @@ def test_a_directory_of_something_else_is_refused(
     ):
         shutil.copy(whole / "corpus.json", out)
         with pytest.raises(DataError, match=problem):
-            prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
+            make(replace(wanted, **change), out)
         (out / "corpus.json").unlink()  # as if it had been stopped before its end
         with pytest.raises(DataError):
-            prepare_own_text(replace(wanted, **change), out, workers=1, quiet=True)
+            make(replace(wanted, **change), out)
         assert contents(out) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "change", "problem"),
-    [
-        (b"one document only, of enough letters", {}, "documents for training, 2 are needed"),
-        (b"\xff\xfe\x00" * 500, {}, "has 0 documents for training"),
-        (b"", {}, "has 0 documents for training"),
-        (b"text", {"held_out_share": 0.0}, "--held-out: is 0.0"),
-        (b"text", {"held_out_share": float("nan")}, "--held-out: is nan"),
-    ],
-)
-def test_too_little_is_one_line(
-    wanted: OwnText, tmp_path: Path, text: bytes, change: dict[str, float], problem: str
-) -> None:
-    wanted.source.write_bytes(text)
-    with pytest.raises((DataError, ConfigError), match=problem) as caught:
-        prepare_own_text(replace(wanted, **change), tmp_path / "out", workers=1, quiet=True)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out" / "train").exists()
+def test_too_little_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
+    for text, problem in (
+        (b"one document only, of enough letters", "documents for training, 2 are needed"),
+        (b"\xff\xfe\x00" * 500, "has 0 documents for training"),
+        (b"", "has 0 documents for training"),
+    ):
+        wanted.source.write_bytes(text)
+        with pytest.raises(DataError, match=problem) as caught:
+            make(wanted, tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out" / "train").exists()
 
 
 def test_a_given_vocabulary_is_used_and_kept_and_beside_the_text_is_no_text(
@@ -248,6 +242,8 @@ def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "workers", "problem"),
     [
+        ({"held_out_share": 0.0}, 1, "--held-out: is 0.0"),
+        ({"held_out_share": float("nan")}, 1, "--held-out: is nan"),
         ({"vocab_size": 100}, 1, "--vocab-size: is 100"),
         ({"settings": replace(SETTINGS, max_seq_length=4)}, 1, "max_seq_length: is 4"),
         ({"settings": replace(SETTINGS, dupe_factor=-1)}, 1, "dupe_factor: is -1"),
@@ -256,20 +252,20 @@ def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
     ],
 )
 def test_options_are_checked_before_the_text_is_read(
-    wanted: OwnText, tmp_path: Path, change: dict[str, int], workers: int, problem: str
+    wanted: OwnText, tmp_path: Path, change: dict[str, Any], workers: int, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        prepare_own_text(replace(wanted, **change), tmp_path / "out", workers=workers, quiet=True)
+        make(replace(wanted, **change), tmp_path / "out", workers)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("out", ["text", "text/data", "text/../text/a/b", "."])
-def test_output_is_not_read_as_text(wanted: OwnText, tmp_path: Path, out: str) -> None:
+def test_output_is_not_read_as_text(wanted: OwnText, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     wanted.source.rename(tmp_path / "text" / "a.txt")
     wanted = replace(wanted, source=tmp_path / "text")
-    with pytest.raises(ConfigError, match=r"--out: is .* read as text of --corpus"):
-        prepare_own_text(wanted, tmp_path / out, workers=1, quiet=True)
+    for out in ("text", "text/data", "text/../text/a/b", "."):
+        with pytest.raises(ConfigError, match=r"--out: is .* read as text of --corpus"):
+            make(wanted, tmp_path / out)
     assert [path.name for path in (tmp_path / "text").iterdir()] == ["a.txt"]
 
 

@@ -1,7 +1,9 @@
-"""Preparing a set: round trip, restart, refusals, and nothing half-written."""
+"""`prepare --text`: round trip, restart, options, refusals, and nothing half-written."""
 
+import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,35 +11,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from import_cases import VOCAB, shard_of
 from mlperf_bert.common.atomic import remove_temporaries, replaced_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.shards import SampleReader, ShardArrays
 from mlperf_bert.prepare.build import measure_baseline
+from mlperf_bert.prepare.cli import add_arguments, run
 from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import ExampleArrays, make_examples
+from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from support import contents, run_process
 
 Prepare = Callable[..., Manifest]
 
 
-def expected_examples(text: Path, vocab: Path) -> ExampleArrays:
-    vocabulary = load_vocabulary(vocab)
+def expected_examples(text: Path) -> ShardArrays:
+    vocabulary = load_vocabulary(VOCAB)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
-    settings = ShardSettings(max_seq_length=64, max_predictions=10, seed=12345, dupe_factor=3)
+    settings = ShardSettings(max_seq_length=64, max_predictions=10, seed=12345, dupe_factor=5)
     return make_examples(documents, vocabulary, settings)
 
 
-def test_the_set_holds_the_examples_of_its_texts(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
-) -> None:
-    prepare(texts)
-    set_dir = tmp_path / "set"
-    index = LengthIndex.open(set_dir)
-    reader = SampleReader(set_dir, index.manifest)
+def test_the_set_holds_the_examples_of_its_texts(from_text: Path, texts: list[Path]) -> None:
+    index = LengthIndex.open(from_text)
+    reader = SampleReader(from_text, index.manifest)
     samples = reader.read(np.arange(index.manifest.num_samples))
-    parts = [expected_examples(text, set_dir / "vocab.txt") for text in texts]
+    parts = [expected_examples(text) for text in texts]
     for ours, theirs in (
         (samples.input_ids, [part.input_ids for part in parts]),
         (samples.lengths, [np.diff(part.offsets) for part in parts]),
@@ -53,86 +53,68 @@ def test_the_set_holds_the_examples_of_its_texts(
     np.testing.assert_array_equal(index.masked_counts, samples.masked_counts)
 
 
-def test_workers_do_not_change_a_byte(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
-    prepare(texts, out=tmp_path / "one")
-    prepare(texts[::-1], out=tmp_path / "two", workers=2)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+def test_workers_do_not_change_a_byte(
+    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
+) -> None:
+    prepare(texts[::-1], workers=2)
+    assert contents(tmp_path / "set") == contents(from_text)
 
 
 def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
+    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
 ) -> None:
-    prepare(texts)
-    set_dir = tmp_path / "set"
-    before = contents(set_dir)
-    kept, lost = set_dir / "shards/part-00000.hdf5", set_dir / "shards/part-00001.hdf5"
+    set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
+    kept, lost = shard_of(set_dir, "part-0"), shard_of(set_dir, "part-1")
     kept_stat = kept.stat()
     shutil.rmtree(set_dir / "index")
     os.truncate(lost, lost.stat().st_size - 1)
-    (set_dir / "shards" / ".part-00001.hdf5.1.tmp").write_bytes(b"left by a killed run")
     prepare(texts)
-    assert contents(set_dir) == before
-    assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (
-        kept_stat.st_ino,
-        kept_stat.st_mtime_ns,
-    )
+    assert contents(set_dir) == contents(from_text)
+    now = kept.stat()
+    assert (now.st_ino, now.st_mtime_ns) == (kept_stat.st_ino, kept_stat.st_mtime_ns)
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
+def test_another_preparation_in_the_same_directory_is_refused(
+    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "vocab.txt"
+    other.write_bytes(VOCAB.read_bytes() + b"more\n")
+    changed = Path(shutil.copy(texts[0], tmp_path))
+    changed.write_text("Changed.\n\nAltogether.\n")
+    before = contents(from_text)
+    changes: list[tuple[dict[str, object], str]] = [
         ({"seed": 1}, "seed = 12345, now it is 1"),
-        ({"dupe_factor": 4}, "dupe_factor = 3"),
+        ({"dupe_factor": 4}, "dupe_factor = 5"),
         ({"max_seq_length": 128}, "max_seq_length = 64"),
         ({"max_predictions": 9}, "max_predictions = 10"),
         ({"split_sentences": True}, "split_sentences = False"),
-    ],
-)
-def test_other_settings_in_the_same_directory_are_refused(
-    prepare: Prepare, texts: list[Path], tmp_path: Path, change: dict[str, object], name: str
-) -> None:
-    prepare(texts)
-    before = contents(tmp_path / "set")
-    with pytest.raises(DataError, match=name):
-        prepare(texts, **change)
-    assert contents(tmp_path / "set") == before
-
-
-def test_another_text_or_vocabulary_in_the_same_directory_is_refused(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
-) -> None:
-    prepare(texts)
-    other = tmp_path / "vocab.txt"
-    other.write_bytes((tmp_path / "set/vocab.txt").read_bytes() + b"more\n")
-    with pytest.raises(DataError, match="another vocabulary"):
-        prepare(texts, vocab=other)
-    texts[0].write_text("Changed.\n\nAltogether.\n")
-    with pytest.raises(DataError, match="text sha256"):
-        prepare(texts)
+        ({"vocab": other}, "another vocabulary"),
+        ({"paths": [changed, texts[1]]}, "text sha256"),
+        ({"paths": texts[:1]}, r"part-1\.hdf5: is the shard of a file that is not given now"),
+    ]
+    for change, problem in changes:
+        with pytest.raises(DataError, match=problem):
+            prepare(**{"paths": texts, "out": from_text, **change})
+        assert contents(from_text) == before
 
 
 def test_pick_eval_takes_evenly_and_stores_the_baseline(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
+    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
 ) -> None:
-    everything = prepare(texts[:1], out=tmp_path / "all")
-    picked = prepare(texts[:1], out=tmp_path / "picked", pick_eval=7)
-    ids = np.array([int(i * everything.num_samples / 7) for i in range(7)])
-    expected = SampleReader(tmp_path / "all", everything).read(ids)
-    reader = SampleReader(tmp_path / "picked", picked)
-    found = reader.read(np.arange(7))
-    np.testing.assert_array_equal(found.input_ids, expected.input_ids)
+    everything = Manifest.load(from_text)
     assert everything.baseline is None
-    assert picked.baseline == measure_baseline(reader, picked)
-    assert picked.baseline.masked_tokens == len(found.masked_ids)
-
-
-def test_pick_eval_of_too_many_names_both_counts(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
-) -> None:
-    count = prepare(texts[:1], out=tmp_path / "all").num_samples
+    count = everything.shards[0].num_samples
     with pytest.raises(DataError, match=f"gives {count} examples where 5000 are"):
         prepare(texts[:1], pick_eval=5000)
     assert contents(tmp_path / "set").keys() == {"vocab.txt"}
+    picked = prepare(texts[:1], pick_eval=7)
+    ids = np.array([int(i * count / 7) for i in range(7)])
+    expected = SampleReader(from_text, everything).read(ids)
+    reader = SampleReader(tmp_path / "set", picked)
+    found = reader.read(np.arange(7))
+    np.testing.assert_array_equal(found.input_ids, expected.input_ids)
+    assert picked.baseline == measure_baseline(tmp_path / "set", picked)
+    assert picked.baseline.masked_tokens == len(found.masked_ids)
 
 
 def test_baseline_is_what_it_says(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
@@ -174,31 +156,27 @@ def test_bad_text_is_a_clear_error_and_leaves_no_set(
     problem: str,
     workers: int,
 ) -> None:
-    path = tmp_path / "part-00002.txt"
+    path = tmp_path / "part-2.txt"
     if bad is not None:
         path.write_bytes(bad)
-    with pytest.raises(DataError, match=f"part-00002.*{problem}"):
+    with pytest.raises(DataError, match=f"part-2.*{problem}"):
         prepare([*texts, path], workers=workers)
     left = contents(tmp_path / "set") if (tmp_path / "set").exists() else {}
-    assert not [name for name in left if "part-00002" in name or name.startswith("index")]
+    assert not [name for name in left if "part-2" in name or name.startswith("index")]
     assert not [name for name in left if name.endswith(".tmp")]
 
 
-def test_a_name_too_long_for_a_shard(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+def test_names_that_give_no_shard_of_their_own(
+    prepare: Prepare, texts: list[Path], tmp_path: Path
+) -> None:
     longest, longer = (tmp_path / f"{'x' * count}.txt" for count in (200, 201))
     for path in (longest, longer):
         shutil.copy(texts[0], path)
     assert prepare([longest]).num_samples > 0
     with pytest.raises(DataError, match="too long a name"):
         prepare([longer])
-
-
-def test_same_stem_is_refused(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    twin = tmp_path / "other" / "part-00000.text"
-    twin.write_text("A.\n\nB.\n")
     with pytest.raises(DataError, match="same stem"):
-        prepare([*texts, twin])
+        prepare([*texts, Path(shutil.copy(texts[0], tmp_path / "part-0.text"))])
 
 
 @pytest.mark.parametrize(
@@ -261,11 +239,10 @@ def test_bad_vocabulary(
     assert not (tmp_path / "set").exists()
 
 
-OWN_VOCAB = Path(__file__).parents[2] / "golden" / "data" / "own_vocab.txt"
 LEFT_BY_KILLED_RUNS = [
     ".vocab.txt.77.tmp",
-    "shards/.part-00000.hdf5.77.tmp",
-    "shards/.part-00001.hdf5.json.77.tmp",
+    "shards/.part-0.hdf5.77.tmp",
+    "shards/.part-1.hdf5.json.77.tmp",
     "index/.lengths.u16.77.tmp",
     "index/.dataset.json.77.tmp",
     "index/.dataset.json.77-0123abcd.tmp",
@@ -294,10 +271,9 @@ except build.DataError as error:
 
 
 def test_left_overs_go_and_files_of_the_user_stay(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
+    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
 ) -> None:
-    set_dir = tmp_path / "set"
-    prepare(texts)
+    set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
     for name in LEFT_BY_KILLED_RUNS + OF_THE_USER:
         (set_dir / name).write_text("something")
     with pytest.raises(DataError, match="seed = 12345"):
@@ -322,22 +298,65 @@ def test_files_that_another_machine_is_writing_stay(tmp_path: Path) -> None:
         ours.touch()
 
 
-def test_shards_of_files_that_are_not_given_now_are_no_left_overs_to_replace(
-    prepare: Prepare, texts: list[Path], tmp_path: Path
-) -> None:
-    prepare(texts)
-    index = tmp_path / "set" / "index" / "dataset.json"
-    before = index.read_bytes()
-    with pytest.raises(DataError, match=r"part-00001\.hdf5: is the shard of a file that is not"):
-        prepare(texts[:1])
-    assert index.read_bytes() == before
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_too_little_memory_is_one_line(texts: list[Path], tmp_path: Path) -> None:
-    arguments = (texts[0], OWN_VOCAB, tmp_path / "set", 2**25)
+    arguments = (texts[0], VOCAB, tmp_path / "set", 2**25)
     done = run_process(sys.executable, "-c", WITH_LITTLE_MEMORY, *arguments)
     assert done.returncode == 0, done.stderr
     assert f"{texts[0]}: needs more memory than there is; " in done.stdout
     assert done.stdout.count("\n") == 1
     assert list((tmp_path / "set" / "shards").iterdir()) == []
+
+
+def call(*words: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args([str(word) for word in words]))
+
+
+def test_text_with_defaults(
+    texts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "set"
+    assert call("--text", *texts, "--vocab", VOCAB, "--out", out, "--workers", "1") == 0
+    manifest = Manifest.load(out)
+    settings = (manifest.max_seq_length, manifest.max_predictions, manifest.dupe_factor)
+    assert (*settings, manifest.seed) == (512, 76, 10, 12345)
+    printed = capsys.readouterr().out
+    assert "prepared 2 of 2 texts" in printed
+    assert f"{manifest.num_samples} examples in 2 shards" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--text", "a.txt", "--out", "d"], "--vocab: is missing"),
+        (
+            ["--text", "a.txt", "--vocab", "v", "--out", "d", "--config", "c.toml"],
+            "--config: does not",
+        ),
+        (["--embedded", "--out", "d"], "--config: is missing"),
+        (
+            ["--embedded", "--config", "c.toml", "--out", "d", "--workers", "2"],
+            "--workers: does not",
+        ),
+        (["--embedded", "--config", "c.toml", "--out", "d", "--dupe-factor", "2"], "--dupe-factor"),
+        (["--hdf5", "a", "--vocab", "v", "--out", "d", "--seed", "1"], "--seed: does not go with"),
+        (["--text", "a", "--vocab", str(VOCAB), "--out", "d", "--workers", "0"], "workers: is 0"),
+    ],
+)
+def test_options_that_do_not_go_together(words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        call(*words)
+
+
+@pytest.mark.parametrize("module", ["cli", "verify.report"])
+def test_building_the_parser_imports_nothing_heavy(module: str) -> None:
+    code = (
+        "import argparse, sys\n"
+        f"from mlperf_bert.prepare.{module} import add_arguments\n"
+        "add_arguments(argparse.ArgumentParser())\n"
+        "print({'torch', 'numpy', 'numba', 'h5py', 'rich'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

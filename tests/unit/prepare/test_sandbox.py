@@ -68,11 +68,11 @@ def test_a_long_answer_comes_in_pieces(tmp_path: Path) -> None:
             list(running.read_pieces(file_with(tmp_path, "flood"), REMEDY))
 
 
-@pytest.mark.parametrize("name", ["line\nend", "blank and ü", "\udcff"])
-def test_names_of_any_kind(box: Sandbox, tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_text("answer")
-    assert box.read_record(path, REMEDY).values == {"path": str(path)}
+def test_names_of_any_kind(box: Sandbox, tmp_path: Path) -> None:
+    for name in ("line\nend", "blank and ü", "\udcff"):
+        path = tmp_path / name
+        path.write_text("answer")
+        assert box.read_record(path, REMEDY).values == {"path": str(path)}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,9 @@ def test_a_hostile_file_is_an_error_of_one_line(
     box: Sandbox, tmp_path: Path, deed: str, words: str
 ) -> None:
     assert words in refused(box, file_with(tmp_path, deed))
-    # The next one is answered as if nothing had been.
+    # The next one is answered as if nothing had been, and nothing was written.
     assert box.read_record(file_with(tmp_path, "answer"), REMEDY).values
+    assert not any(path.stat().st_size for path in tmp_path.glob("*.written"))
 
 
 def test_a_pickle_is_bytes_and_no_more(box: Sandbox, tmp_path: Path) -> None:
@@ -130,29 +131,12 @@ def test_every_deed_of_the_hostile_reader_is_tried() -> None:
     assert {deed for deed, _ in mark.args[1]} | elsewhere == set(DEEDS)
 
 
-def test_nothing_can_be_written(box: Sandbox, tmp_path: Path) -> None:
-    refused(box, file_with(tmp_path, "write"))
-    assert not any(path.stat().st_size for path in tmp_path.glob("*.written"))
-
-
 def test_the_child_has_neither_torch_nor_open_files_of_ours(box: Sandbox, tmp_path: Path) -> None:
     with (tmp_path / "open").open("w"):
         around = box.read_record(file_with(tmp_path, "look_around"), REMEDY).values
     assert not {"torch", "numba", "mlperf_bert.data"} & set(around["modules"])
     own = [name for name in around["files"] if not name.startswith(("/dev/null", "/proc/"))]
     assert len(own) == 1 and own[0].startswith("socket:")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "nothing"])
-def test_what_is_no_file_is_not_opened(box: Sandbox, tmp_path: Path, kind: str) -> None:
-    path = tmp_path / kind
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "directory":
-        path.mkdir()
-    assert "regular file" in refused(box, path) or kind == "nothing"
 
 
 def test_a_file_that_hangs_keeps_no_other_waiting_and_ends_with_the_sandbox(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from foreign_files import field, floats, framed, integers, message, varint
+from import_cases import as_dicts
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.prepare import tf_example
-from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES
 from mlperf_bert.prepare.tf_example import (
     BLOCK_BYTES,
     MOST_RECORD_BYTES,
-    feature_names,
     parse_examples,
     read_records,
     room_for_rows,
@@ -134,18 +133,8 @@ def parsed(*messages: bytes) -> tuple[int, list[dict[str, list[int]]]]:
     contents = in_memory(b"".join(messages))
     ends = np.cumsum([0, *map(len, messages)])
     rows = room_for_rows(len(messages), len(contents))
-    problem, record = parse_examples(contents, ends, feature_names(), rows)
-    found = []
-    for starts, counts in zip(rows.starts.tolist(), rows.counts.tolist(), strict=True):
-        spans = zip(FEATURES, starts, counts, strict=True)
-        found.append(
-            {
-                name: rows.values[start : start + count].tolist()
-                for name, start, count in spans
-                if count != ABSENT
-            }
-        )
-    return (record, found) if problem == tf_example.RIGHT else (-problem, [])
+    problem, record = parse_examples(contents, ends, rows)
+    return (record, as_dicts(rows)) if problem == tf_example.RIGHT else (-problem, [])
 
 
 def in_memory(contents: bytes) -> np.ndarray:
@@ -237,7 +226,7 @@ def test_what_is_refused(contents: bytes, problem: int) -> None:
     good = of_ids(integers([5]))
     spans = np.cumsum([0, len(good), len(contents)])
     flat = in_memory(good + contents)
-    found = parse_examples(flat, spans, feature_names(), room_for_rows(2, len(flat)))
+    found = parse_examples(flat, spans, room_for_rows(2, len(flat)))
     assert found == (problem, 1)
 
 
@@ -294,7 +283,7 @@ def taken(contents: bytes) -> tuple[int, ...]:
 
     flat = in_memory(contents)
     rows = room_for_rows(1, len(flat))
-    problem, _ = parse_examples(flat, np.array([0, len(flat)]), feature_names(), rows)
+    problem, _ = parse_examples(flat, np.array([0, len(flat)]), rows)
     if problem != tf_example.RIGHT:
         return int(problem), 0, 0
     found = room_for(rows)

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError, DataError, UserError
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.prepare.documents import tokenize_documents
@@ -101,23 +101,15 @@ def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
     lines = found.encode_lines([*LINES[:2], "", "model"])
     assert [line.tolist() for line in lines] == plain
     assert {line.dtype for line in lines} == {np.dtype(np.uint16)}
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_special_tokens_in_the_text_are_text(tmp_path: Path, kind: str) -> None:
-    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", MADE[kind]()))
+    # Special tokens in the text are text.
     (ids,) = found.encode_lines([LINES[2] + " model [SEP] <s>"])
     special = [found.pad_id, found.cls_id, found.sep_id, found.mask_id]
     assert len(ids) and not np.isin(ids, special).any()
-
-
-def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None:
-    tokenizer = byte_level()
-    plain = tokenizer.encode(LINES[0], add_special_tokens=False).ids
+    # Truncation and padding of the file do not count.
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=40)
     found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
-    assert found.encode_lines(LINES[:1])[0].tolist() == plain
+    assert found.encode_lines(LINES[:1])[0].tolist() == plain[0]
 
 
 def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
@@ -253,25 +245,6 @@ def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path: Path) -> None:
     assert not list((tmp_path / "set").rglob("*.hdf5*"))
 
 
-def test_flipped_bytes_are_refused_or_a_tokenizer(tmp_path: Path) -> None:
-    contents = saved(tmp_path / "good.json", byte_level()).read_bytes()
-    random = np.random.default_rng(5)
-    path = tmp_path / "tokenizer.json"
-    outcomes = set()
-    for _ in range(150):
-        damaged = bytearray(contents)
-        for place in random.integers(0, len(contents), random.integers(1, 4)):
-            damaged[place] = random.integers(0, 256)
-        path.write_bytes(damaged)
-        try:
-            tokenizer_file.load(path).encode_lines(LINES)
-            outcomes.add("loaded")
-        except UserError as error:
-            assert "\n" not in str(error)
-            outcomes.add("refused")
-    assert outcomes == {"loaded", "refused"}
-
-
 def test_without_the_package_it_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,12 +351,12 @@ IN_USE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_USE)
-def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path / "tokenizer.json", **IN_USE[name])
-    theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
-    (ids,) = tokenizer_file.load(path).encode_lines([TEXT])
-    assert ids.tolist() == theirs
+def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path) -> None:
+    for name, members in IN_USE.items():
+        path = written(tmp_path / "tokenizer.json", **members)
+        theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
+        (ids,) = tokenizer_file.load(path).encode_lines([TEXT])
+        assert ids.tolist() == theirs, name
 
 
 def test_a_template_that_repeats_the_text_does_not_count(tmp_path: Path) -> None:

@@ -32,10 +32,8 @@ def test_without_cuda_every_call_runs_the_function() -> None:
 class StandIn:
     """Of torch.cuda, as far as a replay uses it; `events` says what was done in which order."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (
             ("Stream", lambda: Stream("new", self.events)),
             ("CUDAGraph", lambda: Graph(self.events)),
@@ -46,6 +44,11 @@ class StandIn:
             ("synchronize", lambda _: self.events.append("synchronize")),
         ):
             monkeypatch.setattr(torch.cuda, name, value)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return StandIn(monkeypatch)
 
 
 class Stream:
@@ -96,9 +99,7 @@ class Capture:
         self.stream.__exit__(kind, *error)
 
 
-def test_on_cuda_it_is_warmed_up_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = StandIn()
-    cuda.install(monkeypatch)
+def test_on_cuda_it_is_warmed_up_captured_and_replayed(cuda: StandIn) -> None:
     result = torch.tensor(3.0)
 
     def function() -> torch.Tensor:
@@ -126,11 +127,7 @@ class InACycle:
         weakref.finalize(self, freed.append, f"{name} freed")
 
 
-def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = StandIn()
-    cuda.install(monkeypatch)
+def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(cuda: StandIn) -> None:
     assert gc.isenabled()
     threshold = gc.get_threshold()[0]
 
@@ -150,11 +147,7 @@ def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(
     assert gc.isenabled()
 
 
-def test_an_error_inside_a_capture_is_the_one_that_is_raised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = StandIn()
-    cuda.install(monkeypatch)
+def test_an_error_inside_a_capture_is_the_one_that_is_raised(cuda: StandIn) -> None:
 
     def function() -> None:
         try:

@@ -24,6 +24,7 @@ from bert_tools.bench.peer import (
     import_transformers,
     make_other_peers,
     make_peer,
+    padded_inputs,
     peer_step,
 )
 from bert_tools.bench.timing import Contender, InterleavedTimes, free_memory, seconds_of
@@ -105,7 +106,12 @@ def as_both_train(config: RunConfig) -> RunConfig:
 
 def make_data(config: RunConfig, updates: list[Update], device: torch.device) -> Data:
     """The batches of updates of one forward, on the device, for both sides."""
-    return Data.of([batch.to(device) for (batch,) in updates], config.data.max_seq_length)
+    batches = [batch.to(device) for (batch,) in updates]
+    return Data(
+        batches=batches,
+        padded=[padded_inputs(batch, config.data.max_seq_length) for batch in batches],
+        padded_to_longest=[padded_inputs(batch, batch.max_seqlen) for batch in batches],
+    )
 
 
 def _compared(

@@ -7,7 +7,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,6 @@ from mlperf_bert.config.run_config import RunConfig
 
 NUM_UPDATES = 4  # distinct ones
 WARM_UP_STEPS = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """Seconds of a block, from before its first step until its checkpoint is on disk as well."""
-
-    seconds: float
-    paused_s: float = 0.0  # while the checkpoint was begun, between two steps
-    waited_s: float = 0.0  # for the checkpoint, after the last step
 
 
 def measure(
@@ -72,7 +62,9 @@ def measure(
             order = (writer, None) if number % 2 else (None, writer)
             found = [block(run, first + steps * n, steps, each) for n, each in enumerate(order)]
             plain, written = found[::-1] if number % 2 else found
-            rows.append(_row(plain, written))
+            (without_s, *_), (with_s, paused_s, waited_s) = plain, written
+            row = {"without_s": without_s, "with_s": with_s, "ratio": with_s / without_s}
+            rows.append({**row, "paused_s": paused_s, "waited_s": waited_s})
             report(f"pair {number + 1}/{pairs}: {_pair_in_words(rows[-1])}")
         newest = complete_checkpoints(Path(root))[0]
         num_bytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
@@ -89,25 +81,19 @@ def measure(
     }
 
 
-def _row(plain: Block, written: Block) -> dict[str, float]:
-    return {
-        "without_s": plain.seconds,
-        "with_s": written.seconds,
-        "ratio": written.seconds / plain.seconds,
-        "paused_s": written.paused_s,
-        "waited_s": written.waited_s,
-    }
-
-
-def block(run: TrainingRun, first: int, steps: int, writer: CheckpointWriter | None) -> Block:
+def block(
+    run: TrainingRun, first: int, steps: int, writer: CheckpointWriter | None
+) -> tuple[float, float, float]:
     """Train from step `first` on; with a writer a checkpoint is begun in the middle.
 
-    Raises CheckpointError where it cannot be written.
+    Returns seconds: of all, until the checkpoint is on disk as well; while it was begun, between
+    two steps; and of waiting for it after the last step. Raises CheckpointError where it cannot be
+    written.
     """
     started = time.perf_counter()
     if writer is None:
         _train(run, first, first + steps)
-        return Block(seconds=time.perf_counter() - started)
+        return time.perf_counter() - started, 0.0, 0.0
     middle = first + steps // 2
     _train(run, first, middle)
     state = CheckpointState(
@@ -124,7 +110,7 @@ def block(run: TrainingRun, first: int, steps: int, writer: CheckpointWriter | N
     trained = time.perf_counter()
     writer.finish()
     ended = time.perf_counter()
-    return Block(seconds=ended - started, paused_s=going_on - begun, waited_s=ended - trained)
+    return ended - started, going_on - begun, ended - trained
 
 
 def _train(run: TrainingRun, start: int, stop: int) -> None:

@@ -6,7 +6,6 @@ what grows with tokens from what a forward costs anyway (launches, memory, the l
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,6 @@ Float64Array = NDArray[np.float64]
 # Of the longest length; 3 times that, at 512 tokens, divides evenly by all of them.
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 MOST_ROUNDS = 50
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
-    """Least squares of ms = constant + cost_a * tokens + cost_b * sum of squared lengths."""
-
-    constant: float
-    cost_a: float
-    cost_b: float
-    free_cost_b: float  # as it would be if it could be negative
-    fitted_ms: Float64Array
 
 
 def measure(
@@ -76,20 +64,17 @@ def measure(
     ms = np.array([1e3 * times.seconds_per_batch(name) for name in contenders])
     counts, lengths = np.array(shapes).T
     fit = fit_cost(counts * lengths, counts * lengths**2, ms)
-    deviation = fit.fitted_ms / ms - 1
+    deviation = fit["fitted_ms"] / ms - 1
     return {
         "schema_version": 1,
-        "cost_a": fit.cost_a,
-        "cost_b": fit.cost_b,
-        "constant": fit.constant,
+        **fit,
         "unit": "ms",
         "lengths": lengths.tolist(),
         "batch_sizes": counts.tolist(),
         "ms": ms.tolist(),
-        "fitted_ms": fit.fitted_ms.tolist(),
+        "fitted_ms": fit["fitted_ms"].tolist(),
         "residual": float(np.sqrt((deviation**2).mean())),
         "largest_residual": float(np.abs(deviation).max()),
-        "free_cost_b": fit.free_cost_b,
         "rounds": times.num_steps,
         "layers": config.model.num_layers,
         "hidden": config.model.hidden_size,
@@ -114,16 +99,13 @@ def batch_shapes(tokens: int, max_length: int) -> list[tuple[int, int]]:
     return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
 
 
-def fit_cost(tokens: NDArray[np.int64], squares: NDArray[np.int64], ms: Float64Array) -> Fit:
-    """Fit the three coefficients; a negative quadratic one counts as zero.
+def fit_cost(
+    tokens: NDArray[np.int64], squares: NDArray[np.int64], ms: Float64Array
+) -> dict[str, Any]:
+    """Least squares of ms = constant + cost_a * tokens + cost_b * sum of squared lengths, each [n].
 
-    Args:
-        tokens: of each batch, [n].
-        squares: sum of its squared lengths, [n].
-        ms: its time, [n].
-
-    Raises:
-        ConfigError: the coefficient of the tokens is not above zero.
+    A negative `cost_b` counts as zero; `free_cost_b` is as it would be. Raises ConfigError where
+    `cost_a` is not above zero.
     """
     terms = np.stack([np.ones(len(ms)), tokens, squares], axis=1)
     constant, cost_a, free_cost_b = _least_squares(terms, ms)
@@ -137,14 +119,13 @@ def fit_cost(tokens: NDArray[np.int64], squares: NDArray[np.int64], ms: Float64A
             f"the time of a token came out as {cost_a:.1e} ms",
             "measure on a quieter machine, with more --tokens or more --seconds",
         )
-    fitted = terms @ (constant, cost_a, cost_b)
-    return Fit(
-        constant=constant,
-        cost_a=cost_a,
-        cost_b=cost_b,
-        free_cost_b=free_cost_b,
-        fitted_ms=fitted,
-    )
+    return {
+        "cost_a": cost_a,
+        "cost_b": cost_b,
+        "constant": constant,
+        "free_cost_b": free_cost_b,
+        "fitted_ms": terms @ (constant, cost_a, cost_b),
+    }
 
 
 def in_words(result: dict[str, Any]) -> str:

@@ -42,15 +42,6 @@ class Data:
     padded: list[dict[str, Tensor]]  # to the maximum length
     padded_to_longest: list[dict[str, Tensor]]  # to the longest of each batch
 
-    @classmethod
-    def of(cls, batches: list[UnpaddedBatch], max_length: int) -> "Data":
-        """Pad them."""
-        return cls(
-            batches=batches,
-            padded=[padded_inputs(batch, max_length) for batch in batches],
-            padded_to_longest=[padded_inputs(batch, batch.max_seqlen) for batch in batches],
-        )
-
 
 def import_transformers() -> ModuleType:
     """The `transformers` package. Raises ConfigError where it is not installed."""

@@ -25,9 +25,8 @@ from mlperf_bert.data.length_histogram import (
     real_lengths,
     wikipedia_lengths,
 )
-from mlperf_bert.data.shards import IntArray, Samples
+from mlperf_bert.data.shards import IntArray, Samples, ShardArrays
 from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.examples import ExampleArrays
 
 DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
 VOCAB_SIZE = 30522
@@ -113,13 +112,13 @@ def set_settings(
     )
 
 
-def as_examples(samples: Samples, dtype: str = "<u2", repeats: int = 1) -> ExampleArrays:
+def as_examples(samples: Samples, dtype: str = "<u2", repeats: int = 1) -> ShardArrays:
     """What a shard holds of the samples, `repeats` times over; `dtype` is that of its words."""
 
     def offsets(counts: IntArray) -> NDArray[np.int64]:
         return np.concatenate(([0], np.cumsum(np.tile(counts, repeats))))
 
-    return ExampleArrays(
+    return ShardArrays(
         input_ids=np.tile(samples.input_ids.astype(dtype), repeats),
         offsets=offsets(samples.lengths),
         segment_b_start=np.tile(samples.segment_b_start.astype(np.uint16), repeats),
@@ -131,7 +130,7 @@ def as_examples(samples: Samples, dtype: str = "<u2", repeats: int = 1) -> Examp
 
 
 def write_set(
-    set_dir: Path, shards: Sequence[ExampleArrays], settings: ShardSettings, vocab_size: int
+    set_dir: Path, shards: Sequence[ShardArrays], settings: ShardSettings, vocab_size: int
 ) -> Manifest:
     """Write the shards and their index. Raises DataError where a file cannot be written."""
     make_directory(set_dir / "shards")

@@ -8,21 +8,16 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.convert.model_settings import config_of
-from bert_tools.convert.report import Report
 from mlperf_bert import git_commit, package_version
-from mlperf_bert.checkpoint.huggingface.tokenizer import (
-    find_vocabulary,
-    setting_against_ours,
-)
+from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, setting_against_ours
 from mlperf_bert.checkpoint.huggingface.weights import (
     MOST_SPARE_ROWS,
     PADDING_BIAS,
@@ -48,13 +43,16 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
-from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.config.files import config_to_tables
+from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.config.files import config_from_tables, config_to_tables, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 Missing = Literal["refuse", "draw"]
+USUAL_HEAD_SIZE = 64  # of every published BERT
+_MOST_PREDICTIONS = 255  # that an index can hold
+_PAIRS = "cls.seq_relationship.weight"
 _WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
 _SPARE_BYTES = 2**20  # of JSON and headers
 _NEXT_SENTENCE = frozenset(
@@ -104,7 +102,7 @@ def plan_conversion(
     sizes = sizes_of(source)
     vocabulary = find_vocabulary(source.folder, given_vocabulary)
     _check_rows(source, sizes, vocabulary)
-    config, remarks = config_of(source, sizes, len(vocabulary), config_path)
+    config, remarks = _config_of(source, sizes, len(vocabulary), config_path)
     shapes = parameter_shapes(config.model)
     drawn = missing_heads(source, shapes)
     if drawn and missing == "refuse":
@@ -154,29 +152,124 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
         write_file(folder / MANIFEST, manifest.to_json())
 
 
-def report_of(conversion: Conversion, out: Path) -> Report:
-    """What became of every tensor."""
+def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
+    """The JSON object of `convert`: what became of every tensor.
+
+    `parameters` are numbers taken over, padding not counted; `dtypes` tensors of the source by
+    theirs; `copies` repeat another tensor, and are equal to it; `ignored` and `drawn` say why, and
+    as part of which head; `rows` are the word embedding's here.
+    """
     source, vocabulary = conversion.source, conversion.vocabulary
     taken = {name: source.weights[name] for name in conversion.shapes if name in source.weights}
-    return Report(
-        form=source.form,
-        out=str(out),
-        matched=len(taken),
-        parameters=sum(math.prod(weight.shape) for weight in taken.values()),
-        dtypes=dict(Counter(weight.tensor.dtype for weight in taken.values())),
-        copies=tuple(source.copies),
-        ignored={**source.ignored, **conversion.unused},
-        drawn=conversion.drawn,
-        model=config_to_tables(conversion.config)["model"],
-        vocabulary={
+    return {
+        "schema_version": 1,
+        "form": source.form,
+        "out": str(out),
+        "matched": len(taken),
+        "parameters": sum(math.prod(weight.shape) for weight in taken.values()),
+        "dtypes": dict(Counter(weight.tensor.dtype for weight in taken.values())),
+        "copies": list(source.copies),
+        "model": config_to_tables(conversion.config)["model"],
+        "vocabulary": {
             "file": file_name(vocabulary),
             "tokens": len(vocabulary),
             "sha256": vocabulary.sha256,
         },
-        rows_in_source=conversion.word_rows,
-        rows=conversion.shapes[WORDS][0],
-        remarks=conversion.remarks,
-    )
+        "rows_in_source": conversion.word_rows,
+        "rows": conversion.shapes[WORDS][0],
+        "remarks": list(conversion.remarks),
+        "ignored": {**source.ignored, **conversion.unused},
+        "drawn": dict(conversion.drawn),
+    }
+
+
+def in_words(report: dict[str, Any]) -> list[str]:
+    """The report for people."""
+    model, vocabulary, rows = report["model"], report["vocabulary"], report["rows"]
+    dtypes = ", ".join(f"{count} of {dtype}" for dtype, count in sorted(report["dtypes"].items()))
+    added = rows - report["rows_in_source"]
+    kept = "all kept"
+    if added > 0:
+        kept = f"and {added} that pad and never matter (decision 0019)"
+    elif added < 0:
+        kept = f"the last {-added} dropped: no token has them"
+    lines = [
+        f"{report['form']}: {report['matched']} tensors matched, {report['parameters']:,} weights "
+        f"({dtypes})",
+        f"model: {model['num_layers']} layers, hidden {model['hidden_size']}, "
+        f"{model['num_heads']} heads, feed-forward {model['intermediate_size']}, "
+        f"{model['max_position_embeddings']} positions, objective {model['objective']}",
+        f"vocabulary: {vocabulary['tokens']:,} tokens, sha256 {vocabulary['sha256']}",
+        f"word embedding: {report['rows_in_source']:,} rows, {kept}",
+    ]
+    if report["copies"]:
+        lines.append(f"equal to their originals, as they must be: {', '.join(report['copies'])}")
+    for why, count in Counter(report["ignored"].values()).items():
+        first = next(name for name, reason in report["ignored"].items() if reason == why)
+        others = f" and {count - 1} more" if count > 1 else ""
+        lines.append(f"ignored, {why}: {first}{others}")
+    for head, count in Counter(report["drawn"].values()).items():
+        lines.append(f"NOT in the source, drawn at random: the {head} ({count} tensors)")
+    lines += [f"note: {remark}" for remark in report["remarks"]]
+    return [*lines, f"written: {report['out']}"]
+
+
+def _config_of(
+    source: Source, sizes: Sizes, num_tokens: int, config_path: Path | None
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """The complete config, and what had to be assumed.
+
+    Everything but [model] is there because a config is complete; training takes its own. Raises
+    ConfigError or CheckpointError where file, tensors and `config_path` contradict.
+    """
+    _check_stated(source, sizes)
+    if config_path is not None:
+        config = load_config(config_path)
+        _check_given(config, source, sizes, num_tokens)
+        return config, ()
+    model: dict[str, Any] = {**source.settings, **sizes.settings, "vocab_size": num_tokens}
+    model["objective"] = "mlm_nsp" if _PAIRS in source.weights else "mlm"
+    remarks: tuple[str, ...] = ()
+    if "num_heads" not in model:
+        heads, rest = divmod(model["hidden_size"], USUAL_HEAD_SIZE)
+        if rest or not heads:
+            remedy = "give a config that says model.num_heads with --config"
+            raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
+        model["num_heads"] = heads
+        remarks = (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
+    tables = {
+        "model": model,
+        "data": {
+            "max_seq_length": min(model["max_position_embeddings"], 65_535),
+            "max_predictions": _MOST_PREDICTIONS,
+        },
+        "parallel": {"local_batch_size": 1},
+        "optim": {"name": "lamb", "learning_rate": 0.0},
+        "schedule": {"decay_steps": 1},
+        "eval": {"target_accuracy": 0.72},
+    }
+    return config_from_tables(tables, source.stated_in or str(source.path)), remarks
+
+
+def _check_stated(source: Source, sizes: Sizes) -> None:
+    """What the source's own config says must be what its tensors are."""
+    found = {**sizes.settings, "vocab_size": sizes.word_rows}
+    for name, value in found.items():
+        stated = source.settings.get(name, value)
+        if stated != value:
+            problem = f"says {name} {stated}, the tensors have {value}"
+            raise CheckpointError(source.stated_in, problem, "give config and weights of one model")
+
+
+def _check_given(config: RunConfig, source: Source, sizes: Sizes, num_tokens: int) -> None:
+    """A config that a user gives must describe these weights."""
+    given = asdict(config.model)
+    names = ("num_heads", "layer_norm_epsilon")
+    stated = {name: source.settings[name] for name in names if name in source.settings}
+    for name, value in {**sizes.settings, **stated, "vocab_size": num_tokens}.items():
+        if given[name] != value:
+            problem = f"is {given[name]}, the weights in {source.path} have {value}"
+            raise ConfigError(f"model.{name}", problem, "set it to theirs")
 
 
 def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None:

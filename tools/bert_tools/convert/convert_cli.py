@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what became of every tensor."""
-    from bert_tools.convert.convert import plan_conversion, report_of, write_checkpoint
+    from bert_tools.convert.convert import in_words, plan_conversion, report_of, write_checkpoint
 
     source = _open(args.format, args.source)
     conversion = plan_conversion(source, args.vocab, args.config, args.missing)
     write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
     report = report_of(conversion, args.out)
-    lines = [json.dumps(report.as_json())] if args.json else map(one_line, report.lines())
+    lines = [json.dumps(report)] if args.json else map(one_line, in_words(report))
     print("\n".join(lines))
     return 0
 

@@ -1,90 +1,113 @@
-"""TensorFlow's names of BERT's tensors to ours, by the data that name ours for MLPerf's logs.
+"""Names of BERT's tensors in TensorFlow's checkpoints to ours.
 
-A checkpoint of training holds more than weights: the optimizer's tensors, named after the weight
-that they belong to, and counters. They are known here, so that anything else is noticed.
+Those of the first release go by the data that name ours for MLPerf's logs. A checkpoint of training
+holds more than weights: the optimizer's tensors, named after the weight that they belong to, and
+counters. They are known here, so that anything else is noticed.
+
+TensorFlow 2's checkpoints of objects, as MLPerf's `tf2_ckpt`, are brought in the first release's
+form before. Their tensors are named by the way through the program's objects to a variable; a graph
+of these, kept as a text beside them, says each variable's own name. The model library of TensorFlow
+2 (https://github.com/tensorflow/models, official/nlp) names BERT's variables in a way of its own,
+and keeps heads as a dimension.
 """
 
-from collections.abc import Iterable
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from bert_tools.convert.tensorflow_objects import OBJECT_GRAPH
+from numpy.typing import NDArray
+
+from bert_tools.convert.protobuf import fields, octets, text
+from bert_tools.convert.tensorflow_bundle import BundleTensor, damage_of
+from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
 from mlperf_bert.model.tensor_names import ENDINGS, WHOLE_NAMES, tensorflow_name
 
-_TRANSPOSED = "/kernel"  # end of the name of what is [in, out], where our weight is [out, in]
 _OF_THE_MODEL = ("bert/", "cls/")
-_COUNTERS = frozenset(
-    (
-        "global_step",
-        "save_counter",
-        "beta1_power",
-        "beta2_power",
-        "current_loss_scale",
-        "loss_scale",
-        "good_steps",
-    )
+_COUNTERS = (
+    *("global_step", "save_counter", "beta1_power", "beta2_power"),
+    *("current_loss_scale", "loss_scale", "good_steps"),
 )
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_SLOT = "/.OPTIMIZER_SLOT/"  # in the keys of what an optimizer keeps of a variable
+_MOST_VARIABLES = 50_000
+# The second release's name of a variable, or beginning of it -> the first release's.
+_SECOND_WHOLE = MappingProxyType(
+    {
+        "word_embeddings/embeddings": "bert/embeddings/word_embeddings",
+        "type_embeddings/embeddings": "bert/embeddings/token_type_embeddings",
+        "position_embedding/embeddings": "bert/embeddings/position_embeddings",
+        "cls/predictions/output_bias/bias": "cls/predictions/output_bias",
+        "predictions/transform/logits/kernel": "cls/seq_relationship/output_weights",
+        "predictions/transform/logits/bias": "cls/seq_relationship/output_bias",
+    }
+)
+_BEGINNINGS = MappingProxyType(
+    {
+        "embeddings/layer_norm/": "bert/embeddings/LayerNorm/",
+        "pooler_transform/": "bert/pooler/dense/",
+    }
+)
+# The same inside a layer.
+_LAYER = re.compile(r"transformer/(layer_\d{1,4}/)")
+_IN_LAYER = MappingProxyType(
+    {
+        "self_attention/query/": "attention/self/query/",
+        "self_attention/key/": "attention/self/key/",
+        "self_attention/value/": "attention/self/value/",
+        "self_attention/attention_output/": "attention/output/dense/",
+        "self_attention_layer_norm/": "attention/output/LayerNorm/",
+        "intermediate/": "intermediate/dense/",
+        "output/": "output/dense/",
+        "output_layer_norm/": "output/LayerNorm/",
+    }
+)
+_PAIRS = "cls/seq_relationship/output_weights"  # the first release has [2, D]
+_HEADS_LAST = ("/query/kernel", "/key/kernel", "/value/kernel")  # [D, N, H]
+_ROWS = 2  # dimensions of a matrix
 
 
-@dataclass(frozen=True, slots=True)
-class OurTensor:
-    """What a tensor of theirs is here."""
-
-    name: str
-    is_transposed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SortedNames:
-    """Names of a checkpoint: what each weight is here, and why each other one is passed over.
+def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Of names of a checkpoint: what each weight is here, and why each other one is passed over.
 
     A name of the model's own scopes, `bert` and `cls`, that is no weight's stands among the weights
     as it is, so that whoever takes them over can refuse it.
     """
+    weights, others, ignored = {}, [], {}
+    for name in names:
+        ours = parameter_name(name)
+        if ours is None:
+            others.append(name)
+        else:
+            weights[name] = ours
+    for name in others:
+        if any(parent in weights for parent in _parents(name)):
+            ignored[name] = "the optimizer's"
+        elif name in (*_COUNTERS, OBJECT_GRAPH):
+            ignored[name] = "counts and settings of training"
+        elif name.startswith(_OF_THE_MODEL):
+            weights[name] = name
+        else:
+            ignored[name] = "no part of pre-training"
+    return weights, ignored
 
-    weights: dict[str, OurTensor]
-    ignored: dict[str, str]
 
-
-def parameter_name(theirs: str) -> str:
-    """The inverse of `tensorflow_name`. Raises ValueError for what is no parameter's name."""
+def parameter_name(theirs: str) -> str | None:
+    """The inverse of `tensorflow_name`; None for what is no parameter's name."""
     for ours, whole in WHOLE_NAMES.items():
         if theirs == whole:
             return ours
     for ours, end in ENDINGS:
-        if theirs.endswith(end):
+        if theirs.startswith(_OF_THE_MODEL) and theirs.endswith(end):
             stem = theirs.removesuffix(end).replace("encoder/layer_", "encoder/layer/")
             name = stem.replace("/", ".") + ours
             if tensorflow_name(name) == theirs:
                 return name
-    raise ValueError(f"{theirs!r} is not the name of a parameter")
-
-
-def to_ours(theirs: str) -> OurTensor:
-    """What a weight is here. Raises ValueError for what is no parameter's name."""
-    return OurTensor(parameter_name(theirs), theirs.endswith(_TRANSPOSED))
-
-
-def sort_names(names: Iterable[str]) -> SortedNames:
-    """Tell weights from the optimizer's tensors, counters and what is no part of pre-training."""
-    weights, others = {}, []
-    for name in names:
-        try:
-            if not name.startswith(_OF_THE_MODEL):
-                raise ValueError
-            weights[name] = to_ours(name)
-        except ValueError:
-            others.append(name)
-    ignored = {}
-    for name in others:
-        if any(parent in weights for parent in _parents(name)):
-            ignored[name] = "the optimizer's"
-        elif name in _COUNTERS or name == OBJECT_GRAPH:
-            ignored[name] = "counts and settings of training"
-        elif name.startswith(_OF_THE_MODEL):
-            weights[name] = OurTensor(name, is_transposed=False)
-        else:
-            ignored[name] = "no part of pre-training"
-    return SortedNames(weights, ignored)
+    return None
 
 
 def _parents(name: str) -> Iterable[str]:
@@ -92,3 +115,87 @@ def _parents(name: str) -> Iterable[str]:
     while "/" in name:
         name = name.rpartition("/")[0]
         yield name
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapedTensor:
+    """A tensor in another shape, or the transpose of a matrix; see `SourceTensor`."""
+
+    tensor: SourceTensor
+    shape: tuple[int, ...]
+    is_transposed: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The tensor's own."""
+        return self.tensor.dtype
+
+    def read(self) -> NDArray[Any]:
+        """Raises CheckpointError, as the tensor does."""
+        found = self.tensor.read()
+        return found.T if self.is_transposed else found.reshape(self.shape)
+
+
+def as_first_release(tensors: Mapping[str, SourceTensor], path: Path) -> Mapping[str, SourceTensor]:
+    """Tensors under their variables' names, BERT's of the second release as the first had them.
+
+    A name that is not known, or not one tensor's alone, stays as it was: the way through objects.
+
+    Raises CheckpointError where the graph of objects is damaged.
+    """
+    graph = tensors[OBJECT_GRAPH]
+    if not isinstance(graph, BundleTensor):
+        return tensors
+    with damage_of(path):
+        names = {key: name for key, name in _variables(graph.read_text()) if _SLOT not in key}
+    now = {key: first_release_name(name) for key, name in names.items()}
+    counts = Counter(now.values())
+    found: dict[str, SourceTensor] = {}
+    for key, tensor in tensors.items():
+        name = now.get(key, "")
+        if not name or counts[name] > 1 or name in tensors:
+            found[key] = tensor
+        else:
+            found[name] = tensor if name == names[key] else _reshaped(name, tensor)
+    return found
+
+
+def first_release_name(name: str) -> str:
+    """The first release's name of a variable of the second; any other name as it is."""
+    inner = name.removeprefix("bert/") if name.startswith("bert/cls/") else name
+    if inner in _SECOND_WHOLE:
+        return _SECOND_WHOLE[inner]
+    layer, table = "", _BEGINNINGS
+    if match := _LAYER.match(inner):
+        layer, table, inner = f"bert/encoder/{match[1]}", _IN_LAYER, inner[match.end() :]
+    for start, first in table.items():
+        if inner.startswith(start):
+            return layer + first + inner.removeprefix(start)
+    return name if layer else inner
+
+
+def _reshaped(name: str, tensor: SourceTensor) -> SourceTensor:
+    """A tensor of BERT's with the dimensions that the first release has."""
+    shape = tensor.shape
+    if name == _PAIRS and len(shape) == _ROWS:
+        return ReshapedTensor(tensor, shape[::-1], is_transposed=True)
+    if name.endswith("/bias"):
+        return ReshapedTensor(tensor, (math.prod(shape),))
+    if name.endswith("/kernel") and len(shape) > _ROWS:
+        place = 1 if name.endswith(_HEADS_LAST) else len(shape) - 1
+        return ReshapedTensor(tensor, (math.prod(shape[:place]), math.prod(shape[place:])))
+    return tensor
+
+
+def _variables(graph: bytes) -> Iterator[tuple[str, str]]:
+    """Key and name of each variable of a `TrackableObjectGraph`. Raises ValueError."""
+    count = 0
+    for number, node in fields(memoryview(graph)):
+        for kind, attribute in fields(octets(node)) if number == 1 else ():
+            if kind != 2:
+                continue
+            count += 1
+            if count > _MOST_VARIABLES:
+                raise ValueError(f"has a graph of more than {_MOST_VARIABLES:,} variables")
+            found = {field: text(value) for field, value in fields(octets(attribute)) if field < 4}
+            yield found.get(3, ""), found.get(2, "")

@@ -1,4 +1,4 @@
-"""A TensorFlow checkpoint of BERT as a source: tensors under our names, and bert_config.json.
+"""A TensorFlow checkpoint (V2): named tensors that are read one by one, and BERT's under our names.
 
 Also told is whether it is one of the two that MLPerf's BERT starts from. Sizes and digests as
 published (https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Only
@@ -7,20 +7,21 @@ is read.
 """
 
 import hashlib
+import re
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
-from bert_tools.convert.tensorflow import checkpoint_prefix, open_tensorflow
-from bert_tools.convert.tensorflow_errors import damage_of
-from bert_tools.convert.tensorflow_names import sort_names
+from bert_tools.convert.tensorflow_bundle import damage_of, read_bundle
+from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release, sort_names
 from bert_tools.convert.tensorflow_table import MAX_INDEX_BYTES
-from mlperf_bert.checkpoint.huggingface.weights import Source, Weight, read_settings
+from mlperf_bert.checkpoint.huggingface.weights import Source, SourceTensor, Weight, read_settings
 from mlperf_bert.common.errors import CheckpointError, DataError
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
 
 CONFIG = "bert_config.json"  # as the first release names it; its keys are Hugging Face's too
-
 # (bytes, md5) of model.ckpt-28252.index -> the folder that MLPerf gives it in.
 PUBLISHED = MappingProxyType(
     {
@@ -28,6 +29,12 @@ PUBLISHED = MappingProxyType(
         (6_420, "fc34dd7a54afc07f2d8e9d64471dc672"): "tf2_ckpt",
     }
 )
+_INDEX = ".index"
+_OTHER = re.compile(
+    r"\.meta$|\.data-\d{5}-of-\d{5}$"
+)  # of .meta, a program's graph, nothing is read
+_MOST_FILES = 1000  # looked at in a directory
+_REMEDY = "give the name that TensorFlow saved it under, such as DIR/model.ckpt-28252"
 
 
 def open_tensorflow_source(path: Path) -> Source:
@@ -36,48 +43,84 @@ def open_tensorflow_source(path: Path) -> Source:
     Raises CheckpointError, as `open_tensorflow`.
     """
     tensors = open_tensorflow(path)
-    names = sort_names(tensors)
-    weights = {
-        ours.name: Weight(tensors[name], ours.is_transposed, f"{path}: {in_brief(name)}")
-        for name, ours in names.weights.items()
+    names, ignored = sort_names(tensors)
+    weights = {  # a kernel is [in, out], our weight [out, in]
+        ours: Weight(tensors[name], name.endswith("/kernel"), f"{path}: {in_brief(name)}")
+        for name, ours in names.items()
     }
     with damage_of(path):
-        prefix = checkpoint_prefix(path)
-        has_config = (prefix.parent / CONFIG).exists()
+        prefix = _prefix_of(path)
+        config = prefix.parent / CONFIG
+        has_config = config.exists()
+        table = read_regular_file(_index_of(prefix), MAX_INDEX_BYTES)
+    settings = {}
     try:
-        settings, stated_in = {}, ""
         if has_config:
-            stated_in = str(prefix.parent / CONFIG)
             remedy = "mend it, or move it away"
-            record = read_record(prefix.parent / CONFIG, missing="is missing", remedy=remedy)
-            settings = read_settings(record)
+            settings = read_settings(read_record(config, missing="is missing", remedy=remedy))
     except DataError as error:
         raise CheckpointError(*error.args) from None
-    published = mlperf_folder(prefix)
+    digest = hashlib.md5(table, usedforsecurity=False).hexdigest()
+    published = PUBLISHED.get((len(table), digest))
     is_theirs = f"this is the {published} of MLPerf's BERT, by its published md5"
     return Source(
         path=path,
         name=prefix.name,
         form="TensorFlow checkpoint",
         weights=weights,
-        ignored=names.ignored,
+        ignored=ignored,
         settings=settings,
-        stated_in=stated_in,
+        stated_in=str(config) if has_config else "",
         folder=prefix.parent,
         published=f"MLPerf {published}" if published else "",
         remarks=(is_theirs,) if published else (),
     )
 
 
-def mlperf_folder(prefix: Path) -> str | None:
-    """MLPerf's folder whose checkpoint this is; None where it is another, or not of format V2.
+def open_tensorflow(source: Path) -> Mapping[str, SourceTensor]:
+    """The tensors of a checkpoint by the names of their variables, none of them read.
 
-    Raises CheckpointError where the table cannot be read.
+    Shapes fit the sizes of the files. Reading a tensor checks its CRC32C, holds one tensor in
+    memory, and may be done in any order. Tensors that hold no numbers, such as text, are listed
+    and refused when they are read.
+
+    Args:
+        source: the name that the checkpoint was saved under, which is a prefix of its files'; one
+            of its files; or a directory with just one.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or not what it says.
     """
-    path = prefix.with_name(f"{prefix.name}.index")
-    if not path.exists():
-        return None
-    with damage_of(path):
-        table = read_regular_file(path, MAX_INDEX_BYTES)
-    digest = hashlib.md5(table, usedforsecurity=False).hexdigest()
-    return PUBLISHED.get((len(table), digest))
+    with damage_of(source):
+        prefix = _prefix_of(source)
+        if not _index_of(prefix).exists():
+            problem = f"is no TensorFlow checkpoint (V2): there is no {prefix.name}{_INDEX}"
+            raise CheckpointError(str(source), problem, _REMEDY)
+        bundle = read_bundle(prefix)
+        return as_first_release(bundle, prefix) if OBJECT_GRAPH in bundle else bundle
+
+
+def _prefix_of(source: Path) -> Path:
+    """The name that TensorFlow saved a checkpoint under. Raises CheckpointError, OSError."""
+    if source.is_dir():
+        return _only_one(source)
+    if _index_of(source).exists():
+        return source
+    name = source.name.removesuffix(_INDEX)
+    return source.with_name(_OTHER.sub("", name) or name)
+
+
+def _only_one(folder: Path) -> Path:
+    names = [path.name for path in islice(folder.iterdir(), _MOST_FILES + 1)]
+    if len(names) > _MOST_FILES:
+        raise CheckpointError(str(folder), f"has more than {_MOST_FILES:,} files", _REMEDY)
+    found = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
+    if len(found) != 1:
+        problem = f"has {len(found)} checkpoints"
+        remedy = f"name one of them: {', '.join(found[:8])}" if found else _REMEDY
+        raise CheckpointError(str(folder), problem, remedy)
+    return folder / found[0]
+
+
+def _index_of(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + _INDEX)

@@ -17,10 +17,10 @@ from bert_tools.convert.protobuf import varint
 from mlperf_bert.common.crc32c import masked_crc32c
 from mlperf_bert.common.untrusted import open_regular_file
 
-FOOTER_BYTES = 48
+_FOOTER_BYTES = 48
 MAX_INDEX_BYTES = 4 * 2**20  # BERT-large with its optimizer has 0.1 MB
 MAX_ENTRIES = 50_000
-MAX_KEY_BYTES = 1024
+_MAX_KEY_BYTES = 1024
 _MAGIC = 0xDB4775248B80FB57
 _TRAILER_BYTES = 5
 _UNCOMPRESSED = 0  # as TensorFlow writes the tables of its V2 checkpoints
@@ -62,27 +62,17 @@ class SortedTable:
                 yield key, value
 
 
-def _read_footer(path: Path) -> tuple[memoryview, int]:
-    """The last bytes of a file, and how many it has."""
-    with open_regular_file(path) as file:
-        file_bytes = file.seek(0, 2)
-        file.seek(max(0, file_bytes - FOOTER_BYTES))
-        return memoryview(file.read(FOOTER_BYTES) or b""), file_bytes
-
-
-def _is_footer(footer: memoryview) -> bool:
-    return len(footer) == FOOTER_BYTES and int.from_bytes(footer[-8:], "little") == _MAGIC
-
-
 def open_table(path: Path) -> SortedTable:
     """Read footer and index of a table.
 
     Raises ValueError where it is none, or damaged; OSError.
     """
-    footer, file_bytes = _read_footer(path)
-    if not _is_footer(footer):
+    with open_regular_file(path) as file:
+        end = max(0, file.seek(0, 2) - _FOOTER_BYTES)
+        file.seek(end)
+        footer = memoryview(file.read(_FOOTER_BYTES) or b"")
+    if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise ValueError("is cut short, or no checkpoint of TensorFlow")
-    end = file_bytes - FOOTER_BYTES
     _, place = _handle(footer, 0, end)  # of more about the table, of which there is nothing
     index, _ = _handle(footer, place, end)
     last_key = b""
@@ -146,7 +136,7 @@ def _entries_of(contents: NDArray[np.uint8]) -> Iterator[Entry]:
         shared, place = varint(entries, place)
         rest, place = varint(entries, place)
         size, place = varint(entries, place)
-        if shared > len(key) or rest > MAX_KEY_BYTES - shared:
+        if shared > len(key) or rest > _MAX_KEY_BYTES - shared:
             raise ValueError("has a key that is damaged or too long")
         if rest + size > end - place:
             raise ValueError("has an entry that is cut short")

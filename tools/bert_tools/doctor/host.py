@@ -5,7 +5,6 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_bert.common.machine import Machine, format_cpu_list, read_machine, usable_cpus
@@ -103,27 +102,15 @@ def _nic_words(machine: Machine) -> list[str]:
     return words
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Of a process; None where unlimited, and for shared memory where there is no /dev/shm."""
-
-    shared_memory_bytes: int | None
-    open_files: int | None
-    locked_memory_bytes: int | None
-    has_infiniband: bool
-
-
 def check_limits(options: Options) -> list[Finding]:
     """Look at shared memory, open files and locked memory."""
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
     nics = read_machine().nics
     return judge_limits(
-        Limits(
-            shared_memory_bytes=shared,
-            open_files=_soft_limit(resource.RLIMIT_NOFILE),
-            locked_memory_bytes=_soft_limit(resource.RLIMIT_MEMLOCK),
-            has_infiniband=any(nic.kind == "infiniband" for nic in nics),
-        )
+        shared_memory_bytes=shared,
+        open_files=_soft_limit(resource.RLIMIT_NOFILE),
+        locked_memory_bytes=_soft_limit(resource.RLIMIT_MEMLOCK),
+        has_infiniband=any(nic.kind == "infiniband" for nic in nics),
     )
 
 
@@ -132,24 +119,33 @@ def _soft_limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def judge_limits(limits: Limits) -> list[Finding]:
-    """What is too little for ranks that share a machine."""
-    name, size = "limits.shared_memory", limits.shared_memory_bytes
+def judge_limits(
+    *,
+    shared_memory_bytes: int | None,
+    open_files: int | None,
+    locked_memory_bytes: int | None,
+    has_infiniband: bool,
+) -> list[Finding]:
+    """What is too little for ranks that share a machine.
+
+    None where there is no limit, and for shared memory where there is no /dev/shm.
+    """
+    name, size = "limits.shared_memory", shared_memory_bytes
     found = "this system has no /dev/shm" if size is None else f"/dev/shm has {size / _GIB:.1f} GiB"
     remedy = "NCCL's ranks of a node share it: docker run --ipc=host, or --shm-size 8g"
     is_small = size is not None and size < LEAST_SHARED_MEMORY
     findings = [warn(name, found, remedy) if is_small else ok(name, found)]
 
-    name, files = "limits.open_files", limits.open_files
+    name, files = "limits.open_files", open_files
     remedy = f"a rank keeps a map of each shard open: ulimit -n {LEAST_OPEN_FILES}"
     is_few = files is not None and files < LEAST_OPEN_FILES
     found = str(files or "unlimited")
     findings.append(warn(name, found, remedy) if is_few else ok(name, found))
 
-    name, size = "limits.locked_memory", limits.locked_memory_bytes
-    if limits.has_infiniband and size is None:
+    name, size = "limits.locked_memory", locked_memory_bytes
+    if has_infiniband and size is None:
         findings.append(ok(name, "unlimited, as InfiniBand wants it"))
-    elif limits.has_infiniband and size is not None:
+    elif has_infiniband and size is not None:
         found = f"{size // 1024} KiB, and there is InfiniBand, which locks its buffers"
         remedy = "ulimit -l unlimited (limits.conf; docker run --ulimit memlock=-1)"
         findings.append(fail(name, found, remedy))

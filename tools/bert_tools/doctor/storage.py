@@ -23,7 +23,7 @@ _SECONDS = 3.0  # of writing and of reading, each
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ReadRate:
     """So many bytes of `source` were read from `where` in that time, none from the page cache."""
 
@@ -104,13 +104,7 @@ def _rate(directory: Path, source: str, count: int, seconds: float) -> ReadRate:
     mounts = ""
     with suppress(OSError):
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-    return ReadRate(
-        where=directory,
-        source=source,
-        file_system=file_system_of(directory, mounts),
-        bytes_read=count,
-        seconds=seconds,
-    )
+    return ReadRate(directory, source, file_system_of(directory, mounts), count, seconds)
 
 
 def _fill(descriptor: int) -> None:

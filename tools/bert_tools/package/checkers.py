@@ -28,7 +28,7 @@ _MOST_LINES = 10  # shown of a checker's complaints
 _MOST_SHOWN = 200  # characters of a line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """One checker's run. `wanted`: how often a line that begins so must come, exactly."""
 
@@ -112,43 +112,21 @@ def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]
         "INFO - RCP Test Passed: ": closed,
     }
     whole = (str(copy), "training", ruleset)
+    passed = {"INFO - ALL CHECKS PASSED.": 1}
     calls = [
-        Call(
-            ruleset=ruleset,
-            checker="package_checker",
-            subject="the package",
-            arguments=whole,
-            wanted=package,
-        ),
-        Call(
-            ruleset=ruleset,
-            checker="repo_checker",
-            subject="the package",
-            arguments=whole,
-            wanted={"INFO - ALL CHECKS PASSED.": 1},
-        ),
+        Call(ruleset, "package_checker", "the package", whole, package),
+        Call(ruleset, "repo_checker", "the package", whole, passed),
     ]
     for system in divisions:
         name = f"systems/{system}.json"
-        calls.append(
-            Call(
-                ruleset=ruleset,
-                checker="system_desc_checker",
-                subject=name,
-                arguments=(str(copy / name), "training", ruleset),
-                wanted={"INFO -   System description checker passed for ": 1},
-            )
-        )
+        passed = {"INFO -   System description checker passed for ": 1}
+        arguments: tuple[str, ...] = (str(copy / name), "training", ruleset)
+        calls.append(Call(ruleset, "system_desc_checker", name, arguments, passed))
         for log in sorted((copy / "results" / system / "bert").glob("*")):
-            calls.append(
-                Call(
-                    ruleset=ruleset,
-                    checker="compliance_checker",
-                    subject=str(log.relative_to(copy)),
-                    arguments=("--usage", "training", "--ruleset", ruleset, str(log)),
-                    wanted={"INFO - SUCCESS": 1},
-                )
-            )
+            arguments = ("--usage", "training", "--ruleset", ruleset, str(log))
+            shown = str(log.relative_to(copy))
+            success = {"INFO - SUCCESS": 1}
+            calls.append(Call(ruleset, "compliance_checker", shown, arguments, success))
     return calls
 
 

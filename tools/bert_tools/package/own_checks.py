@@ -20,14 +20,13 @@ from bert_tools.package.plausibility import (
     published_configs,
 )
 from bert_tools.package.run_facts import RunFacts, read_facts
-from bert_tools.package.system_description import check_description
+from bert_tools.package.system_description import read_description
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
+from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
 
 RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))
-_MAX_DESCRIPTION_BYTES = 2**20
 
 Problems = list[DataError]
 
@@ -59,7 +58,9 @@ def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResult
 def _check_system(
     tree: Path, system: str, configs: Sequence[PublishedConfig]
 ) -> tuple[SystemResults, Problems]:
-    description, problems = _check_description(tree, system)
+    path, name = tree / "systems" / f"{system}.json", f"systems/{system}.json"
+    # One that is missing, the export has found.
+    description, problems = read_description(path, name) if path.exists() else ({}, [])
     directory = tree / "results" / system / "bert"
     logs = sorted(directory.glob("*"))
     problems += _check_names([log.name for log in logs], f"results/{system}/bert")
@@ -73,27 +74,11 @@ def _check_system(
         problems += _check_run(run)
         problems += check_target(run, configs)
         problems += check_course(run)
-        problems += _check_against(run, description, f"systems/{system}.json")
+        problems += _check_against(run, description, name)
     problems += _check_together(runs, f"results/{system}/bert")
     problems += check_overlap(runs, f"results/{system}/bert")
     division = str(description.get("division", ""))
     return SystemResults(system, division, tuple(runs)), problems
-
-
-def _check_description(tree: Path, system: str) -> tuple[Mapping[str, Any], Problems]:
-    name = f"systems/{system}.json"
-    remedy = "mend it; `mlperf_bert system --describe` writes a new one"
-    try:
-        if not (tree / name).exists():
-            return {}, []  # the export has found that
-        description = parse_json_object(read_regular_file(tree / name, _MAX_DESCRIPTION_BYTES))
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        return {}, [DataError(name, problem, remedy)]
-    except ValueError as error:
-        return {}, [DataError(name, f"cannot be read ({error})", remedy)]
-    wrong = check_description(description)
-    return description, [DataError(name, problem, remedy) for problem in wrong]
 
 
 def _check_names(names: Sequence[str], where: str) -> Problems:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import AS_WRITTEN
-from bert_tools.package.course import Course
-from bert_tools.package.run_facts import RunFacts
+from bert_tools.package.run_facts import Course, RunFacts
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY

@@ -4,14 +4,18 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlperf_bert.common.errors import ConfigError, DataError, say_error
-from mlperf_bert.common.untrusted import MAX_JSON_BYTES, parse_json_object, read_regular_file
-
-if TYPE_CHECKING:
-    from bert_tools.package.system_description import Software
-    from mlperf_bert.common.machine import Machine
+from bert_tools.package.system_description import (
+    Software,
+    default_name,
+    describe,
+    read_description,
+    unknown_fields,
+)
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import ConfigError, say_error
+from mlperf_bert.common.machine import Machine, read_machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,16 +42,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--check", problem, "leave them out")
     status = 0
     for path in args.check:
-        for error in problems_of(path):
+        for error in read_description(path, str(path))[1]:
             say_error(error)
             status = error.exit_status
     return status
 
 
 def _describe(args: argparse.Namespace) -> int:
-    from bert_tools.package.system_description import default_name, describe, unknown_fields
-    from mlperf_bert.common.atomic import write_file
-    from mlperf_bert.common.machine import read_machine
     from mlperf_bert.config.sections import MlperfSection
 
     if args.nodes < 1:
@@ -74,13 +75,11 @@ def _describe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _software(machine: "Machine") -> "Software":
+def _software(machine: Machine) -> Software:
     import platform
 
     import torch
     from torch.distributed import is_nccl_available
-
-    from bert_tools.package.system_description import Software
 
     has_gpus = torch.cuda.is_available()
     gpus = range(torch.cuda.device_count() if has_gpus else 0)
@@ -99,17 +98,3 @@ def _software(machine: "Machine") -> "Software":
         gpus=[torch.cuda.get_device_name(gpu) for gpu in gpus],
         gpu_memory_bytes=torch.cuda.get_device_properties(0).total_memory if has_gpus else 0,
     )
-
-
-def problems_of(path: Path) -> list[DataError]:
-    """What is wrong with the description in a file; [] where nothing is."""
-    from bert_tools.package.system_description import check_description
-
-    try:
-        description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
-    except OSError as error:
-        return [DataError(str(path), error.strerror or "cannot be read", "name a JSON file")]
-    except ValueError as error:
-        return [DataError(str(path), f"is not JSON ({error})", "mend that line")]
-    remedy = "mend it; `mlperf_bert system --describe` shows how"
-    return [DataError(str(path), problem, remedy) for problem in check_description(description)]

@@ -7,9 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.machine import Gpu, Machine, Nic
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.common.untrusted import (
+    MAX_JSON_BYTES,
+    in_brief,
+    parse_json_object,
+    read_regular_file,
+)
 
 FIELDS = (
     "submitter",
@@ -71,6 +79,18 @@ class Software:
     stack: Mapping[str, str]
     gpus: Sequence[str] = ()
     gpu_memory_bytes: int = 0
+
+
+def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:
+    """The description in a file, and what is wrong with it; `name` is what problems call it."""
+    remedy = "mend it; `mlperf_bert system --describe` writes a new one"
+    try:
+        description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return {}, [DataError(name, f"cannot be read ({why})", remedy)]
+    wrong = check_description(description)
+    return description, [DataError(name, problem, remedy) for problem in wrong]
 
 
 def check_description(description: Mapping[str, object]) -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.common.figures import check_picture, png
-from mlperf_bert.common.errors import ConfigError, one_line
+from bert_tools.common.figures import check_picture, new_figure, png
+from mlperf_bert.common.errors import ConfigError, one_line, say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,14 +38,26 @@ def show(answer: Answer, as_json: bool) -> None:
         print(one_line(answer.end))
 
 
-def asked_picture(args: argparse.Namespace, default: str) -> Path | None:
-    """Where --out wants it, tried before minutes are spent; None under --no-plot. ConfigError."""
-    return None if args.no_plot else check_picture(args.out or Path(default))
+def asked_picture(args: argparse.Namespace, default: str) -> tuple[Path | None, str]:
+    """Where --out or the default wants it, tried before minutes are spent; and what to say of it.
 
-
-def picture_line(picture: Path | None) -> str:
-    """The last line of a question that draws unless told otherwise."""
-    return f"picture: {picture}" if picture else "no picture was asked for"
+    Raises ConfigError or DataError where it cannot be written; one that nobody has asked for by
+    --out is left out where matplotlib is missing.
+    """
+    if args.no_plot:
+        return None, "no picture was asked for"
+    try:
+        new_figure(1, 1)
+    except ConfigError as error:
+        if args.out:
+            raise
+        where, _, remedy = error.args
+        left_out = f"picture: left out, as {where} is not installed; {remedy}, or add --no-plot"
+        if args.json:
+            say(left_out)
+        return None, left_out
+    picture = check_picture(args.out or Path(default))
+    return picture, f"picture: {picture}"
 
 
 def check_least(option: str, value: int, least: int) -> None:

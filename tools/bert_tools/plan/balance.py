@@ -3,7 +3,7 @@
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer, asked_picture, check_least, picture_line
+from bert_tools.plan.answer import Answer, asked_picture, check_least
 from bert_tools.plan.sample_index import SampleIndex, asked_index
 from mlperf_bert.common.console import Counted
 from mlperf_bert.common.errors import ConfigError
@@ -140,18 +140,10 @@ class BalanceRow:
         return " ".join(filter(None, (self.policy, self.deal, unequal)))
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A sampler that cannot serve this batch or these lengths, and why."""
-
-    sampler: SamplerName
-    reason: str
-
-
 def answer(args: argparse.Namespace) -> Answer:
     """Measure all that can be. Raises ConfigError or DataError for what the user can mend."""
     question = _question(args)
-    picture = _picture(args)
+    picture, end = _picture(args)
     index = asked_index(args)
     if question.global_batch_size > len(index.lengths):
         problem = f"makes a global batch of {question.global_batch_size:,}"
@@ -170,7 +162,7 @@ def answer(args: argparse.Namespace) -> Answer:
         "source": index.source,
         "samples": len(index.lengths),
         "mean_length": index.mean_length,
-        "left_out": [asdict(each) for each in left_out],
+        "left_out": [{"sampler": name, "reason": reason} for name, reason in left_out.items()],
         "picture": None if picture is None else str(picture),
         "rows": [asdict(row) for row in rows],
     }
@@ -178,7 +170,7 @@ def answer(args: argparse.Namespace) -> Answer:
         facts=facts,
         lines=_in_words(index, question, rows, left_out),
         pictures={picture: partial(_draw, question, rows)} if picture else {},
-        end=picture_line(picture),
+        end=end,
     )
 
 
@@ -216,21 +208,21 @@ def _question(args: argparse.Namespace) -> Question:
     return question
 
 
-def _picture(args: argparse.Namespace) -> Path | None:
+def _picture(args: argparse.Namespace) -> tuple[Path | None, str]:
     name = f"balance_{args.nodes}x{args.gpus_per_node}x{args.local_batch_size}.png"
-    path = asked_picture(args, name)
+    path, end = asked_picture(args, name)
     if path and args.histogram and os.path.realpath(path) == os.path.realpath(args.histogram):
         remedy = "name a .png file in a directory that exists"
         raise ConfigError("--out", f"{path} is the file of --histogram", remedy)
-    return path
+    return path, end
 
 
 def make_samplers(
     index: SampleIndex, question: Question
-) -> tuple[dict[SamplerName, Sampler], list[LeftOut]]:
-    """Every sampler that can serve, and those that cannot."""
+) -> tuple[dict[SamplerName, Sampler], dict[SamplerName, str]]:
+    """Every sampler that can serve this batch and these lengths, and why the others cannot."""
     samplers: dict[SamplerName, Sampler] = {}
-    left_out = []
+    left_out: dict[SamplerName, str] = {}
     names: tuple[SamplerName, ...] = get_args(SamplerName)
     for name in names:
         try:
@@ -243,7 +235,7 @@ def make_samplers(
                 quantiles=question.quantiles,
             )
         except ConfigError as error:
-            left_out.append(LeftOut(name, str(error)))
+            left_out[name] = str(error)
     return samplers, left_out
 
 
@@ -348,7 +340,10 @@ def _group_size(question: Question, policy: BalancePolicy) -> int:
 
 
 def _in_words(
-    index: SampleIndex, question: Question, rows: Sequence[BalanceRow], left_out: Sequence[LeftOut]
+    index: SampleIndex,
+    question: Question,
+    rows: Sequence[BalanceRow],
+    left_out: Mapping[SamplerName, str],
 ) -> Iterator[str]:
     yield (
         f"{question.nodes} nodes of {question.gpus_per_node} GPUs, {question.local_batch_size} "
@@ -366,8 +361,7 @@ def _in_words(
     for policy, num_bytes in packets.items():
         size = f"{num_bytes / 1e6:.3f} MB"
         yield f"published packets of padded rows would take {size} by {policy}"
-    for each in left_out:
-        yield f"left out: {each.sampler} ({each.reason})"
+    yield from (f"left out: {name} ({reason})" for name, reason in left_out.items())
 
 
 def _cells(row: BalanceRow) -> list[str]:

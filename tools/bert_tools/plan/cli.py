@@ -6,9 +6,9 @@ import typing
 from pathlib import Path
 
 from bert_tools.plan.answer import show
-from bert_tools.plan.batch_choice import ACCELERATORS
-from bert_tools.plan.cluster import machine, software
+from bert_tools.plan.cluster import machine
 from bert_tools.plan.entries import FILTER_HELP, PUBLISHED
+from bert_tools.plan.recipes import ACCELERATORS
 from bert_tools.plan.samples_to_target import RECIPES
 from mlperf_bert.config.options import add_config
 from mlperf_bert.config.sections import (
@@ -157,14 +157,14 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     text = "line rate out of a node, one direction (default: the usual node's)"
     _number(parser, "node-bandwidth", None, text, "GB/S", float)
     for name, choices, default, text in (
-        ("program", tuple(software.programs()), "ours", "whose code runs (default ours)"),
+        ("program", tuple(machine.programs()), "ours", "whose code runs (default ours)"),
         ("precision", typing.get_args(machine.MatrixPrecision), "bf16", ""),
         ("sampler", typing.get_args(SamplerName), "uniform", ""),
         ("balance", typing.get_args(BalancePolicy), "presort_global", ""),
         ("clip", typing.get_args(ClipPolicy), "bucket_before_allreduce", ""),
         ("capture", ("on", "off"), None, "one graph a step (default: as the program does)"),
         (
-            *("sharding", typing.get_args(software.Scope), None),
+            *("sharding", typing.get_args(machine.Scope), None),
             "ranks that the optimizer's state is cut over (default: as the program does)",
         ),
         ("recipe", RECIPES, "closed_lamb", ""),

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer, asked_picture, picture_line
+from bert_tools.plan.answer import Answer, asked_picture
 from bert_tools.plan.entries import (
     PUBLISHED,
     Entry,
@@ -71,7 +71,7 @@ def answer(args: argparse.Namespace) -> Answer:
         if not 1 <= each <= _MOST_ACCELERATORS:
             remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
             raise ConfigError("--at", f"is {each}", remedy)
-    picture = asked_picture(args, "law.png")
+    picture, end = asked_picture(args, "law.png")
     everything, skipped = _read(args.paths)
     entries = chosen(everything, args.filter)
     usable = [each for each in entries if each.time_min and each.accelerators]
@@ -92,7 +92,7 @@ def answer(args: argparse.Namespace) -> Answer:
         facts=facts,
         lines=in_words(title, law, costs, skipped, left_out),
         pictures={picture: partial(_draw, title, law)} if picture else {},
-        end=picture_line(picture),
+        end=end,
     )
 
 

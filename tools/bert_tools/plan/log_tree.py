@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import RunLog, is_number, read_foreign_log
-from bert_tools.package.score import olympic_mean
+from bert_tools.common.means import olympic_mean
 from bert_tools.plan.entries import Entry, Skipped
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from bert_tools.common.student_t import quantile_95
+from bert_tools.common.means import quantile_95
 from bert_tools.plan.entries import Entry
 from mlperf_bert.common.errors import ConfigError
 

@@ -1,7 +1,7 @@
 """`plan suggest`: a config for a job of any size, with the samples and the time to expect.
 
 Hyper-parameters are those of published recipes or lie between them (`recipes`),
-the batch is `batch_choice`'s, samples are `samples_to_target`'s, and time is samples over the
+the batch is of `recipes`, samples are `samples_to_target`'s, and time is samples over the
 throughput of the law that `plan law` fits to NVIDIA's entries on that accelerator.
 """
 
@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.plan.answer import Answer, check_least
-from bert_tools.plan.batch_choice import (
-    Accelerator,
-    BatchChoice,
-    choose_batch,
-    most_sequences,
-    target_batch,
-)
 from bert_tools.plan.entries import Entry, chosen, published_entries
 from bert_tools.plan.law import law_in_words
-from bert_tools.plan.recipes import Sections, knots, lamb_recipe, open_sections
+from bert_tools.plan.recipes import (
+    Accelerator,
+    BatchChoice,
+    Sections,
+    choose_batch,
+    knots,
+    lamb_recipe,
+    most_sequences,
+    open_sections,
+    target_batch,
+)
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from bert_tools.plan.scaling_law import ScalingLaw, fit_law
 from mlperf_bert.cli.explain import in_words as config_in_words

@@ -42,22 +42,6 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeSplit:
-    """Seconds of a run by what they went into; `rest` is what no part claims."""
-
-    init: float
-    steps: float
-    wait: float
-    evaluation: float
-    rest: float
-
-    @property
-    def total(self) -> float:
-        """From the beginning of start-up to the last that the files tell of."""
-        return self.init + self.steps + self.wait + self.evaluation + self.rest
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One setting: its name, and its value in each run in words, None where it has none."""
 
@@ -70,16 +54,26 @@ class Row:
         return len(set(self.values)) > 1
 
 
-def time_split(facts: RunFacts) -> TimeSplit | None:
-    """Where the time of a whole run went; None of a resumed one, whose log has a part only."""
+def time_split(facts: RunFacts) -> dict[str, float] | None:
+    """Seconds of a whole run by what they went into; None of a resumed one, whose log has a part.
+
+    They begin with start-up and end with the last that the files tell of; `rest` is what no part
+    claims.
+    """
     timing, steps = facts.run.timing, _step_seconds(facts, "step_ms")
     run_s = (timing.run_s or timing.seen_s) if timing else None
     if timing is None or run_s is None or steps is None or facts.resumes or facts.attempts:
         return None
     wait, evaluation = min(_step_seconds(facts, "wait_ms") or 0.0, steps), timing.evaluation_s or 0
     rest = max(0.0, run_s - steps - evaluation)
-    split = TimeSplit(timing.init_s or 0.0, steps - wait, wait, evaluation, rest)
-    return split if 0 < split.total < math.inf else None
+    split = {
+        "init": timing.init_s or 0.0,
+        "steps": steps - wait,
+        "wait": wait,
+        "evaluation": evaluation,
+        "rest": rest,
+    }
+    return split if 0 < sum(split.values()) < math.inf else None
 
 
 def numbers_of(facts: RunFacts) -> dict[str, Number | None]:
@@ -246,7 +240,7 @@ def as_json(runs: Sequence[RunFacts]) -> dict[str, Any]:
 
 
 def _run_as_json(facts: RunFacts) -> dict[str, Any]:
-    split, outcome = time_split(facts), facts.run.outcome
+    outcome = facts.run.outcome
     diagnosis = facts.diagnosis.as_json()
     return {
         "label": facts.label,
@@ -256,7 +250,7 @@ def _run_as_json(facts: RunFacts) -> dict[str, Any]:
         "attempts": facts.attempts + 1,
         "resumed_at_samples": list(facts.resumes),
         **numbers_of(facts),
-        "time_s": asdict(split) if split else None,
+        "time_s": time_split(facts),
         "evaluations": [asdict(each) for each in facts.run.evaluations],
         "environment": dict(facts.environment),
         **{key: diagnosis[key] for key in ("verdict", "why", "causes", "slowness")},

@@ -235,15 +235,15 @@ def _time_bars(runs: Sequence[RunFacts]) -> Iterator[tuple[object, ...]]:
     for number, facts in enumerate(runs):
         if (split := time_split(facts)) is None:
             continue
-        parts = {part: float(getattr(split, part)) for part in _PARTS}
-        shares = [value / split.total for value in parts.values()]
+        total = sum(split.values())
+        shares = [value / total for value in split.values()]
         said = ", ".join(
-            f"{_PARTS[part]} {seconds(value)} ({100 * value / split.total:.1f} %)"
-            for part, value in parts.items()
+            f"{_PARTS[part]} {seconds(value)} ({100 * value / total:.1f} %)"
+            for part, value in split.items()
             if value > 0
         )
-        bars = list(zip(parts, accumulate(shares, initial=0.0), shares, strict=False))
-        yield number, facts, split.total, bars, said
+        bars = list(zip(split, accumulate(shares, initial=0.0), shares, strict=False))
+        yield number, facts, total, bars, said
 
 
 def _not_shown(runs: Sequence[RunFacts], quiet: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from mlperf_bert.data.balance import TOKENS, Balance
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.sampler import Int64Array, permute
-from mlperf_bert.model.cross_entropy import precise
+from mlperf_bert.model.blocks import precise
 
 _BY_TOKENS = Balance(policy="presort_global")
 

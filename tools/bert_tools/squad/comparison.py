@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from bert_tools.common.log_reader import is_number
-from bert_tools.common.student_t import mean_and_half_width
+from bert_tools.common.means import mean_and_half_width
 from bert_tools.squad.bubble import Kind, Span
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import Record, read_record

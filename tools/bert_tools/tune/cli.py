@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     Raises UserError for a mistake in the options, the files or the study directory.
     """
     from bert_tools.common.figures import new_figure
-    from bert_tools.tune.journal import need_optuna
+    from bert_tools.tune.store import need_optuna
     from mlperf_bert.common.atomic import make_directory
 
     need_optuna()
@@ -100,14 +100,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, Summary | None]":
     """Its status, and what the study has come to; None of a worker or after a failure."""
-    from bert_tools.tune.journal import study_lock
     from bert_tools.tune.results import write_results
     from bert_tools.tune.search import Search, StudyProgress
     from bert_tools.tune.settings import hold_to_study
-    from bert_tools.tune.stop_signal import StopSignal
-    from bert_tools.tune.store import Store
+    from bert_tools.tune.store import Store, study_lock
     from bert_tools.tune.summary import summarise
-    from bert_tools.tune.trial_process import run_workers
+    from bert_tools.tune.trial_process import StopSignal, run_workers
 
     with StopSignal() as stop:
         with study_lock(args.study):

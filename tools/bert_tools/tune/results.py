@@ -18,7 +18,8 @@ from bert_tools.tune.summary import (
     ArmSummary,
     Spread,
     Summary,
-    gains,
+    deviation_of,
+    gains_of,
     in_words,
     unit_of,
 )
@@ -122,13 +123,13 @@ def verdict(summary: Summary, arm: str | None) -> str:
         return "no trial reached the target: widen the space, or raise --samples"
     subject = f"best {arm}"
     spread = next((each for each in summary.spreads if each.subject == subject), None)
-    if spread is None or spread.gain is None:
+    if spread is None or not spread.gains:
         return f"{subject} is not compared with the default: no fresh seeds, or not the same ones"
     seeds = f"{len(spread.seeds)} fresh seeds" if len(spread.seeds) > 1 else "one fresh seed"
     bound = ""
     if any(each.at_least for each in summary.spreads if each.subject in (DEFAULT, subject)):
         bound = "; a run that missed counts as the whole budget"
-    if spread.gain <= 0:
+    if mean(spread.gains) <= 0:
         return f"the default is not worse than {subject}: {_gain(spread)} over {seeds}{bound}"
     what = _NOUNS[summary.settings.objective]
     return f"{subject} needs fewer {what} than the default: {_gain(spread)} over {seeds}{bound}"
@@ -164,7 +165,7 @@ def _spread_lines(summary: Summary) -> list[str]:
         lines.append(
             f"| {each.subject} | {each.reached} of {len(each.needed)} "
             f"| {mark}{each.mean:,.{digits}f} | {deviation} | {numbers} "
-            f"| {_gain(each) if each.gain is not None else '-'} |"
+            f"| {_gain(each) if each.gains else '-'} |"
         )
     return [*lines, *_between_lines(summary)]
 
@@ -179,7 +180,7 @@ def _between_lines(summary: Summary) -> list[str]:
         spread = f" (standard deviation {stdev(each.between):,.0f})" if several else ""
         words.append(f"{each.subject} {mean(each.between):,.0f}{spread}")
         if default and each is not default and each.seeds == default.seeds:
-            found = gains(default.between, each.between)
+            found = gains_of(default.between, each.between)
             spread = f", standard deviation {stdev(found):.1f} %" if several else ""
             words[-1] += f", {mean(found):.1f} % fewer than the default{spread}"
     if not known:
@@ -189,12 +190,12 @@ def _between_lines(summary: Summary) -> list[str]:
 
 def _gain(spread: Spread) -> str:
     """Per cent of the default's mean, with the spread over the seeds where there are several."""
+    gain = f"{mean(spread.gains):.1f} %"
     if len(spread.seeds) == 1:
-        return f"{spread.gain:.1f} %"
-    return (
-        f"{spread.gain:.1f} % (standard deviation {spread.gain_spread:.1f} %, "
-        f"{spread.gain_least:.1f} to {spread.gain_most:.1f} %)"
-    )
+        return gain
+    deviation = deviation_of(spread.gains)
+    least, most = min(spread.gains), max(spread.gains)
+    return f"{gain} (standard deviation {deviation:.1f} %, {least:.1f} to {most:.1f} %)"
 
 
 def _draw_history(summary: Summary) -> "Figure":

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Literal
 from bert_tools.tune.objective import Curve, Result, read_result
 from bert_tools.tune.settings import Arm, StudySettings
 from bert_tools.tune.space import Value, draw
-from bert_tools.tune.stop_signal import StopSignal
 from bert_tools.tune.store import REPEATS, Store
 from bert_tools.tune.summary import best_trial, in_words, missing_repeats
-from bert_tools.tune.trial_process import DEFAULT_TRAINER, TrialProcess, last_line
+from bert_tools.tune.trial_process import DEFAULT_TRAINER, StopSignal, TrialProcess, last_line
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.console import LiveLine
 from mlperf_bert.common.errors import (

@@ -43,10 +43,10 @@ class ArmSummary:
 class Spread:
     """One subject on fresh seeds: samples (or seconds) to the target, in the order of `seeds`.
 
-    `gain` is the mean over the seeds of what the default needed more than this, `gain_spread` its
-    standard deviation, both in per cent of the default's mean; None for the default itself, and
-    where seeds are still missing. `between` are samples at which the line between two evaluations
-    crosses the target, an estimate finer than evaluations are; empty where a run missed.
+    `gains` are what the default needed more than this on each seed, in per cent of its mean; none
+    for the default itself, and where seeds are still missing. `between` are samples at which the
+    line between two evaluations crosses the target, an estimate finer than evaluations are; empty
+    where a run missed.
     """
 
     subject: str
@@ -54,10 +54,7 @@ class Spread:
     needed: tuple[float, ...]
     reached: int
     between: tuple[float, ...] = ()
-    gain: float | None = None
-    gain_spread: float | None = None
-    gain_least: float | None = None
-    gain_most: float | None = None
+    gains: tuple[float, ...] = ()
 
     @property
     def at_least(self) -> bool:
@@ -72,7 +69,7 @@ class Spread:
     @property
     def deviation(self) -> float:
         """Standard deviation over the seeds; 0 of one."""
-        return stdev(self.needed) if len(self.needed) > 1 else 0.0
+        return deviation_of(self.needed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +97,11 @@ class Summary:
             "fresh_seeds": [_spread_as_json(each) for each in self.spreads],
             "best_arm": self.best_arm,
         }
+
+
+def deviation_of(values: Sequence[float]) -> float:
+    """Their standard deviation; 0 of one."""
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def best_trial(trials: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -162,23 +164,9 @@ def unit_of(objective: Objective) -> str:
     return "samples" if objective == "samples" else "s"
 
 
-def gains(default: Sequence[float], own: Sequence[float]) -> list[float]:
+def gains_of(default: Sequence[float], own: Sequence[float]) -> tuple[float, ...]:
     """What each of the default's runs needed more than this one's, per cent of their mean."""
-    return [100 * (a - b) / mean(default) for a, b in zip(default, own, strict=True)]
-
-
-def _with_gain(spread: Spread, default: Spread) -> Spread:
-    """The same, beside the default on the same seeds."""
-    if spread.seeds != default.seeds or spread.subject == DEFAULT:
-        return spread
-    found = gains(default.needed, spread.needed)
-    return replace(
-        spread,
-        gain=mean(found),
-        gain_spread=stdev(found) if len(found) > 1 else 0.0,
-        gain_least=min(found),
-        gain_most=max(found),
-    )
+    return tuple(100 * (a - b) / mean(default) for a, b in zip(default, own, strict=True))
 
 
 def _arm(name: str, trials: Sequence[TrialRecord]) -> ArmSummary:
@@ -210,7 +198,12 @@ def _spreads(settings: StudySettings, store: Store, repeats: int) -> tuple[Sprea
             )
             found.append(spread)
     default = next((each for each in found if each.subject == DEFAULT), None)
-    return tuple(_with_gain(each, default) if default else each for each in found)
+    return tuple(
+        replace(each, gains=gains_of(default.needed, each.needed))
+        if default and each is not default and each.seeds == default.seeds
+        else each
+        for each in found
+    )
 
 
 def _between(target: float, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
@@ -265,10 +258,13 @@ def _arm_as_json(arm: ArmSummary, importance: dict[str, float] | None) -> dict[s
 
 def _spread_as_json(spread: Spread) -> dict[str, Any]:
     facts = asdict(spread)
-    for key in ("gain", "gain_spread", "gain_least", "gain_most"):
-        facts[f"{key}_percent"] = facts.pop(key)
+    gains = facts.pop("gains")
     return {
         **facts,
+        "gain_percent": mean(gains) if gains else None,
+        "gain_spread_percent": deviation_of(gains) if gains else None,
+        "gain_least_percent": min(gains, default=None),
+        "gain_most_percent": max(gains, default=None),
         "mean": spread.mean,
         "standard_deviation": spread.deviation,
         "at_least": spread.at_least,

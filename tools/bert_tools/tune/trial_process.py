@@ -1,4 +1,4 @@
-"""Processes of a study: one for each training, watched and ended in order; and its workers."""
+"""Processes of a study: one for each training, watched and ended in order; its workers; signals."""
 
 import os
 import platform
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from bert_tools.tune.objective import Curve, read_curve
-from bert_tools.tune.stop_signal import StopSignal
-from mlperf_bert.common.errors import STOPPED, ConfigError
+from mlperf_bert.common.errors import INTERRUPTED, STOPPED, ConfigError, say
 from mlperf_bert.common.untrusted import not_through_a_link
-from mlperf_bert.signals.signal_watch import end_with_parent
+from mlperf_bert.signals.signal_watch import CaughtSignals, end_with_parent
 
 POLL_S = 0.25
 HEARTBEAT_S = 5.0
@@ -26,6 +26,23 @@ HEARTBEAT = "heartbeat"
 LOG = "train.log"
 WORKER = "--as-worker"
 DEFAULT_TRAINER = (sys.executable, "-m", "mlperf_bert", "train")
+
+
+class StopSignal(CaughtSignals):
+    """Says what a signal does; a second Ctrl-C ends at once, and what trains dies with this."""
+
+    @property
+    def came(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self.first != 0
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Obey it."""
+        super().note(number, frame)
+        if self.at_once:
+            os._exit(INTERRUPTED)
+        name = signal.Signals(number).name
+        say(f"{name}: ending what trains; the same command goes on with the study")
 
 
 class TrialProcess:

@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 
 from bert_tools.plan.buckets import backward_order
-from bert_tools.plan.cluster.machine import Accelerator, Constants, MatrixPrecision
-from bert_tools.plan.cluster.software import Software
+from bert_tools.plan.cluster.machine import Accelerator, Constants, MatrixPrecision, Software
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets

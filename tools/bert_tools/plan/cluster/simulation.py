@@ -11,12 +11,10 @@ from bert_tools.plan.cluster.machine import (
     AcceleratorName,
     Constants,
     MatrixPrecision,
-    default_constants,
-    make_machine,
-)
-from bert_tools.plan.cluster.software import (
     Scope,
     Software,
+    default_constants,
+    make_machine,
     programs,
     with_capture,
     with_optimizer,

@@ -9,8 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from bert_tools.plan.cluster.device import Device, Phase, SentBucket, phases_of, sent_buckets
-from bert_tools.plan.cluster.machine import Constants, Machine, MatrixPrecision, Network
-from bert_tools.plan.cluster.software import Scope, Software
+from bert_tools.plan.cluster.machine import (
+    Constants,
+    Machine,
+    MatrixPrecision,
+    Network,
+    Scope,
+    Software,
+)
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
 
@@ -140,7 +146,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         replace(phase, device_ms=phase.device_ms * speed)
         for phase in phases_of(job.device, job.program, work)
     ]
-    input_ms = _input_ms(job, work)
+    input_ms = _gather_ms(job, work.input_scope, work.input_bytes)
     starts, ends, host_ends = _run_phases(job, phases, input_ms, work.world_size)
     first_back = next(i for i, phase in enumerate(phases) if phase.direction == "backward")
     gradient_bytes = job.element_bytes * job.parameters
@@ -182,12 +188,8 @@ def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
     return np.maximum(1 + fraction * generator.standard_normal(ranks), 0.5)
 
 
-def _input_ms(job: Job, work: Workload) -> float:
-    """Exchanging samples before the forward, where ranks do; nothing overlaps it."""
-    return _gather_ms(job, work.input_scope, work.input_bytes)
-
-
 def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
+    """Samples before the forward, or weights behind the update; nothing overlaps it."""
     if scope == "none":
         return 0.0
     network = job.network

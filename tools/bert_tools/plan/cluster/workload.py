@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tools.plan.cluster.software import AttentionLayout, Layout, Scope, Software
+from bert_tools.plan.cluster.machine import AttentionLayout, Layout, Scope, Software
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, Deal, SamplerName

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -149,9 +149,9 @@ class Evaluator:
         with _evaluation_of(model):
             self._batches.fill()
             batches = self._batches.static
-            self._clock.begin()
+            self._clock.mark(0)
             counts = self._replay() if self._replay else self._count_batches(model, batches)
-            self._clock.end()
+            self._clock.mark(1)
             return counts
 
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
@@ -170,35 +170,25 @@ class Evaluator:
 
 
 class _ShareClock:
-    """Times one piece of work on a device; the host does not wait for it."""
+    """Times one piece of work on a device, from mark 0 to mark 1; the host does not wait for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._events: list[torch.cuda.Event] = []
         if device.type == "cuda":
-            self._events = (
-                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            )
-        self._times = (0.0, 0.0)
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._times = [0.0, 0.0]
 
-    def begin(self) -> None:
-        """The work is queued from here on."""
-        self._times = (time.perf_counter(), 0.0)
+    def mark(self, which: Literal[0, 1]) -> None:
+        """All work before it is queued, all after it is not."""
+        self._times[which] = time.perf_counter()
         if self._events:
-            self._events[0].record()
-
-    def end(self) -> None:
-        """To here."""
-        self._times = (self._times[0], time.perf_counter())
-        if self._events:
-            self._events[1].record()
+            self._events[which].record()
 
     @property
     def seconds(self) -> float:
         """Of the last piece, once the device has done it."""
         if self._events:
-            milliseconds: float = self._events[0].elapsed_time(self._events[1])
-            return milliseconds / 1e3
+            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
         return self._times[1] - self._times[0]
 
 

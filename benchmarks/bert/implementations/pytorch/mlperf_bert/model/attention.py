@@ -8,15 +8,20 @@ exactly the tokens of its own sequence, scores are divided by sqrt(H), and dropo
 probabilities (BERT, arXiv 1810.04805; Transformer, arXiv 1706.03762, section 3.2.1; unpadded form:
 arXiv 2208.08124).
 
-Here are the policies that need no kernel of their own. They read the lengths that the host knows,
-so a captured step cannot hold them. On a CPU they drop what the site's keys say; elsewhere torch's
-generator decides.
+Here are the policies that need no kernel of ours. `reference`, `grouped` and `packed` read the
+lengths that the host knows, so a captured step cannot hold them. On a CPU they drop what the site's
+keys say; elsewhere torch's generator decides.
+
+`flash` and `cudnn` are operators that torch brings, for CUDA, in bf16 or fp16. They take the bounds
+of sequences from the device and drop by torch's generator, whose state the forward hands to the
+backward. The public `varlen_attn` of torch has no dropout; these operators under it do. Neither has
+been run on a GPU yet.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -157,15 +162,10 @@ def _attend_padded(
     site: DropoutSite | None,
     where_keys_are: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """[b, N, s, H] of the same.
+    """[b, N, s, H] of q [b, N, s, H]; k and v may have another number of slots.
 
-    Args:
-        q: of s query slots; k and v may have another number of slots.
-        k: as above.
-        v: as above.
-        is_visible: bool [b, 1, 1 or s, key slots], or None where all keys are.
-        site: its keys are those of the b * s query slots.
-        where_keys_are: as for `_drop`.
+    `is_visible` bool [b, 1, 1 or s, key slots], None where all keys are; `site` and
+    `where_keys_are` as for `_drop`.
     """
     if site is None or q.device.type != "cpu":
         dropout_p = 0.0 if site is None else site.probability
@@ -182,13 +182,10 @@ def _drop(
     site: DropoutSite | None,
     where_keys_are: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Dropout of probabilities [b, N, s, key slots].
+    """Dropout of probabilities [b, N, s, key slots], whose keys lie in their slots by position.
 
-    Args:
-        probabilities: of keys that lie in their slots by position.
-        site: its keys are those of the b * s query slots.
-        where_keys_are: of each query slot, int64 [b * s]: which slot has its first key, and how
-            many keys there are; None where that is the first slot and all slots count.
+    The keys of `site` are those of the b * s query slots. `where_keys_are`, int64 [b * s] each:
+    which slot has a query's first key, and how many keys there are; None: the first, and all.
     """
     if site is None:
         return probabilities
@@ -241,3 +238,73 @@ class _GatherSlots(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (row_slot,) = ctx.saved_tensors
         return grad.index_select(0, row_slot), None, None
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
+    """FlashAttention-2 (arXiv 2307.08691). Heads of at most 256 channels, a multiple of 8."""
+    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "flash")  # type: ignore[no-untyped-call]
+    return context
+
+
+def cudnn(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
+    """cuDNN's attention over ragged rows: heads of at most 128 channels, a multiple of 8.
+
+    Its backward in torch 2.13 and older takes the head size for the length of the longest sequence
+    and writes behind its buffer (github.com/pytorch/pytorch/pull/186142): `choices`
+    lets it run from torch 2.14 on.
+    """
+    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "cudnn")  # type: ignore[no-untyped-call]
+    return context
+
+
+class _VarlenAttention(torch.autograd.Function):
+    """Saves logsumexp, float32 [N, R] (cuDNN's [N, R, 1]), and two tensors of random state."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: AttentionLayout,
+        site: DropoutSite | None,
+        operators: Literal["flash", "cudnn"],
+    ) -> Tensor:
+        starts, longest = (
+            (layout.cu_queries, layout.cu_seqlens),
+            (layout.max_queries, layout.max_length),
+        )
+        dropout_p = 0.0 if site is None else site.probability
+        if operators == "flash":
+            context, logsumexp, *random_state, _ = torch.ops.aten._flash_attention_forward(
+                q, k, v, *starts, *longest, dropout_p, False, False
+            )
+        else:
+            results = torch.ops.aten._cudnn_attention_forward(
+                q, k, v, None, *starts, *longest, True, dropout_p, False, False
+            )
+            context, logsumexp, random_state = results[0], results[1], results[6:8]
+        ctx.save_for_backward(q, k, v, context, logsumexp, *starts, *random_state)
+        ctx.not_tensors = longest, dropout_p, operators
+        return context  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, context, logsumexp, *starts, seed, offset = ctx.saved_tensors
+        longest, dropout_p, operators = ctx.not_tensors
+        of_forward = (grad.contiguous(), q, k, v, context, logsumexp)
+        bounds, random_state = (*starts, *longest), (seed, offset)
+        if operators == "flash":
+            gradients = torch.ops.aten._flash_attention_backward(
+                *of_forward, *bounds, dropout_p, False, *random_state
+            )
+        else:
+            no_bias = None
+            gradients = torch.ops.aten._cudnn_attention_backward(
+                *of_forward, *random_state, no_bias, *bounds, dropout_p, False
+            )
+        return *gradients, None, None, None

@@ -161,15 +161,10 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
 def pad_groups(
     sequences: tuple[NDArray[np.int64], ...], lengths: tuple[int, ...], device: torch.device
 ) -> tuple[Padded, list[NDArray[np.bool_]]]:
-    """Index the slots of groups.
+    """The padding of groups, and of each which slots hold rows, bool [b, s], on the host.
 
-    Args:
-        sequences: numbers of each group's sequences.
-        lengths: rows of each of all B sequences, which lie end to end in the tensor to be padded.
-        device: where the indices go.
-
-    Returns:
-        The padding, and of each group which slots hold rows, bool [b, s], on the host.
+    `sequences` are the numbers of each group's; `lengths` the rows of each of all B, which lie end
+    to end in the tensor to be padded.
     """
     count = np.asarray(lengths, dtype=np.int64)
     first_row = np.cumsum(count) - count
@@ -236,11 +231,9 @@ def build_rows(
 def _lay_in_rows(
     count: NDArray[np.int64], row: NDArray[np.int64], row_length: int, device: torch.device
 ) -> tuple[Slots, NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences of `count` elements end to end in the rows they are in.
+    """Slots of sequences of `count` elements, end to end in the rows they are in.
 
-    Returns:
-        The slots; where each sequence begins in its row; and [P, row_length] the number of the
-        sequence in each slot, -1 in free ones.
+    Also where each begins in its row, and [P, row_length] whose each slot is, -1 in free ones.
     """
     by_row = np.argsort(row, kind="stable")
     # Before each sequence are those placed before it, less what earlier rows hold.

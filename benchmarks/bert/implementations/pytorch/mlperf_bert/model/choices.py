@@ -15,16 +15,22 @@ from torch import Tensor
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import AttentionName, ModelSection
 from mlperf_bert.data.length_histogram import wikipedia_lengths
-from mlperf_bert.model.attention import AttentionPolicy, grouped, packed, reference
+from mlperf_bert.model.attention import (
+    AttentionPolicy,
+    cudnn,
+    flash,
+    grouped,
+    packed,
+    reference,
+)
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
-from mlperf_bert.model.varlen_operators import cudnn, flash
 
 MOST_CHANNELS = 4096  # of a row that one program of a GPU normalises in its registers
 TRITON_HEADS = (16, 32, 64, 128)  # channels of a head
-SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `varlen_operators.cudnn`
+SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `attention.cudnn`
 # Of the largest element of the context and of each gradient. bf16 itself rounds to 0.004.
 TOLERANCE = 0.02
 NUM_SEQUENCES = 32  # of a trial
@@ -238,26 +244,17 @@ def _why_not(
         return f"it needs bf16 or fp16, and the model computes in {dtype}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
-    if name == "flash":
-        return _why_not_flash(head_size)
-    return _why_not_cudnn(head_size) if name == "cudnn" else _why_not_triton(head_size)
-
-
-def _why_not_flash(head_size: int) -> str | None:
-    if head_size % 8 or head_size > 256:
-        return f"heads have {head_size} channels, not a multiple of 8 up to 256"
-    if not torch.backends.cuda.is_flash_attention_available():
-        return "this torch was built without flash kernels"
-    return None
-
-
-def _why_not_cudnn(head_size: int) -> str | None:
+    most = {"flash": 256, "cudnn": 128}.get(name)
+    if most is None:
+        return _why_not_triton(head_size)
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < SAFE_CUDNN_SINCE:
+    if name == "cudnn" and version < SAFE_CUDNN_SINCE:
         return f"torch {torch.__version__} writes out of bounds in its backward; 2.14 does not"
-    if head_size % 8 or head_size > 128:
-        return f"heads have {head_size} channels, not a multiple of 8 up to 128"
-    if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+    if head_size % 8 or head_size > most:
+        return f"heads have {head_size} channels, not a multiple of 8 up to {most}"
+    if name == "flash" and not torch.backends.cuda.is_flash_attention_available():
+        return "this torch was built without flash kernels"
+    if name == "cudnn" and not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch has no cuDNN"
     return None
 

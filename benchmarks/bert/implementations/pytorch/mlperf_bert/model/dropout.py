@@ -202,19 +202,9 @@ def _write_all_factors(
 ) -> None:
     """Write 0 or the scale to `counts` neighbouring elements of each of R rows, for each head.
 
-    Args:
-        factors: flat, of integers as wide as the floats that they are the bit patterns of.
-        scale: bit pattern of the scale, of the same dtype.
-        threshold: elements whose 16 bits are below it become 0.
-        starts: [R], where a row's elements of head 0 begin in `factors`.
-        counts: [R], how many they are.
-        num_heads: 1 where there are no heads.
-        head_stride: elements between a head's row and that of the next one.
-        sample_ids: [R].
-        positions: [R].
-        stream: of the dropout.
-        step: of the update.
-        seed: all 64 bits.
+    `factors` is flat, of integers as wide as the floats that they and `scale` are the bit patterns
+    of. A row's elements of head 0 begin at `starts` [R], and `head_stride` elements lie between
+    those of one head and of the next. Whose 16 bits are below `threshold` become 0.
     """
     limit, zero = np.uint16(threshold), factors.dtype.type(0)
     max_groups = (max(counts) + 7) // 8 if len(counts) > 0 else 0

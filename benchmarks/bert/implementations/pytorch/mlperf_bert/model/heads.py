@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import HeadName, ModelSection
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
-from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.cross_entropy import cross_entropy_sum, logits_gradient, precise
+from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, logits_gradient, precise
 from mlperf_bert.model.layers import META
 
 CHUNK_ROWS = 1024  # at V 30,528 125 MB of float32 for logits, where 17,000 positions need 2 GB

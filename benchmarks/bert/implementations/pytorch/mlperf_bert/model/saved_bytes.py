@@ -48,28 +48,19 @@ class PaddedAttention:
     kept_by_views: int
 
     @classmethod
-    def grouped(cls, lengths: IntArray, queries: IntArray) -> Self:
-        """Sequences of similar length padded together (`model/attention_layout.py`)."""
+    def of_lengths(cls, policy: str, lengths: IntArray, queries: IntArray, longest: int) -> Self:
+        """By `policy`: "reference", "packed" in rows of `longest` slots, or else "grouped"."""
+        if policy == "packed":
+            row = best_fit_decreasing(lengths, longest)
+            most = int(np.bincount(row, weights=queries).max())
+            return cls._of([(int(row.max()) + 1, longest, most)])
         order = np.argsort(-lengths, kind="stable")
-        bounds = cut_by_ratio(lengths[order])
-        sizes = []
-        for start, end in pairwise(bounds):
-            own = order[start:end]
-            sizes.append((len(own), int(lengths[own].max()), int(queries[own].max())))
-        return cls._of(sizes)
-
-    @classmethod
-    def packed(cls, lengths: IntArray, queries: IntArray, longest: int) -> Self:
-        """Several sequences in rows of `longest` slots."""
-        row = best_fit_decreasing(lengths, longest)
-        most = int(np.bincount(row, weights=queries).max())
-        return cls._of([(int(row.max()) + 1, longest, most)])
-
-    @classmethod
-    def one_by_one(cls, lengths: IntArray, queries: IntArray) -> Self:
-        """Nothing padded."""
-        pairs = zip(lengths.tolist(), queries.tolist(), strict=True)
-        return cls._of([(1, length, count) for length, count in pairs])
+        groups = [order[start:end] for start, end in pairwise(cut_by_ratio(lengths[order]))]
+        if policy == "reference":
+            groups = np.split(order, len(order))  # one by one, nothing padded
+        return cls._of(
+            [(len(own), int(lengths[own].max()), int(queries[own].max())) for own in groups]
+        )
 
     @classmethod
     def _of(cls, sizes: list[tuple[int, int, int]]) -> Self:

@@ -89,11 +89,14 @@ class LossScale:
     tensors on the device; the host reads none of them.
 
     Args:
-        initial: factor of the first step; 1 for ever where `growth_steps` is None.
-        growth_steps: updates in a row after which it doubles.
+        initial: factor of the first step.
+        growth_steps: updates in a row after which it doubles; None where it is 1 for ever, as for
+            precisions with the range of float32.
     """
 
-    def __init__(self, initial: float, growth_steps: int | None, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, initial: float = 1.0, growth_steps: int | None = None
+    ) -> None:
         self.scale = torch.full((), initial, dtype=torch.float32, device=device)
         self._since_change = torch.zeros((), dtype=torch.int32, device=device)
         self._growth_steps = growth_steps
@@ -114,11 +117,6 @@ class LossScale:
         if self._growth_steps is None:
             return {}
         return {"loss_scale": self.scale, "steps_since_loss_scale_changed": self._since_change}
-
-
-def no_loss_scale(device: torch.device) -> LossScale:
-    """For precisions with the range of float32."""
-    return LossScale(1.0, None, device)
 
 
 class Kernels(Protocol):

@@ -19,7 +19,6 @@ from mlperf_bert.optim.flat_optimizer import (
     LossScale,
     StepScalars,
     is_exempt,
-    no_loss_scale,
 )
 
 
@@ -160,7 +159,7 @@ def make_optimizer_alone(config: OptimSection, model: nn.Module) -> FlatOptimize
     buffers = FlatBuffers(model, layout, weights)
     device = weights.device
     alone = ShardGroup(RankInfo(0, 1, 0, 1, 0, "single"), 1, device)
-    return make_optimizer(config, buffers, weights, buffers.gradients, alone, no_loss_scale(device))
+    return make_optimizer(config, buffers, weights, buffers.gradients, alone, LossScale(device))
 
 
 def make_optimizer(

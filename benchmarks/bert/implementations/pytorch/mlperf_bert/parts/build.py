@@ -62,7 +62,7 @@ from mlperf_bert.evaluation.schedule import Beside, InTurn
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.model.tensor_names import tensorflow_name
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale, no_loss_scale
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
 from mlperf_bert.optim.noise_meter import make_noise_meter
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
@@ -445,9 +445,10 @@ def _reduction(
 
 
 def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
+    optim = config.optim
     if config.model.precision != "fp16":
-        return no_loss_scale(device)
-    return LossScale(config.optim.initial_loss_scale, config.optim.loss_scale_growth_steps, device)
+        return LossScale(device)
+    return LossScale(device, optim.initial_loss_scale, optim.loss_scale_growth_steps)
 
 
 def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:

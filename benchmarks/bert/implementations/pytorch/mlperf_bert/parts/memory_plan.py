@@ -122,15 +122,11 @@ def forward_of_shape(shape: StaticShape) -> Forward:
 
 def forward_of_lengths(config: RunConfig, lengths: IntArray, masked_counts: IntArray) -> Forward:
     """Of one batch that is not padded: int64 [B] each."""
-    longest, kernels = config.model.max_position_embeddings, kernels_of(config)
+    longest, policy = config.model.max_position_embeddings, config.model.attention
     queries = masked_counts + (config.model.objective == "mlm_nsp")
     padded = None
-    if kernels.attention == "padded" and config.model.attention == "packed":
-        padded = PaddedAttention.packed(lengths, queries, longest)
-    elif kernels.attention == "padded" and config.model.attention == "reference":
-        padded = PaddedAttention.one_by_one(lengths, queries)
-    elif kernels.attention == "padded":
-        padded = PaddedAttention.grouped(lengths, queries)
+    if kernels_of(config).attention == "padded":
+        padded = PaddedAttention.of_lengths(policy, lengths, queries, longest)
     return Forward(
         sequences=len(lengths),
         tokens=int(lengths.sum()),

@@ -44,15 +44,16 @@ from mlperf_bert.data.index import (
     sidecar_path,
     write_index,
 )
-from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.prepare.documents import (
     EVAL_DUPE_FACTOR,
     Documents,
     read_text,
     tokenize_documents,
 )
-from mlperf_bert.prepare.examples import ExampleArrays, add_pass, make_examples, pick_evenly
+from mlperf_bert.prepare.examples import add_pass, make_examples, pick_evenly
 from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.verify.contents import Tally, baseline_of, check_arrays
 from mlperf_bert.prepare.whole_sequences import make_sequences
 from mlperf_bert.vocabulary.any_vocabulary import (
     AnyVocabulary,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
-SAMPLES_AT_A_TIME = 1024
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
 
@@ -324,35 +324,17 @@ def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> 
         lengths.append(shard.lengths().astype(np.uint16))
         masked_counts.append(shard.masked_counts().astype(np.uint8))
     if with_baseline:
-        baseline = measure_baseline(SampleReader(out_dir, manifest), manifest)
+        baseline = measure_baseline(out_dir, manifest)
         manifest = replace(manifest, baseline=baseline)
     return write_index(out_dir, manifest, np.concatenate(lengths), np.concatenate(masked_counts))
 
 
-def measure_baseline(reader: SampleReader, manifest: Manifest) -> Baseline:
+def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
     """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone."""
-    label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
-    masked_tokens = 0
-    visible_right = 0
-    for first in range(0, manifest.num_samples, SAMPLES_AT_A_TIME):
-        last = min(first + SAMPLES_AT_A_TIME, manifest.num_samples)
-        samples = reader.read(np.arange(first, last, dtype=np.int64))
-        starts = np.cumsum(samples.lengths) - samples.lengths
-        rows = np.repeat(starts, samples.masked_counts) + samples.masked_positions
-        inputs = samples.input_ids[rows]
-        is_mask = inputs == manifest.mask_id
-        labels_at_mask = samples.masked_ids[is_mask]
-        label_counts += np.bincount(labels_at_mask, minlength=manifest.vocab_size)
-        visible_right += int((~is_mask & (inputs == samples.masked_ids)).sum())
-        masked_tokens += len(inputs)
-    mask_inputs = int(label_counts.sum())
-    most_frequent = int(label_counts.max())
-    return Baseline(
-        context_free_accuracy=(visible_right + most_frequent) / masked_tokens,
-        mask_only_accuracy=most_frequent / max(1, mask_inputs),
-        masked_tokens=masked_tokens,
-        mask_inputs=mask_inputs,
-    )
+    paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
+    found = [check_arrays(Shard(path).arrays(), manifest) for path in paths]
+    tally = sum((each.tally for each in found), Tally())
+    return baseline_of(tally, np.sum([each.label_counts for each in found], axis=0))
 
 
 def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
@@ -407,7 +389,7 @@ def enough_memory(job: ShardJob, remedy: str) -> Iterator[None]:
 
 
 def store_shard(
-    job: ShardJob, examples: ExampleArrays, source_sha256: str, few: tuple[str, str]
+    job: ShardJob, examples: ShardArrays, source_sha256: str, few: tuple[str, str]
 ) -> None:
     """Write the examples, or those picked for evaluation.
 
@@ -415,8 +397,9 @@ def store_shard(
     """
     wanted = job.settings.pick_eval
     if wanted is not None:
-        if len(examples) < wanted:
-            problem = f"{few[0]} {len(examples)} examples where {wanted} are to be picked"
+        num_samples = len(examples.segment_b_start)
+        if num_samples < wanted:
+            problem = f"{few[0]} {num_samples} examples where {wanted} are to be picked"
             raise DataError(str(job.text_path), problem, few[1])
         examples = pick_evenly(examples, wanted)
     write_shard(
@@ -430,7 +413,7 @@ def store_shard(
 
 def _make_examples(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings, source_sha256: str
-) -> ExampleArrays:
+) -> ShardArrays:
     if settings.segments == "single":
         return make_sequences(documents, vocabulary, settings, source_sha256)
     return make_examples(documents, vocabulary, settings)
@@ -468,7 +451,7 @@ def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
 
 def write_shard(
     path: Path,
-    examples: ExampleArrays,
+    examples: ShardArrays,
     *,
     source_name: str,
     source_sha256: str,
@@ -487,7 +470,7 @@ def write_shard(
     sidecar = Sidecar(
         shard_bytes=size,
         shard_sha256=digest,
-        num_samples=len(examples),
+        num_samples=len(examples.segment_b_start),
         source_name=source_name,
         source_sha256=source_sha256,
         settings=settings,
@@ -531,14 +514,14 @@ class _PatientFile(io.FileIO):
             raise self.error
 
 
-def _write_arrays(path: Path, examples: ExampleArrays) -> dict[str, DatasetPlace]:
+def _write_arrays(path: Path, examples: ShardArrays) -> dict[str, DatasetPlace]:
     with _PatientFile(path, "w+") as opened:
         places = _write_hdf5(opened, examples)
         opened.check()
     return places
 
 
-def _write_hdf5(opened: _PatientFile, examples: ExampleArrays) -> dict[str, DatasetPlace]:
+def _write_hdf5(opened: _PatientFile, examples: ShardArrays) -> dict[str, DatasetPlace]:
     places = {}
     with h5py.File(
         opened, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
@@ -553,7 +536,7 @@ def _write_hdf5(opened: _PatientFile, examples: ExampleArrays) -> dict[str, Data
     return places
 
 
-def _digest(examples: ExampleArrays) -> str:
+def _digest(examples: ShardArrays) -> str:
     digest = hashlib.sha256()
     for name, stored in _stored_arrays(examples):
         digest.update(f"{name} {stored.dtype.str} {stored.size}\n".encode())
@@ -561,7 +544,7 @@ def _digest(examples: ExampleArrays) -> str:
     return digest.hexdigest()
 
 
-def _stored_arrays(examples: ExampleArrays) -> Iterator[tuple[str, NDArray[Any]]]:
+def _stored_arrays(examples: ShardArrays) -> Iterator[tuple[str, NDArray[Any]]]:
     """Name and values of each array, little endian."""
     for field in fields(examples):
         values: NDArray[Any] = getattr(examples, field.name)

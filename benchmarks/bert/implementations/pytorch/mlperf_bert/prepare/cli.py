@@ -190,24 +190,24 @@ def _prepare_mlcommons(args: argparse.Namespace) -> int:
         raise ConfigError("--join", "does not go with --parts", "join when all parts are made")
     vocab = args.vocab or args.mlcommons / "vocab.txt"
     places = mlcommons.Places(args.mlcommons, vocab, args.out)
-    official = mlcommons.OFFICIAL
     if args.parts is not None:
-        numbers = mlcommons.parse_parts(args.parts, official)
-        made = mlcommons.prepare_parts(places, numbers, _workers(args), official)
+        numbers = mlcommons.parse_parts(args.parts)
+        made = mlcommons.prepare_parts(places, numbers, _workers(args))
         num_samples = sum(sidecar.num_samples for sidecar in made)
         print(f"parts {args.parts}: {num_samples:,} examples in {len(made)} shards")
         print(f"examples sha256 {examples_digest(made)}")
         return 0
     if args.join is None:
-        mlcommons.check_text(places, _workers(args), official)
-    held_out = mlcommons.prepare_eval(places, official)
+        mlcommons.check_text(places, _workers(args))
+    held_out = mlcommons.prepare_eval(places)
     print(_summary(args.out / "eval", held_out), flush=True)
     if args.join is None:
-        mlcommons.prepare_parts(places, range(official.parts), _workers(args), official)
-    train = mlcommons.join_parts(places, args.join or [], official)
+        mlcommons.prepare_parts(places, range(mlcommons.OFFICIAL.parts), _workers(args))
+    train = mlcommons.join_parts(places, args.join or [])
     print(_summary(args.out / "train", train))
-    same = "as" if train.num_samples == official.num_samples else "NOT as"
-    print(f"{train.num_samples:,} training examples, {same} published ({official.num_samples:,})")
+    published = mlcommons.OFFICIAL.num_samples
+    same = "as" if train.num_samples == published else "NOT as"
+    print(f"{train.num_samples:,} training examples, {same} published ({published:,})")
     report = verify(args.out, full=False, workers=1)
     print(report.to_text(), flush=True)
     report.raise_if_wrong()

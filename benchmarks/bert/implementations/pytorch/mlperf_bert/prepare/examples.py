@@ -14,7 +14,6 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.compiled import compiled
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.documents import Documents
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """The fields of `ExampleArrays` in arrays that are longer than what is used of them."""
+    """Examples laid end to end, as `ShardArrays`, in arrays longer than what is used of them."""
 
     input_ids: NDArray[Any]
     offsets: IntArray
@@ -309,25 +309,9 @@ def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, e
         target[at + i] = source[start + i]
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleArrays:
-    """n examples laid end to end: the contents of one shard."""
-
-    input_ids: NDArray[Any]  # uint16 or uint32, flat
-    offsets: NDArray[np.int64]  # [n + 1]
-    segment_b_start: NDArray[np.uint16]  # [n]: 2 + tokens of segment A
-    masked_lm_positions: NDArray[np.uint16]  # flat, ascending within an example
-    masked_lm_ids: NDArray[Any]  # flat, the original tokens
-    masked_lm_offsets: NDArray[np.int64]  # [n + 1]
-    next_sentence_label: NDArray[np.uint8]  # [n], 1: segment B comes from another document
-
-    def __len__(self) -> int:
-        return len(self.segment_b_start)
-
-
 def make_examples(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings
-) -> ExampleArrays:
+) -> ShardArrays:
     """All examples of every pass, shuffled; needs two documents at least.
 
     At its peak this holds the examples about twice: as they were made, and in their shuffled order.
@@ -366,14 +350,14 @@ def new_stream(seed: int) -> Stream:
     return np.array([*state, *[0] * WORDS, WORDS], dtype=np.int64)
 
 
-def take_examples(examples: ExampleArrays, order: NDArray[np.int64]) -> ExampleArrays:
+def take_examples(examples: ShardArrays, order: NDArray[np.int64]) -> ShardArrays:
     """The examples numbered in `order`, in that order."""
     masked_offsets = examples.masked_lm_offsets
     with interrupt_deferred():
         tokens, offsets = _gather(examples.input_ids, examples.offsets, order)
         positions, new_masked_offsets = _gather(examples.masked_lm_positions, masked_offsets, order)
         masked_ids, _ = _gather(examples.masked_lm_ids, masked_offsets, order)
-    return ExampleArrays(
+    return ShardArrays(
         input_ids=tokens,
         offsets=offsets,
         segment_b_start=examples.segment_b_start[order],
@@ -384,31 +368,31 @@ def take_examples(examples: ExampleArrays, order: NDArray[np.int64]) -> ExampleA
     )
 
 
-def pick_evenly(examples: ExampleArrays, count: int) -> ExampleArrays:
+def pick_evenly(examples: ShardArrays, count: int) -> ShardArrays:
     """Numbers int(i * n / count), i = 0 .. count - 1, of the n examples; needs n >= count."""
-    total = len(examples)
+    total = len(examples.segment_b_start)
     return take_examples(examples, np.array([int(i * total / count) for i in range(count)]))
 
 
-def used_part(found: Collected, count: int) -> ExampleArrays:
+def used_part(found: Collected, count: int) -> ShardArrays:
     """The first `count` examples, as views."""
     num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
-    arrays: tuple[NDArray[Any], ...] = found
     ends = (num_tokens, count + 1, count, num_masked, num_masked, count + 1, count)
-    return ExampleArrays(*(values[:end] for values, end in zip(arrays, ends, strict=True)))
+    arrays = zip(found._asdict().items(), ends, strict=True)
+    return ShardArrays(**{name: values[:end] for (name, values), end in arrays})
 
 
-def joined(parts: Sequence[ExampleArrays]) -> ExampleArrays:
+def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
     """The examples of all parts, one at least, in their order."""
     arrays: dict[str, NDArray[Any]] = {}
-    for name in ExampleArrays.__slots__:
+    for name in ShardArrays.__slots__:
         values = [getattr(part, name) for part in parts]
         if name.endswith("offsets"):
             lengths = np.concatenate([np.diff(offsets) for offsets in values])
             arrays[name] = np.concatenate(([0], np.cumsum(lengths)))
         else:
             arrays[name] = np.concatenate(values)
-    return ExampleArrays(**arrays)
+    return ShardArrays(**arrays)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from mlperf_bert.prepare.build import (
     shard_jobs,
     store_shard,
 )
-from mlperf_bert.prepare.examples import ExampleArrays, joined, used_part
+from mlperf_bert.prepare.examples import joined, used_part
 from mlperf_bert.prepare.foreign_rows import PROBLEMS, RIGHT, Bounds, Rows, room_for, take_rows
 from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
 from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
@@ -111,7 +111,7 @@ def compile_reading() -> None:
     rows = tf_example.room_for_rows(1, 0)
     with usable_cache(tf_example.parse_examples):
         no_bytes, ends = np.empty(0, np.uint8), np.zeros(2, np.int64)
-        tf_example.parse_examples(no_bytes, ends, tf_example.feature_names(), rows)
+        tf_example.parse_examples(no_bytes, ends, rows)
     with usable_cache(take_rows):
         take_rows(rows, Bounds(1, 0, 1, 1), room_for(rows))
 
@@ -121,10 +121,9 @@ def read_tfrecord(path: Path) -> Iterator[Rows]:
 
     Raises DataError as `read_records`, and where a record is no tf.train.Example of integers.
     """
-    names = tf_example.feature_names()
     for block in read_records(path):
         rows = tf_example.room_for_rows(len(block.ends) - 1, len(block.contents))
-        problem, record = tf_example.parse_examples(block.contents, block.ends, names, rows)
+        problem, record = tf_example.parse_examples(block.contents, block.ends, rows)
         if problem != RIGHT:
             where = f"{path}: record {block.first + record}"
             raise DataError(where, tf_example.PROBLEMS[problem], REMEDY)
@@ -133,7 +132,7 @@ def read_tfrecord(path: Path) -> Iterator[Rows]:
 
 def collect_examples(
     path: Path, lots: Iterable[Rows], vocabulary: Vocabulary, settings: ShardSettings
-) -> ExampleArrays:
+) -> ShardArrays:
     """The examples of all rows of the file `path`, which come in lots, in their order.
 
     Raises DataError where there are none or too many, or a row holds no example; which one, from 0.
@@ -142,7 +141,7 @@ def collect_examples(
         len(vocabulary), vocabulary.pad_id, settings.max_seq_length, settings.max_predictions
     )
     dtype = token_dtype(len(vocabulary))
-    parts: list[ExampleArrays] = []
+    parts: list[ShardArrays] = []
     num_rows, num_tokens = 0, 0
     for rows in lots:
         found = room_for(rows)
@@ -158,30 +157,29 @@ def collect_examples(
         if num_tokens > MOST_TOKENS:
             problem_of_all = f"holds more than {MOST_TOKENS:,} tokens"
             raise DataError(str(path), problem_of_all, "split it into several files")
-    if not any(map(len, parts)):
+    if not num_tokens:
         raise DataError(str(path), "holds no examples", "give another file")
     return joined(parts)
 
 
 def check_examples(
-    path: Path, examples: ExampleArrays, vocabulary: Vocabulary, limits: ShardSettings
+    path: Path, examples: ShardArrays, vocabulary: Vocabulary, limits: ShardSettings
 ) -> None:
     """Raise DataError where `verify --full` would refuse a shard of these examples by itself.
 
     Its checks: [CLS], [SEP] and masked positions where they belong, 15 % of the tokens masked, of
     these 80 % [MASK], 10 % kept, 10 % replaced; next-sentence labels, unknown words, copies.
     """
-    arrays = ShardArrays(**{name: getattr(examples, name) for name in ShardArrays.__slots__})
     manifest = manifest_of(vocabulary, limits)
-    contents = check_arrays(arrays, manifest)
+    contents = check_arrays(examples, manifest)
     if contents.faults:
         raise DataError(str(path), "; also ".join(contents.faults), REMEDY)
     tally = contents.tally
     for check in rate_checks(path, manifest, {path: tally}, tally):
         for problem in check.problems:
             raise DataError(problem.args[0], problem.args[1], REMEDY)
-    if contents.copied > MAX_COPIED_SHARE * len(examples):
-        problem_of_all = f"{contents.copied:,} of {len(examples):,} examples are copies of others"
+    if contents.copied > MAX_COPIED_SHARE * tally.samples:
+        problem_of_all = f"{contents.copied:,} of {tally.samples:,} examples are copies of others"
         raise DataError(str(path), problem_of_all, "get the file again: it was made wrongly")
 
 

@@ -71,32 +71,25 @@ class Places:
     vocab: Path
     out: Path
 
-    @property
-    def train(self) -> Path:
-        """The training set."""
-        return self.out / "train"
 
-
-def check_text(places: Places, workers: int, official: Official) -> None:
+def check_text(places: Places, workers: int) -> None:
     """Before hours of work: whether the whole text is there, and `workers` can work.
 
     Raises DataError for text that is not the official one, ConfigError for `workers`.
     """
-    parts = [official.part(number) for number in range(official.parts)]
-    _check_files(places, ["vocab.txt", "eval.txt", *parts], official)
+    parts = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
+    _check_files(places, ["vocab.txt", "eval.txt", *parts])
     jobs, _ = _jobs(places, "train", parts, None)
     check_settings(jobs[0].settings, workers, len(jobs))
 
 
-def prepare_parts(
-    places: Places, numbers: Sequence[int], workers: int, official: Official
-) -> list[Sidecar]:
+def prepare_parts(places: Places, numbers: Sequence[int], workers: int) -> list[Sidecar]:
     """Make the shards of some parts, without an index: one machine's share of the work.
 
     Raises DataError for text that is not the official one, ConfigError for `workers`.
     """
-    names = [official.part(number) for number in numbers]
-    _check_files(places, [*names, "vocab.txt"], official)
+    names = [OFFICIAL.part(number) for number in numbers]
+    _check_files(places, [*names, "vocab.txt"])
     jobs, vocabulary = _jobs(places, "train", names, None)
     check_settings(jobs[0].settings, workers, len(jobs))
     compile_maker("pair", vocabulary)
@@ -104,26 +97,26 @@ def prepare_parts(
     return [read_sidecar(job.shard_path) for job in jobs]
 
 
-def prepare_eval(places: Places, official: Official) -> Manifest:
+def prepare_eval(places: Places) -> Manifest:
     """Make the evaluation set. Raises DataError for text that is not the official one."""
-    _check_files(places, ["eval.txt", "vocab.txt"], official)
-    jobs, vocabulary = _jobs(places, "eval", ["eval.txt"], official.eval_samples)
+    _check_files(places, ["eval.txt", "vocab.txt"])
+    jobs, vocabulary = _jobs(places, "eval", ["eval.txt"], OFFICIAL.eval_samples)
     compile_maker("pair", vocabulary)
     make_shards(jobs, make_shard, vocabulary, workers=1, quiet=False)
     return index_set(jobs, vocabulary, with_baseline=True, corpus=None)
 
 
-def join_parts(places: Places, others: Sequence[Path], official: Official) -> Manifest:
+def join_parts(places: Places, others: Sequence[Path]) -> Manifest:
     """Make one training set of the shards that are there, and in the other output directories.
 
     A shard of another directory is linked where that can be, else copied and its digest checked.
     Raises DataError where shards are missing, with the option that makes them, where one was made
     of other text than the part that is there, and where two were made of the same.
     """
-    _check_files(places, ["vocab.txt"], official)
-    names = [official.part(number) for number in range(official.parts)]
+    _check_files(places, ["vocab.txt"])
+    names = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
     jobs, vocabulary = _jobs(places, "train", names, None)
-    make_directory(places.train / "shards")
+    make_directory(places.out / "train" / "shards")
     for job in jobs:
         for other in others:
             if is_finished(job, source_sha256=None):
@@ -132,7 +125,9 @@ def join_parts(places: Places, others: Sequence[Path], official: Official) -> Ma
     missing = [number for number, job in enumerate(jobs) if not is_finished(job, None)]
     if missing:
         problem = f"has no shards of parts {_in_ranges(missing)}"
-        raise DataError(str(places.train), problem, "make them with --parts, then join again")
+        raise DataError(
+            str(places.out / "train"), problem, "make them with --parts, then join again"
+        )
     _check_texts(jobs)
     return index_set(jobs, vocabulary, with_baseline=False, corpus=None)
 
@@ -151,15 +146,15 @@ def _check_texts(jobs: Sequence[ShardJob]) -> None:
             )
 
 
-def parse_parts(words: str, official: Official) -> range:
+def parse_parts(words: str) -> range:
     """`A-B`, both included, or `A`. Raises ConfigError."""
     first, dash, last = words.partition("-")
     numbers = [first, last] if dash else [first, first]
     if all(each.isascii() and each.isdecimal() and len(each) < 9 for each in numbers):
         low, high = map(int, numbers)
-        if low <= high < official.parts:
+        if low <= high < OFFICIAL.parts:
             return range(low, high + 1)
-    remedy = f"give A-B, from 0 to {official.parts - 1}"
+    remedy = f"give A-B, from 0 to {OFFICIAL.parts - 1}"
     raise ConfigError("--parts", f"is {words!a:.40}", remedy)
 
 
@@ -179,16 +174,16 @@ def _jobs(
     return shard_jobs(paths, places.vocab, places.out / name, settings), vocabulary
 
 
-def _check_files(places: Places, names: Sequence[str], official: Official) -> None:
+def _check_files(places: Places, names: Sequence[str]) -> None:
     """Before hours of work: whether all files are there and look like the official ones."""
     for name in names:
         path = places.vocab if name == "vocab.txt" else places.text / name
         try:
             with open_regular_file(path) as file:
                 num_bytes = os.fstat(file.fileno()).st_size
-                known = official.files.get(name)
+                known = OFFICIAL.files.get(name)
                 if known is None:
-                    low, high = official.part_bytes
+                    low, high = OFFICIAL.part_bytes
                     if not low <= num_bytes <= high:
                         problem = f"has {num_bytes:,} bytes, official parts {low:,} to {high:,}"
                         raise DataError(str(path), problem, FETCH)

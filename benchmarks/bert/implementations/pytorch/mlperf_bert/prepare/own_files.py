@@ -202,9 +202,6 @@ class _Limited(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return False
-
     def readinto(self, buffer: Any) -> int:
         count: int = self._reader.readinto(buffer)
         self._left -= count

@@ -45,7 +45,9 @@ _GZIP = b"\x1f\x8b\x08"  # as the length of a record, that is over half a millio
 _READ_BYTES = 2**18
 
 READ = FEATURES[:LENGTHS]
-_NAME_BYTES = 32  # more than any of the names
+# Of each of these: its letters [K, longest name], and how many there are [K].
+_LETTERS = np.array([list(name.encode("ascii").ljust(32)) for name in READ], np.uint8)
+_LENGTHS = np.array([len(name) for name in READ])
 RIGHT = 0
 PROBLEMS = (
     "nothing",
@@ -138,26 +140,11 @@ def _refuse(path: Path, number: int, problem: str) -> NoReturn:
     raise DataError(f"{path}: record {number}", problem, REMEDY)
 
 
-class Names(NamedTuple):
-    """The features that are read."""
-
-    letters: NDArray[np.uint8]  # [K, _NAME_BYTES]
-    lengths: NDArray[np.int64]  # [K]
-
-
 class Span(NamedTuple):
     """Bytes `start` .. `end` of a message; `start` is negative where there is none."""
 
     start: int
     end: int
-
-
-def feature_names() -> Names:
-    """Names of READ."""
-    letters = np.zeros((len(READ), _NAME_BYTES), np.uint8)
-    for number, name in enumerate(READ):
-        letters[number, : len(name)] = np.frombuffer(name.encode("ascii"), np.uint8)
-    return Names(letters, np.array([len(name) for name in READ]))
 
 
 def room_for_rows(num_records: int, num_bytes: int) -> Rows:
@@ -172,7 +159,7 @@ def room_for_rows(num_records: int, num_bytes: int) -> Rows:
 
 @compiled
 def parse_examples(
-    contents: NDArray[np.uint8], ends: NDArray[np.int64], names: Names, rows: Rows
+    contents: NDArray[np.uint8], ends: NDArray[np.int64], rows: Rows
 ) -> tuple[int, int]:
     """Fill `rows`, which is `room_for_rows` of them, from n messages that lie end to end.
 
@@ -187,7 +174,7 @@ def parse_examples(
             return problem, record
         if features.start < 0:
             continue
-        used, problem = _parse_features(contents, features, names, rows, record, used)
+        used, problem = _parse_features(contents, features, rows, record, used)
         if problem != RIGHT:
             return problem, record
     return RIGHT, 0
@@ -195,7 +182,7 @@ def parse_examples(
 
 @compiled
 def _parse_features(
-    contents: NDArray[np.uint8], features: Span, names: Names, rows: Rows, record: int, used: int
+    contents: NDArray[np.uint8], features: Span, rows: Rows, record: int, used: int
 ) -> tuple[int, int]:
     """Read the entries of the map; `used` values were there before. Returns `used`, problem."""
     at = features.start
@@ -211,7 +198,7 @@ def _parse_features(
         feature, problem = _only_field(contents, value, _FIELD_2)
         if problem != RIGHT:
             return used, problem
-        number = _number_of(contents, key, names)
+        number = _number_of(contents, key)
         if number < 0:
             continue
         if rows.counts[record, number] != ABSENT:
@@ -369,15 +356,15 @@ def _after_varint(contents: NDArray[np.uint8], at: int, end: int) -> int:
 
 
 @compiled
-def _number_of(contents: NDArray[np.uint8], key: Span, names: Names) -> int:
+def _number_of(contents: NDArray[np.uint8], key: Span) -> int:
     """The number of the feature with this name; -1 where it is not read."""
     length = key.end - key.start if key.start >= 0 else 0
-    for number in range(len(names.lengths)):
-        if names.lengths[number] != length:
+    for number in range(len(_LENGTHS)):
+        if _LENGTHS[number] != length:
             continue
         same = True
         for i in range(length):
-            same &= contents[key.start + i] == names.letters[number, i]
+            same &= contents[key.start + i] == _LETTERS[number, i]
         if same:
             return number
     return -1

@@ -15,8 +15,9 @@ from mlperf_bert.common.compiled import compiled
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import ShardSettings, masked_count_table
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.documents import Documents
-from mlperf_bert.prepare.examples import ExampleArrays, interrupt_deferred, joined
+from mlperf_bert.prepare.examples import interrupt_deferred, joined
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 SPECIAL_PER_SEQUENCE = 2
@@ -24,7 +25,7 @@ SPECIAL_PER_SEQUENCE = 2
 
 def make_sequences(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings, source_sha256: str
-) -> ExampleArrays:
+) -> ShardArrays:
     """All sequences of each pass, in the order of the text; needs one document at least.
 
     The settings' seed and the text's digest decide the masks, so that two texts have other ones.
@@ -45,52 +46,42 @@ def make_sequences(
     counts = table[lengths].astype(np.int64)
     digest = hashlib.sha256(f"{settings.seed}/stored masks/{source_sha256}".encode()).digest()
     seed = int.from_bytes(digest[:8], "little") >> 1
+    special = np.unique(
+        [vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id]
+    )
+    masked_offsets = np.concatenate(([0], np.cumsum(counts)))
     passes = []
     for number in range(settings.dupe_factor):
-        masked, positions, labels = _masked(tokens, offsets, counts, vocabulary, number, seed)
-        passes.append(
-            ExampleArrays(
+        masked = tokens.copy()  # of pass `number`
+        positions = np.empty(masked_offsets[-1], dtype=np.uint16)
+        labels = np.empty(len(positions), dtype=tokens.dtype)
+        with interrupt_deferred():
+            wrong = draw_masks(
                 masked,
                 offsets,
-                lengths.astype(np.uint16),
+                np.arange(len(counts)),
+                counts,
+                special,
+                vocabulary.mask_id,
+                len(vocabulary),
+                number,
+                seed,
                 positions,
                 labels,
-                np.concatenate(([0], np.cumsum(counts))),
-                np.zeros(len(lengths), np.uint8),
+            )
+        assert wrong == ALL_DRAWN  # encoders give no special tokens
+        passes.append(
+            ShardArrays(
+                input_ids=masked,
+                offsets=offsets,
+                segment_b_start=lengths.astype(np.uint16),
+                masked_lm_positions=positions,
+                masked_lm_ids=labels,
+                masked_lm_offsets=masked_offsets,
+                next_sentence_label=np.zeros(len(lengths), np.uint8),
             )
         )
     return joined(passes)
-
-
-def _masked(
-    tokens: NDArray[Any],
-    offsets: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    ids: AnyVocabulary,
-    number: int,
-    seed: int,
-) -> tuple[NDArray[Any], NDArray[np.uint16], NDArray[Any]]:
-    """Tokens as they are after the masking of pass `number`, its positions and labels."""
-    tokens = tokens.copy()
-    positions = np.empty(counts.sum(), dtype=np.uint16)
-    labels = np.empty(len(positions), dtype=tokens.dtype)
-    special = np.unique(np.array([ids.pad_id, ids.cls_id, ids.sep_id, ids.mask_id]))
-    with interrupt_deferred():
-        wrong = draw_masks(
-            tokens,
-            offsets,
-            np.arange(len(counts)),
-            counts,
-            special,
-            ids.mask_id,
-            len(ids),
-            number,
-            seed,
-            positions,
-            labels,
-        )
-    assert wrong == ALL_DRAWN  # encoders give no special tokens
-    return tokens, positions, labels
 
 
 @compiled

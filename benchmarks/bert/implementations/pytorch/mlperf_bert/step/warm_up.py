@@ -5,9 +5,6 @@ communicators are set up at first use. A few steps on made-up batches before the
 that out of the timed region without reading a sample, and make step 1 like every other step.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,7 +31,12 @@ def warm_up(
     Weights, optimizer, FP8 scales and random streams are afterwards bit for bit what they were.
     Raises ConfigError where an update does not fit into the GPU's memory.
     """
-    saved = _snapshot(model, optimizer, device)
+    # On the host: beside a batch as large as memory allows, a GPU has no room for copies.
+    saved = {
+        name: tensor.to("cpu", copy=True) for name, tensor in _live_state(model, optimizer).items()
+    }
+    streams = torch.get_rng_state()
+    of_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     largest = step.shapes[-1] if step.shapes else None
     batch = synthetic_batch(config, largest).to(device)
     try:
@@ -43,7 +45,13 @@ def warm_up(
         step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     except torch.OutOfMemoryError as error:
         raise _too_large(config, batch, largest) from error
-    _restore(model, optimizer, device, saved)
+    optimizer.zero_grad()
+    optimizer.settle()
+    for name, tensor in _live_state(model, optimizer).items():
+        tensor.copy_(saved[name])
+    torch.set_rng_state(streams)
+    if of_gpu is not None:
+        torch.cuda.set_rng_state(of_gpu, device)
 
 
 def _too_large(
@@ -85,36 +93,5 @@ def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> Unpa
     )
 
 
-def _snapshot(
-    model: BertForPretraining, optimizer: FlatOptimizer, device: torch.device
-) -> dict[str, Any]:
-    return {
-        "model": _copies(model.state_dict()),
-        "optimizer": _copies(optimizer.changed_by_step()),
-        "fp8": _copies(model.fp8_state()),
-        "cpu_rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # On the host: beside a batch as large as memory allows, a GPU has no room for them.
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def _restore(
-    model: BertForPretraining,
-    optimizer: FlatOptimizer,
-    device: torch.device,
-    saved: dict[str, Any],
-) -> None:
-    optimizer.zero_grad()
-    optimizer.settle()
-    model.load_state_dict(saved["model"])
-    for name, tensor in optimizer.changed_by_step().items():
-        tensor.copy_(saved["optimizer"][name])
-    for name, tensor in model.fp8_state().items():
-        tensor.copy_(saved["fp8"][name])
-    torch.set_rng_state(saved["cpu_rng"])
-    if saved["cuda_rng"] is not None:
-        torch.cuda.set_rng_state(saved["cuda_rng"], device)
+def _live_state(model: BertForPretraining, optimizer: FlatOptimizer) -> dict[str, Tensor]:
+    return {**model.state_dict(), **optimizer.changed_by_step(), **model.fp8_state()}

@@ -9,7 +9,7 @@ microseconds, measured together).
 
 import hashlib
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,34 +55,18 @@ class Vocabulary:
     ids: dict[str, int]
     sha256: str
     contents: bytes
+    pad_id: int = field(init=False)
+    unk_id: int = field(init=False)
+    cls_id: int = field(init=False)
+    sep_id: int = field(init=False)
+    mask_id: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        for token in SPECIAL_TOKENS:
+            object.__setattr__(self, f"{token[1:-1].lower()}_id", self.ids[token])
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def pad_id(self) -> int:
-        """Id of [PAD]."""
-        return self.ids["[PAD]"]
-
-    @property
-    def unk_id(self) -> int:
-        """Id of [UNK]."""
-        return self.ids["[UNK]"]
-
-    @property
-    def cls_id(self) -> int:
-        """Id of [CLS]."""
-        return self.ids["[CLS]"]
-
-    @property
-    def sep_id(self) -> int:
-        """Id of [SEP]."""
-        return self.ids["[SEP]"]
-
-    @property
-    def mask_id(self) -> int:
-        """Id of [MASK]."""
-        return self.ids["[MASK]"]
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -179,7 +179,7 @@ def _between(train: _Set, held_out: _Set) -> Iterator[Check]:
     problems = shared_texts(held_out.set_dir, train.sidecars, held_out.sidecars)
     yield Check("separate texts", "", tuple(problems))
     if train.full is not None and held_out.full is not None:
-        yield check_leak(held_out.set_dir, train.full.hashes, held_out.full.hashes)
+        yield check_leak(held_out.set_dir, train.full.texts.values, held_out.full.texts.values)
 
 
 def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:

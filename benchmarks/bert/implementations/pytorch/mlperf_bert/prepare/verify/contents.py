@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.config.sections import STORED_MASKING_RATE
-from mlperf_bert.data.index import Manifest, masked_count_table
+from mlperf_bert.data.index import Baseline, Manifest, masked_count_table
 from mlperf_bert.data.shards import ShardArrays
 
 TOKENS_AT_A_TIME = 2**16  # its arrays stay in the processor's cache: larger was half as fast
@@ -113,6 +113,17 @@ def check_arrays(arrays: ShardArrays, manifest: Manifest) -> ShardContents:
         texts=texts,
         copies=copies,
         copied=repeated(np.sort(copies)),
+    )
+
+
+def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
+    """The context-free baseline of samples with these counts; see prepare/build.py."""
+    most_frequent = int(label_counts.max())
+    return Baseline(
+        context_free_accuracy=(tally.kept + most_frequent) / max(1, tally.masked),
+        mask_only_accuracy=most_frequent / max(1, tally.mask_inputs),
+        masked_tokens=tally.masked,
+        mask_inputs=tally.mask_inputs,
     )
 
 

@@ -42,6 +42,7 @@ from mlperf_bert.prepare.verify.contents import (
     Hashes,
     ShardContents,
     Tally,
+    baseline_of,
     check_arrays,
     repeated,
 )
@@ -193,7 +194,8 @@ class FullCheck:
             if entry.file in sidecars and _fits(set_dir, entry, sidecars[entry.file], manifest)
         }
         # No more than the shards have room for: their sizes are what the sidecars say.
-        self.hashes = HashStore(sum(sidecars[file].num_samples for file in self._readable))
+        most = sum(sidecars[file].num_samples for file in self._readable)
+        self.texts, self._copies = CollectedHashes(most), CollectedHashes(most)
         self._problems: dict[str, dict[str, tuple[DataError, ...]]] = {}
         self._tallies: dict[Path, Tally] = {}
         self._copied: dict[Path, int] = {}
@@ -221,11 +223,14 @@ class FullCheck:
             self._tallies[job.path] = findings.contents.tally
             self._copied[job.path] = findings.contents.copied
             self._label_counts += findings.contents.label_counts
-            self.hashes.add(findings.contents)
+            self.texts.add(findings.contents.texts)
+            self._copies.add(findings.contents.copies)
 
     def checks(self) -> tuple[list[Check], dict[str, Any]]:
         """All checks, and the set's rates. Call once, after the last `take`."""
-        self.hashes.sort()
+        texts, copies = self.texts.values, self._copies.values
+        texts.sort()
+        copies.sort()
         names = ("shard digests", "HDF5 structure", "shard contents")
         checks = [*map(self._per_shard, names), *self._index_checks()]
         total = sum(self._tallies.values(), Tally())
@@ -234,15 +239,15 @@ class FullCheck:
             return [*checks, Check("rates, duplicates", skipped, was_made=False)], {}
         manifest = self._manifest
         checks += rate_checks(self._set_dir, manifest, self._tallies, total)
-        checks.append(check_duplicates(self._set_dir, self.hashes, self._copied))
+        checks.append(check_duplicates(self._set_dir, texts, copies, self._copied))
         all_right = all(
             problems.get("shard contents") == () for problems in self._problems.values()
         )
         if manifest.baseline is not None and all_right:
-            most_frequent = int(self._label_counts.max())
-            checks.append(check_baseline(self._set_dir, manifest.baseline, total, most_frequent))
+            measured = baseline_of(total, self._label_counts)
+            checks.append(check_baseline(self._set_dir, manifest.baseline, measured))
         rates = rate_statistics(total)
-        rates["repeated_text_share"] = self.hashes.repeated_text_share()
+        rates["repeated_text_share"] = repeated(texts) / max(1, len(texts))
         return checks, rates
 
     def _per_shard(self, name: str) -> Check:
@@ -397,17 +402,8 @@ def check_unknown(set_dir: Path, total: Tally) -> Check:
     return Check("unknown words", _percent(total.unknown, total.tokens), tuple(problems))
 
 
-def check_baseline(set_dir: Path, baseline: Baseline, total: Tally, most_frequent: int) -> Check:
-    """The stored context-free baseline is that of the contents; see prepare/build.
-
-    `most_frequent` counts the most frequent label among the [MASK] inputs.
-    """
-    measured = Baseline(
-        context_free_accuracy=(total.kept + most_frequent) / max(1, total.masked),
-        mask_only_accuracy=most_frequent / max(1, total.mask_inputs),
-        masked_tokens=total.masked,
-        mask_inputs=total.mask_inputs,
-    )
+def check_baseline(set_dir: Path, baseline: Baseline, measured: Baseline) -> Check:
+    """The stored context-free baseline is that of the contents; see prepare/build."""
     problems = []
     if measured != baseline:
         problem = f"is {baseline} where the shards give {measured}"
@@ -437,77 +433,51 @@ def _percent(count: int, total: int) -> str:
     return f"{100 * count / max(1, total):.2f} %"
 
 
-class HashStore:
-    """The hashes of all samples of a set, in two arrays made once."""
+class CollectedHashes:
+    """Hashes of the samples of a set, `most` at most, in an array made once."""
 
-    def __init__(self, num_samples: int) -> None:
-        self._texts = np.empty(num_samples, dtype=np.uint64)
-        self._copies = np.empty(num_samples, dtype=np.uint64)
-        self._num_texts = 0
-        self._num_copies = 0
+    def __init__(self, most: int) -> None:
+        self._room = np.empty(most, dtype=np.uint64)
+        self.values: Hashes = self._room[:0]
 
-    def add(self, contents: ShardContents) -> None:
-        """Take one shard's hashes."""
-        texts, copies = self._num_texts, self._num_copies
-        self._num_texts += len(contents.texts)
-        self._num_copies += len(contents.copies)
-        self._texts[texts : self._num_texts] = contents.texts
-        self._copies[copies : self._num_copies] = contents.copies
-
-    def sort(self) -> None:
-        """Once, after the last `add` and before anything else."""
-        self.texts.sort()
-        self._copies[: self._num_copies].sort()
-
-    @property
-    def texts(self) -> Hashes:
-        """Hashes of the texts, one a sample."""
-        return self._texts[: self._num_texts]
-
-    def repeated_text_share(self) -> float:
-        """Share of the samples whose text another one before it has."""
-        return repeated(self.texts) / max(1, self._num_texts)
-
-    @property
-    def comparable(self) -> int:
-        """Samples with masks enough to tell a copy from chance."""
-        return self._num_copies
-
-    def copied_samples(self) -> int:
-        """Samples equal to one before them in text and masking."""
-        return repeated(self._copies[: self._num_copies])
+    def add(self, hashes: Hashes) -> None:
+        """Take those of one shard."""
+        first = len(self.values)
+        self.values = self._room[: first + len(hashes)]
+        self.values[first:] = hashes
 
 
-def check_duplicates(set_dir: Path, hashes: HashStore, copied: Mapping[Path, int]) -> Check:
+def check_duplicates(
+    set_dir: Path, texts: Hashes, copies: Hashes, copied: Mapping[Path, int]
+) -> Check:
     """Whole examples hardly ever repeat: each pass over a text draws other masks.
 
     Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
-    `hashes` are sorted; `copied` counts the copies within each shard.
+    Both kinds of hashes are sorted; `copied` counts the copies within each shard.
     """
-    total = hashes.copied_samples()
+    total = repeated(copies)
     problems = []
-    if total > MAX_COPIED_SHARE * len(hashes.texts):
-        problem = f"{total:,} of {len(hashes.texts):,} examples are copies of others"
+    if total > MAX_COPIED_SHARE * len(texts):
+        problem = f"{total:,} of {len(texts):,} examples are copies of others"
         remedy = "find the text that is there twice and prepare without it"
         worst = max(copied, key=lambda path: copied[path])
         if copied[worst]:
             problem += f", {copied[worst]:,} of them within {worst.name}"
         problems.append(DataError(str(set_dir), problem, remedy))
     summary = (
-        f"{total:,} copies among {hashes.comparable:,} examples with masks enough to tell; "
-        f"{100 * hashes.repeated_text_share():.2f} % of the texts repeat"
+        f"{total:,} copies among {len(copies):,} examples with masks enough to tell; "
+        f"{_percent(repeated(texts), len(texts))} of the texts repeat"
     )
-    return Check("duplicates", summary, tuple(problems), was_made=hashes.comparable > 0)
+    return Check("duplicates", summary, tuple(problems), was_made=len(copies) > 0)
 
 
-def check_leak(eval_dir: Path, train: HashStore, held_out: HashStore) -> Check:
-    """Held-out texts do not occur in train; both stores sorted."""
+def check_leak(eval_dir: Path, train: Hashes, held_out: Hashes) -> Check:
+    """Held-out texts do not occur in train; the hashes of both are sorted."""
     name = "held-out texts"
-    if not len(train.texts) or not len(held_out.texts):
+    if not len(train) or not len(held_out):
         return Check(name, "not compared: a set could not be read", was_made=False)
-    places = np.searchsorted(train.texts, held_out.texts)
-    is_leaked = train.texts[np.minimum(places, len(train.texts) - 1)] == held_out.texts
-    share = float(is_leaked.mean())
+    places = np.minimum(np.searchsorted(train, held_out), len(train) - 1)
+    share = float((train[places] == held_out).mean())
     problems = []
     if share > MAX_LEAKED_SHARE:
         problem = f"{100 * share:.2f} % of the held-out texts occur in train"

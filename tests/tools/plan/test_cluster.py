@@ -1,0 +1,398 @@
+"""The cluster simulator: collectives, devices, what ranks compute, and whole steps and runs."""
+
+import itertools
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_tools.plan.buckets import backward_order
+from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_ms, sent_buckets
+from bert_tools.plan.cluster.machine import (
+    Constants,
+    Network,
+    Software,
+    accelerators,
+    default_constants,
+    make_machine,
+    programs,
+    ring_all_gather_ms,
+    ring_all_reduce_ms,
+    tree_all_reduce_ms,
+    with_capture,
+)
+from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms, run_time
+from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
+from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
+from bert_tools.plan.sample_index import SampleIndex
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection
+from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.data.length_histogram import read_histogram
+from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.distributed.bucket_plan import plan_buckets
+from support import load_study
+
+calibrate = load_study("2026-11-22-cluster-model", "calibrate")
+FULL = default_constants()
+# No overheads: what is left is work and messages.
+FREE = replace(
+    FULL,
+    **dict.fromkeys(("kernel_overhead_us", "host_launch_us", "jitter_fraction", "sync_us"), 0.0),
+    **dict.fromkeys(("link_latency_us", "network_latency_us", "collective_start_us"), 0.0),
+    overlap_slowdown=0.0,
+)
+OURS, PUBLISHED = programs()["ours"], programs()["nvidia_v2_0"]
+EAGER = with_capture(OURS, "off")
+A100 = Device(accelerators()["a100"], "bf16", FREE)
+PARAMETERS = 336_232_258
+WHOLE: ClipPolicy = "whole_before_allreduce"
+BUCKET: ClipPolicy = "bucket_before_allreduce"
+CLIPS: tuple[ClipPolicy, ...] = ("none", "after_allreduce", WHOLE, BUCKET)
+
+
+def job(
+    nodes: int = 2,
+    gpus: int = 4,
+    *,
+    clip: ClipPolicy = "none",
+    constants: Constants = FREE,
+    program: Software = EAGER,
+    node_gb_s: float | None = None,
+) -> Job:
+    machine = make_machine("a100", nodes, gpus, node_gb_s)
+    return Job(machine=machine, program=program, constants=constants, precision="bf16", clip=clip)
+
+
+def even(ranks: int, sequences: int = 4, length: int = 256, program: Software = EAGER) -> Workload:
+    return even_workload(ranks, sequences, length, 38, program)
+
+
+def uneven(tokens: list[int], program: Software = EAGER) -> Workload:
+    """Ranks of one sequence each, all cut from `even_workload` but for its tokens."""
+    parts = [even_workload(1, 1, length, 38, program) for length in tokens]
+    names = ("tokens", "real_tokens", "attended", "masked", "sequences")
+    return Workload(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def simulate(of: Job, work: Workload) -> StepTiming:
+    return simulate_step(of, work, np.ones(work.world_size))
+
+
+def network(nodes: int, gpus: int, *, node_gb_s: float = 200, in_network: bool = False) -> Network:
+    constants = replace(FREE, link_efficiency=1.0, network_efficiency=1.0)
+    return Network(make_machine("a100", nodes, gpus, node_gb_s), constants, in_network)
+
+
+def test_rings_and_trees_by_hand() -> None:
+    # 8 ranks: 14 messages of 125 MB at 100 GB/s take 1.25 ms each, and 5 us.
+    assert ring_all_reduce_ms(1e9, 8, 100, 5) == pytest.approx(14 * (1.25 + 0.005))
+    assert ring_all_gather_ms(1e9, 8, 100, 5) == pytest.approx(7 * (1.25 + 0.005))
+    # 2 GB at 100 GB/s; 1,000 ranks are ten levels, up and down.
+    assert tree_all_reduce_ms(1e9, 1000, 100, 5) == pytest.approx(20 + 20 * 0.005)
+    for function in (ring_all_reduce_ms, ring_all_gather_ms, tree_all_reduce_ms):
+        assert function(1e9, 1, 100, 5) == 0  # one rank sends nothing
+
+
+def test_collectives_of_machines_by_hand() -> None:
+    # 2 * 7/8 of 672 MB at 300 GB/s.
+    assert network(1, 8).all_reduce_ms(672e6) == pytest.approx(2 * 7 / 8 * 672 / 300)
+    assert network(1, 1).all_reduce_ms(672e6) == 0
+    # Switches that add halve what the ports carry.
+    assert network(128, 8, in_network=True).all_reduce_ms(672e6) == pytest.approx(672 / 200)
+    # A gather carries the whole once: inside a node 7/8, between 2 nodes a half at 200 GB/s.
+    gathered = 7 / 8 * 672 / 300 + 672 / 2 / 200
+    assert network(2, 8).all_gather_ms(672e6) == pytest.approx(gathered)
+
+
+def test_no_way_beats_the_ports_and_latency_grows_slower_than_the_nodes() -> None:
+    for nodes in (2, 16, 128, 12_500):
+        # Every byte must leave a node and come back reduced, but for the node's own part.
+        least = 2 * (nodes - 1) / nodes * 672 / 200
+        assert network(nodes, 8).all_reduce_ms(672e6) >= least * (1 - 1e-9)
+    late = replace(FREE, network_latency_us=14.0, link_latency_us=3.4, collective_start_us=8.4)
+    machines = (make_machine("a100", nodes, 8) for nodes in (2, 16, 1024, 12_500))
+    small = [Network(machine, late).all_reduce_ms(4) for machine in machines]
+    assert small == sorted(small)
+    assert small[-1] < 10 * small[0]  # trees: log2(12,500) is 14 times log2(2)
+
+
+def test_more_bandwidth_is_never_slower() -> None:
+    for nodes, num_bytes in itertools.product((1, 2, 64), (4, 25e6, 672e6)):
+        machines = [network(nodes, 8, node_gb_s=rate) for rate in (10, 25, 100, 400)]
+        times = [each.all_reduce_ms(num_bytes) for each in machines]
+        assert times == sorted(times, reverse=True)
+    for clip in CLIPS:
+        jobs = [
+            job(4, 4, clip=clip, constants=FULL, node_gb_s=rate)
+            for rate in (5, 25, 50, 100, 200, 400)
+        ]
+        steps = [simulate(each, even(16)).step_ms for each in jobs]
+        assert all(second <= first + 1e-9 for first, second in pairwise(steps))
+
+
+def product_ms(rows: int, columns: int, inner: int) -> float:
+    return float(A100.product_ms(np.array([float(rows)]), columns, inner)[0])
+
+
+def test_a_product_takes_whole_waves_of_tiles() -> None:
+    rate = 312e12 * FREE.matrix_efficiency / 108  # operations a second of one multiprocessor
+    one_tile = 1e3 * 2 * 128 * 128 * 1024 / rate
+    for rows, waves in ((128, 1), (1, 1), (108 * 128, 1), (108 * 128 + 1, 2)):
+        assert product_ms(rows, 128, 1024) == pytest.approx(waves * one_tile)
+    # 27 rows of tiles times 8 columns are 216 tiles: two full waves of 108.
+    assert product_ms(3456, 1024, 1024) * 1.5 == pytest.approx(product_ms(3457, 1024, 1024))
+    times = [product_ms(tokens, 4096, 1024) for tokens in range(64, 9000, 64)]
+    assert times == sorted(times)
+
+
+def test_parts_of_a_step_on_one_device() -> None:
+    # The same tokens in sequences twice as long: twice the pairs.
+    long, short = (even(1, sequences=4096 // length, length=length) for length in (512, 256))
+    pairs_ms = [float(A100.attention_ms(work.attended, 1024, 2)[0]) for work in (long, short)]
+    assert pairs_ms[0] == pytest.approx(2 * pairs_ms[1])
+    # Bytes over bandwidth; activations of fp32 are twice as wide.
+    expected = 1e3 * 5e9 / (2039e9 * FREE.memory_efficiency)
+    assert float(A100.memory_ms(5e9)) == pytest.approx(expected)
+    (wide, _), (narrow, _) = (
+        embedding_ms(replace(A100, precision=name), short.tokens) for name in ("fp32", "bf16")
+    )
+    assert float(wide[0]) == pytest.approx(2 * float(narrow[0]))
+    # A layer is not below its multiply-adds, and a head over more positions takes longer.
+    forward, backward = layer_ms(A100, EAGER, short, short.tokens)
+    operations = 2 * 4096 * (4 * 1024**2 + 2 * 1024 * 4096)
+    least = 1e3 * operations / (312e12 * FREE.matrix_efficiency)
+    assert float(forward[0]) > least and float(backward[0]) > 2 * least
+    masked, everything = (head_ms(A100, np.array([rows])) for rows in (160.0, 1024.0))
+    assert all(more[0] > less[0] for more, less in zip(everything, masked, strict=True))
+
+
+def test_data_sheets_have_a_source_each() -> None:
+    for accelerator in accelerators().values():
+        assert "data sheet" in accelerator.source
+        assert accelerator.peak_tflops("bf16") == accelerator.peak_tflops("fp16") > 0
+    assert accelerators()["a100"].peak_tflops("fp8") == 0
+
+
+@pytest.fixture(scope="module")
+def index(histogram: Path) -> SampleIndex:
+    return SampleIndex.of_histogram(read_histogram(histogram), "test", 76)
+
+
+def drawn(
+    index: SampleIndex,
+    program: Software = PUBLISHED,
+    balance: BalancePolicy = "none",
+    sizes: tuple[int, int, int] = (2, 4, 1),
+) -> list[Workload]:
+    """Nodes, accelerators of each, and steps; 8 sequences a rank."""
+    return draw_steps(index, Dealing(local_batch_size=8, balance=balance), program, *sizes)
+
+
+@pytest.mark.parametrize("policy", ["none", "presort_local", "presort_global"])
+def test_ranks_get_what_the_planner_gives_them(policy: BalancePolicy, index: SampleIndex) -> None:
+    works = drawn(index, PUBLISHED, policy, (4, 4, 3))
+    planner = StepPlanner(
+        UniformSampler(len(index.lengths), 128, 0),
+        index.lengths,
+        index.masked_counts,
+        world_size=16,
+        balance=Balance(policy=policy, ranks_per_node=4),
+    )
+    assert len(works) == 3
+    plan = planner.plan(1)
+    assert works[0].tokens.tolist() == plan.num_tokens[:, 0].tolist()
+    assert works[0].masked.tolist() == plan.num_masked[:, 0].tolist()
+    assert works[0].sequences.tolist() == [8] * 16
+
+
+def test_presort_is_more_even_than_random_draws(index: SampleIndex) -> None:
+    policies: tuple[BalancePolicy, ...] = ("none", "presort_local", "presort_global")
+    none, local, everywhere = (
+        np.mean([each.real_tokens.max() / each.real_tokens.mean() for each in works])
+        for works in (drawn(index, PUBLISHED, policy, (8, 4, 5)) for policy in policies)
+    )
+    assert everywhere < local < none
+
+
+def test_layouts_compute_more_than_the_real_tokens(index: SampleIndex) -> None:
+    (eager,) = drawn(index)
+    (captured,) = drawn(index, with_capture(PUBLISHED, "on"))  # all ranks as the largest
+    assert captured.tokens.tolist() == [eager.tokens.max()] * 8
+    assert captured.real_tokens.tolist() == eager.tokens.tolist()
+    (packed,) = drawn(index, programs()["nvidia_v2_0_captured"])
+    assert packed.tokens.tolist() == [8 * 512] * 8 and packed.sequences.tolist() == [16] * 8
+    assert packed.masked.tolist() == packed.tokens.tolist()  # its head computes every position
+    (padded,) = drawn(index, programs()["nvidia_v1_1_captured"])
+    assert padded.tokens.tolist() == [8 * 512] * 8
+    for name, tokens in (
+        *(("ours", 256), ("nvidia_v2_0", 256), ("nvidia_v1_1_captured", 512)),
+        ("nvidia_v2_0_captured", 256),  # two sequences of 256 fill a row
+    ):
+        work = even(2, sequences=10, program=programs()[name])  # as evaluations are reckoned
+        assert work.tokens.tolist() == [10 * tokens] * 2
+        assert work.real_tokens.tolist() == [10 * 256] * 2
+
+
+def test_attention_pairs_lie_between_real_ones_and_those_of_full_rows(index: SampleIndex) -> None:
+    ours, baidu, nvidia = (
+        float(drawn(index, programs()[name])[0].attended.sum())
+        for name in ("ours", "baidu", "nvidia_v2_0")
+    )
+    batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1)
+    lengths = index.lengths[batch].astype(float)
+    assert (lengths**2).sum() <= ours <= baidu <= nvidia <= ((lengths + 16) * 512).sum()
+
+
+def test_a_published_exchange_gathers_padded_rows_before_the_forward(index: SampleIndex) -> None:
+    (everywhere,) = drawn(index, balance="exchange_global")
+    (node,) = drawn(index, balance="exchange_local")
+    # Four rows of 512 and a label in 16 bits for each of 64 samples, or of 32.
+    assert (everywhere.input_bytes, everywhere.input_scope) == (64 * 2 * (4 * 512 + 1), "world")
+    assert (node.input_bytes, node.input_scope) == (32 * 2 * (4 * 512 + 1), "node")
+    moved = replace(even(8), input_bytes=32e6, input_scope="node")
+    of = job(constants=replace(FREE, link_efficiency=1.0))
+    # 3 of 4 ranks' parts over links of 300 GB/s.
+    later = simulate(of, moved).step_ms - simulate(of, even(8)).step_ms
+    assert later == pytest.approx(0.75 * 32 / 300)
+
+
+def test_more_than_the_set_holds_is_refused(index: SampleIndex) -> None:
+    with pytest.raises(ConfigError, match="makes a global batch of"):
+        drawn(index, sizes=(10_000, 8, 1))
+
+
+def test_without_communication_a_step_is_its_computing() -> None:
+    timing = simulate(job(1, 1), even(1))
+    work = sum(float(phase.device_ms[0]) for phase in timing.phases)
+    # Adam: 28 bytes a parameter, and 2 to zero its gradient.
+    update = 1e3 * 30 * PARAMETERS / (2039e9 * FREE.memory_efficiency)
+    assert timing.communication == [] and timing.exposed_ms == 0
+    assert timing.step_ms == pytest.approx(work + update)
+    endless = simulate(job(1, 8, constants=replace(FREE, link_efficiency=1e12)), even(8))
+    assert endless.step_ms == pytest.approx(timing.step_ms)
+
+
+@pytest.mark.parametrize("name", ["ours", "samsung_v2_0", "nvidia_v2_0", "nvidia_v2_0_captured"])
+def test_parts_and_waits_of_every_rank_are_the_step(name: str) -> None:
+    program = programs()[name]
+    for clip in CLIPS:
+        of = job(clip=clip, constants=FULL, program=program)
+        work = uneven([512, 40, 300, 300, 128, 511, 7, 90], program)
+        timing = simulate_step(of, work, jitter(8, 0.02, 3))
+        assert all((part >= -1e-9).all() for part in timing.parts.values())
+        assert sum(timing.parts.values()) == pytest.approx(np.full(8, timing.step_ms))
+        assert timing.communication_ms >= timing.exposed_ms - 1e-9
+
+
+def test_an_even_deal_of_the_same_tokens_is_never_slower() -> None:
+    deals = ([256] * 8, [240, 272] * 4, [128, 384] * 4, [512, 0 + 1] * 4)
+    steps = [simulate(job(), uneven(tokens)) for tokens in deals]
+    assert all(first.step_ms <= second.step_ms for first, second in pairwise(steps))
+    assert steps[0].parts["wait: slower ranks"].max() == pytest.approx(0)
+    longest = simulate(job(), uneven([256] * 7 + [512]))  # which the others wait for
+    waits = longest.parts["wait: slower ranks"]
+    assert longest.slowest_rank == 7 and waits[7] == pytest.approx(0)
+    assert waits[:7] == pytest.approx(np.full(7, waits[0])) and waits[0] > 0
+
+
+def test_clipping_by_buckets_hides_communication_that_the_whole_does_not() -> None:
+    for node_gb_s in (1, 10, 25, 200, 10_000):
+        whole, bucket = (
+            simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
+            for clip in (WHOLE, BUCKET)
+        )
+        assert bucket.step_ms <= whole.step_ms + 1e-9
+    of = job(4, 4, clip=WHOLE)
+    timing = simulate(of, even(16))
+    assert timing.exposed_ms == pytest.approx(of.network.all_reduce_ms(2 * PARAMETERS))
+    assert timing.exposed_ms == pytest.approx(timing.communication_ms)
+
+
+def test_buckets_behind_each_other_on_a_slow_network() -> None:
+    of = job(4, 4, node_gb_s=0.5)
+    timing = simulate(of, even(16))
+    total = sum(of.network.all_reduce_ms(bucket.num_bytes) for bucket in of.buckets)
+    first = timing.communication[0][0]
+    assert timing.reduced == pytest.approx(first + total)
+    assert all(one[1] == pytest.approx(two[0]) for one, two in pairwise(timing.communication))
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 4, 16, 56])
+def test_capture_is_never_slower(sequences: int) -> None:
+    eager, captured = (
+        simulate(job(2, 8, constants=FULL, program=each), even(16, sequences, program=each)).step_ms
+        for each in (EAGER, OURS)
+    )
+    assert captured <= eager + 1e-9
+    if sequences <= 4:
+        assert captured < 0.8 * eager  # there launches take longer than kernels
+
+
+def test_a_host_that_waits_in_each_hook_costs_time() -> None:
+    synced = replace(EAGER, syncs_in_hooks="each bucket", sync_before_update="on")
+    free, waiting = (
+        simulate(job(2, 8, constants=FULL, program=program), even(16, 16))
+        for program in (EAGER, synced)
+    )
+    assert waiting.step_ms > free.step_ms
+    name = "wait: launches and host syncs"
+    assert waiting.parts[name].mean() > free.parts[name].mean()
+
+
+def test_what_comes_behind_the_last_bucket() -> None:
+    none, after = (simulate(job(clip=clip), even(8)) for clip in CLIPS[:2])
+    a_byte = 1e3 * PARAMETERS / (2039e9 * FREE.memory_efficiency)  # of each parameter
+    assert after.step_ms - none.step_ms == pytest.approx(3 * 2 * a_byte)  # three passes
+    shared = simulate(job(program=replace(EAGER, sharding="node")), even(8))
+    assert none.optimizer_ms - shared.optimizer_ms == pytest.approx(28 * a_byte * 3 / 4)
+    assert none.all_gather_ms == 0 < shared.all_gather_ms
+
+
+def test_buckets_are_those_of_the_project() -> None:
+    planned = plan_buckets(backward_order(ModelSection(), "separate", 256, 38), 2, 25.0)
+    found = sent_buckets(2)
+    assert [bucket.num_bytes for bucket in found] == [bucket.num_bytes for bucket in planned]
+    assert len(found) == 22 and sum(bucket.num_bytes for bucket in found) == 2 * PARAMETERS
+    # Heads, 24 layers, embeddings: the last bucket, with the embedding, is ready last.
+    assert [bucket.phase for bucket in found] == sorted(bucket.phase for bucket in found)
+    assert found[-1].phase == 25 and found[-1].fraction == 1.0
+
+
+def test_jitter_makes_many_ranks_slower_than_few() -> None:
+    assert jitter(1000, 0.0, 1).tolist() == [1.0] * 1000
+    slowest = [np.mean([jitter(p, 0.01, seed).max() for seed in range(200)]) for p in (8, 1024)]
+    # The expected largest of 8 and of 1,024 normal draws: 1.42 and 3.25 deviations.
+    assert slowest == pytest.approx([1.0142, 1.0325], abs=0.001)
+
+
+def test_a_run_is_its_steps_evaluations_and_start() -> None:
+    of, timing = job(1, 1), simulate(job(1, 1), even(1))
+    inputs = {"samples": 2_932_736, "start_up_s": 2.0, "skipped_steps": 7}
+    run = run_time(of, [timing], global_batch_size=16_384, **inputs)
+    assert (run.step_ms, run.steps) == (timing.step_ms, 179)
+    assert run.evaluations == 9  # every 325,000 samples: the rules' example for this batch
+    training_s = 186 * run.step_ms / 1e3
+    assert run.seconds == pytest.approx(2.0 + training_s + 9 * run.evaluation_ms / 1e3)
+    assert run.steady_step_ms == pytest.approx(run.step_ms + 9 * run.evaluation_ms / 179)
+
+
+def test_evaluations_come_by_the_rules_and_are_shared_by_the_ranks() -> None:
+    intervals = {448: 150_000, 16_384: 325_000, 3072: 175_000, 4608: 200_000}
+    assert {batch: evaluation_interval(batch) for batch in intervals} == intervals
+    one, eight = (evaluation_ms(job(1, ranks)) for ranks in (1, 8))
+    assert 7 < one / eight < 9
+    constants = replace(FREE, host_launch_us=50.0)  # small ones are quicker captured
+    eager, captured = (
+        evaluation_ms(job(128, 8, constants=constants, program=each)) for each in (EAGER, OURS)
+    )
+    assert captured < eager
+
+
+def test_samsungs_run_with_its_samples_skipped_steps_and_start() -> None:
+    (step,) = [each for each in calibrate.published_steps() if each.id == "Samsung x1024 v2.0"]
+    assert (step.samples, step.skipped_steps, step.start_up_s) == (2_932_736, 7, 2.15)
+    assert step.run_time(FULL).seconds == pytest.approx(22.3, rel=0.03)
+    assert calibrate.compare(step, FULL).predicted_ms == pytest.approx(108.3, rel=0.03)
