@@ -1,13 +1,12 @@
 """A checkpoint written at once, for tests that only want to have one."""
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import CheckpointState, step_directory
-from mlperf_bert.checkpoint.writer import NO_FP8, CheckpointWriter
+from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
@@ -20,10 +19,10 @@ def save_checkpoint(
     state: CheckpointState,
     info: RankInfo,
     device: torch.device,
-    fp8_state: Mapping[str, Tensor] = NO_FP8,
+    **options: Any,
 ) -> Path:
     """Write one below `directory`; every rank calls it. Raises CheckpointError."""
-    writer = CheckpointWriter(directory, optimizer, config, info, device, fp8_state=fp8_state)
+    writer = CheckpointWriter(directory, optimizer, config, info, device, **options)
     assert writer.begin(state)
     writer.finish()
     return step_directory(directory, state.step)

@@ -1,11 +1,17 @@
 """A made-up text of a user, and the sets that are prepared of it."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import support
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
 
@@ -50,3 +56,9 @@ def contents(out: Path) -> dict[str, bytes]:
     found = support.contents(out)
     kept = ("train", "eval", "vocab.txt")
     return {name: held for name, held in found.items() if name.split("/")[0] in kept}
+
+
+def encode_lines(file: TokenizerFile, lines: Sequence[str]) -> list[NDArray[Any]]:
+    """Token ids of each line, as `prepare` has them of a tokenizer's file."""
+    encoder = FileEncoder(file)
+    return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]

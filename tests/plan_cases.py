@@ -1,10 +1,11 @@
-"""Step planners over made-up lengths, and what fixtures of `plan` are."""
+"""Step planners over made-up lengths, fixtures of `plan`, and counts against expected ones."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import chdtrc
 
 from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import StepPlanner
@@ -40,3 +41,10 @@ def planner_of(
         world_size=world_size,
         **options,
     )
+
+
+def is_likely(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
+    """Whether counts [K] can be of these expectations: Pearson's chi-square at a level of 0.001."""
+    assert counts.sum() == np.round(expected.sum())
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return bool(chdtrc(len(counts) - 1, statistic) > 1e-3)

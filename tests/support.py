@@ -12,8 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 import bert_tools
 import mlperf_bert
+from mlperf_bert.__main__ import main
 from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import prepare_text
 
@@ -72,6 +75,15 @@ def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess
         timeout=280,
         check=False,
     )
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line of a command that is refused, run in this process."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mlperf_bert: error: ") and error.count("\n") == 1, error
+    return error
 
 
 def contents(directory: Path) -> dict[str, bytes]:

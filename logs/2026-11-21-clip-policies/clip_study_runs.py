@@ -113,8 +113,8 @@ class VirtualRanks:
         element_bytes = max(each.element_size() for each in self._parameters)
         numels = {name: each.numel() for name, each in named.items()}
         plan = plan_in_reverse(numels, element_bytes, bucket_cap_mb)
-        self._buckets = [[named[name] for name in bucket.names] for bucket in plan]
-        self.bucket_sizes = [bucket.numel for bucket in plan]
+        self._buckets = [[named[name] for name in names] for names in plan]
+        self.bucket_sizes = [sum(numels[name] for name in names) for names in plan]
 
     def __call__(self, backwards: Sequence[Callable[[], object]]) -> Reduction:
         """Leave the update's gradient in `.grad`.

@@ -239,7 +239,7 @@ def reducer_mode(policy: ClipPolicy, *, sharded: bool) -> Mode:
         shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         numels = {name: math.prod(shape) for name, shape in shapes.items()}
         planned = plan_in_reverse(numels, 4, BUCKET_CAP_MB)
-        layout = plan_layout(shapes, [bucket.names for bucket in planned], shards.count)
+        layout = plan_layout(shapes, planned, shards.count)
         weights = flat_weights(model, layout)
         buffers = FlatBuffers(model, layout, weights)
         clip = ClipSection(policy=policy)

@@ -1,10 +1,17 @@
-"""Clip policies on two and four real ranks: formulas in float64, plain DDP, spoilt gradients."""
+"""Buckets and clip policies on two and four real ranks: our plan against DDP's own buckets after
+its rebuild; DDP's hook and the flat reducer against formulas.
+
+Formulas are in float64; beside them plain DDP, all dtypes of gradients and wire, and a run whose
+gradients are spoilt.
+"""
 
 import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +21,39 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bert_tools.plan.buckets import backward_order, ddp_bucket
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ClipSection
-from mlperf_bert.distributed.clipping import ClipState, clip_hook, make_clipping, plain_wire
+from mlperf_bert.distributed.bucket_plan import (
+    FlatLayout,
+    ddp_bucket_cap_mb,
+    plan_buckets,
+    plan_in_reverse,
+    plan_layout,
+)
+from mlperf_bert.distributed.clipping import (
+    DTYPES,
+    ClipOutcome,
+    Clipping,
+    ClipState,
+    clip_hook,
+    make_clipping,
+    make_wire,
+)
+from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.parts.build import Run, build
 from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
 
+CPU = torch.device("cpu")
 FORWARDS = 2
 BUCKET_CAP_MB = 0.0002  # three buckets, of a layer each
 BEFORE = ("whole_before_allreduce", "bucket_before_allreduce")
@@ -42,21 +70,19 @@ CASES = {
 }
 # Loss scales: all gradients far below the limit of 1, some buckets above theirs, all far above.
 SCALES = {"under": 1e-4, "mixed": 0.07, "over": 1e4}
-SPOILT_BY = {3: float("nan"), 5: float("inf"), 7: 1e30}  # by step; the last: its square overflows
-SPOILT_STEPS = f"run.max_steps={max(SPOILT_BY) + 2}"
+SIZES = {**SCALES, "tiny": 3e-8}  # of which what is sent is too small for most of fp16's bits
+LOSS_SCALES = {"fp32": 1.0, "bf16": 1.0, "fp16": 256.0}  # by the gradients' dtype
+WIRES = [  # dtypes of gradients, and on the wire
+    *(("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "as_gradients"), ("bf16", "fp32")),
+    *(("bf16", "fp16"), ("fp16", "as_gradients"), ("fp16", "fp32"), ("fp16", "bf16")),
+]
+DDP_CASES = (("fp32", 0.1), ("bf16", 0.1), ("fp32", 0.05), ("fp32", 25.0))  # cap in MiB
+# Large enough for a second bucket after a first one of 1 MiB.
+WIDER = ("model.hidden_size=128", "model.intermediate_size=512")
+SPOILT_STEPS = (3, 5)
+ALL_SPOILT_FROM = 7
+LAST_STEP = ALL_SPOILT_FROM + MAX_SKIPPED_IN_A_ROW - 1
 WARM_UP_STEPS = 3  # run.warm_up_steps' default: the hook is called in them too
-RUNS = {
-    **{policy: (f"clip.policy={policy}", SPOILT_STEPS) for policy in BEFORE},
-    "each_forward": (
-        f"clip.policy={BEFORE[1]}",
-        "clip.accumulation=each_forward",
-        "parallel.grad_accum_steps=2",
-        SPOILT_STEPS,
-    ),
-    "after_allreduce": ("clip.policy=after_allreduce", SPOILT_STEPS),
-    "ten in a row": (f"clip.policy={BEFORE[1]}", "run.max_steps=20"),
-}
-FIRST_OF_TEN = 4
 
 
 def make_model() -> nn.Module:
@@ -70,69 +96,104 @@ def make_model() -> nn.Module:
 def loss_of(model: nn.Module, rank: int, forward: int, scale: float) -> Tensor:
     """A loss that differs between ranks and forwards, in size too."""
     generator = torch.Generator().manual_seed(10 * rank + forward)
-    inputs = torch.randn(6, 8, generator=generator)
-    return scale * (1 + rank) * model(inputs).square().sum()
+    inputs = torch.randn(6, 8, generator=generator).to(next(model.parameters()).dtype)
+    outputs: Tensor = model(inputs)
+    return scale * (1 + rank) * outputs.float().square().sum()
 
 
-def named_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of all gradients."""
-    named = model.named_parameters()
-    return {name.removeprefix("module."): each.grad.clone() for name, each in named}  # type: ignore[union-attr]
-
-
-def local_gradients(rank: int, scale: float) -> list[dict[str, Tensor]]:
-    """This rank's gradients, of each forward alone."""
+def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tensor]]:
+    """This rank's gradients, of each forward alone, in float64."""
     found = []
     for forward in range(FORWARDS):
-        model = make_model()
-        loss_of(model, rank, forward, scale).backward()
-        found.append(named_gradients(model))
+        model = make_model().to(DTYPES[dtype])
+        (LOSS_SCALES[dtype] * loss_of(model, rank, forward, scale)).backward()
+        named = model.named_parameters()
+        found.append({name: each.grad.double() / LOSS_SCALES[dtype] for name, each in named})  # type: ignore[union-attr]
     return found
 
 
-def wrapped(**options: Any) -> DistributedDataParallel:
-    """A model of several buckets once rebuilt."""
-    return DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_CAP_MB, **options)
+def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
+    """As `parts/build.py` plans it."""
+    named = dict(model.named_parameters())
+    numel = {name: each.numel() for name, each in named.items()}
+    item_bytes = next(iter(named.values())).element_size()
+    buckets = plan_in_reverse(numel, item_bytes, BUCKET_CAP_MB)
+    shapes = {name: tuple(each.shape) for name, each in named.items()}
+    return plan_layout(shapes, buckets, num_shards)
 
 
-def bucket_names(rank: int) -> list[list[str]]:
-    """Parameter names of the rebuilt buckets, by torch's own hook."""
-    ddp = wrapped()
-    names = {parameter: name for name, parameter in ddp.module.named_parameters()}
-    found: list[list[str]] = []
-
-    def record(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        if bucket.index() == 0:
-            found.clear()
-        found.append([names[parameter] for parameter in bucket.parameters()])
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    ddp.register_comm_hook(None, record)
-    for _ in range(2):
-        loss_of(ddp, rank, 0, 1.0).backward()
-    return found
+def groups(info: RankInfo) -> dict[str, ShardGroup]:
+    """Those that are not the same on so many ranks."""
+    counts = {"flat": 1, "shard_world": info.world_size}
+    if info.world_size > 2:
+        counts["shard_node"] = 2
+    return {mode: ShardGroup(info, count, CPU) for mode, count in counts.items()}
 
 
-def clipped(clip: ClipSection, rank: int, scale: float, **options: Any) -> dict[str, Any]:
-    """Gradients and outcome of the second update, on rebuilt buckets, and what was sent then."""
-    ddp = wrapped(**options)
-    clipping = make_clipping(clip, ddp, plain_wire(torch.device("cpu")), forwards=FORWARDS)
-    for _ in range(2):
+class Reduction:
+    """A model of one dtype, and who averages its gradients; DDP, without a group of shards."""
+
+    def __init__(
+        self,
+        clip: ClipSection,
+        dtype: str,
+        wire_dtype: Any,
+        info: RankInfo,
+        group: ShardGroup | None,
+    ) -> None:
+        self.model = make_model().to(DTYPES[dtype])
+        self._rank = info.rank
+        self._loss_scale = torch.tensor(LOSS_SCALES[dtype])
+        wire = make_wire(clip, DTYPES[dtype], wire_dtype, self._loss_scale)
+        self._group = group
+        if group is None:
+            ddp = wrapped(self.model, view=True)
+            self._called: nn.Module = ddp
+            self._clipping: Clipping = make_clipping(clip, ddp, wire, forwards=FORWARDS)
+            self.update(1.0)  # then its buckets are rebuilt
+            return
+        self._called = self.model
+        self._layout = layout_of(self.model, group.count)
+        self._buffers = FlatBuffers(
+            self.model, self._layout, flat_weights(self.model, self._layout)
+        )
+        self._clipping = self._reducer = FlatReducer(
+            self.model, self._buffers, clip, group, wire, info.world_size, FORWARDS
+        )
+
+    def update(self, scale: float) -> dict[str, Any]:
+        """Reduced gradients, (first element, values in float64) of each tensor, and the outcome."""
+        if self._group is not None:
+            self._buffers.begin_update()
+        self.model.zero_grad()
         sent: list[Tensor] = []
-        ddp.zero_grad()
         with recorded(sent):
             for forward in range(FORWARDS):
-                with clipping.forward(is_last=forward == FORWARDS - 1):
-                    loss_of(ddp, rank, forward, scale).backward()
-        outcome = clipping.finish()
-    factor = outcome.gradient_factor
-    return {
-        "gradients": {name: factor * each for name, each in named_gradients(ddp).items()},
-        "sent": sent,
-        "grad_norm": float(outcome.grad_norm),
-        "clipped_fraction": float(outcome.clipped_fraction),
-        "skip": float(outcome.skip),
-    }
+                with self._clipping.forward(is_last=forward == FORWARDS - 1):
+                    loss = loss_of(self._called, self._rank, forward, scale)
+                    (loss * self._loss_scale).backward()
+        outcome = self._clipping.finish()
+        return {
+            "gradients": self._reduced(outcome),
+            "sent": sent,
+            "clipped_fraction": float(outcome.clipped_fraction),
+            "grad_norm": float(outcome.grad_norm),
+            "skip": float(outcome.skip),
+        }
+
+    def _reduced(self, outcome: ClipOutcome) -> dict[str, tuple[int, Tensor]]:
+        factor = outcome.gradient_factor.double()
+        if self._group is None:
+            named = self.model.named_parameters()
+            return {name: (0, each.grad.double().flatten() * factor) for name, each in named}  # type: ignore[union-attr]
+        mine = self._reducer.shard_gradients.double() * factor
+        segments = self._layout.segments(self._group.index)
+        return {each.tensor.name: (each.first, mine[each.in_shard]) for each in segments}
+
+
+def wrapped(model: nn.Module, *, view: bool) -> DistributedDataParallel:
+    """Of several buckets once rebuilt."""
+    return DistributedDataParallel(model, bucket_cap_mb=BUCKET_CAP_MB, gradient_as_bucket_view=view)
 
 
 @contextmanager
@@ -155,7 +216,7 @@ def several_updates(
     rank: int, prepare: Callable[[DistributedDataParallel], Any], view: bool
 ) -> Any:
     """Weights after five updates under limits that nothing reaches."""
-    ddp = wrapped(gradient_as_bucket_view=view)
+    ddp = wrapped(make_model(), view=view)
     state = prepare(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     for number in range(5):
@@ -179,40 +240,28 @@ def with_hook(policy: Any) -> Callable[[DistributedDataParallel], ClipState]:
     return prepare
 
 
-def spoil(model: nn.Module, name: str, forwards: int) -> None:
-    """Make gradients of one tensor bad from now on, in the steps that a run of this name says."""
-    calls = 0
+def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+    """A run in which the last rank's gradient of one tensor is bad in some steps, then in all."""
+    settings = (
+        *(f"parallel.ranks_per_node={info.world_size}", "parallel.local_batch_size=4"),
+        *("checkpoint.save=never", "eval.interval_samples=1000000", "run.max_steps=20"),
+        *("parallel.bucket_cap_mb=0.02", "clip.policy=bucket_before_allreduce"),
+    )
+    case = load_config(config, settings)
+    seed, directory = int(case.run.seed), RunDirectory(output / "run", 0)
+    parts = build(
+        Run(config=case, seed=seed, info=info, device=CPU, data_dir=data, directory=directory)
+    )
+    step = -WARM_UP_STEPS
 
     def hook(gradient: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        step = (calls - 1) // forwards + 1 - WARM_UP_STEPS
-        if name == "ten in a row":
-            return gradient * float("nan") if step >= FIRST_OF_TEN else gradient
-        return torch.full_like(gradient, SPOILT_BY[step]) if step in SPOILT_BY else gradient
+        nonlocal step
+        step += 1
+        return gradient * torch.nan if is_spoilt(step) else gradient
 
-    next(p for n, p in model.named_parameters() if n.endswith("LayerNorm.weight")).register_hook(
-        hook
-    )
-
-
-def run(
-    name: str, config: Path, data: Path, output: Path, info: RankInfo, device: torch.device
-) -> Any:
-    """A run in which the last rank's gradient is spoilt; the final weights."""
-    sizes = (f"parallel.ranks_per_node={info.world_size}", "parallel.local_batch_size=4")
-    others = (
-        "checkpoint.save=never",
-        "eval.interval_samples=1000000",
-        "parallel.bucket_cap_mb=0.02",
-    )
-    case = load_config(config, (*sizes, *others, *RUNS[name]))
-    seed, directory = int(case.run.seed), RunDirectory(output / name, 0)
-    parts = build(
-        Run(config=case, seed=seed, info=info, device=device, data_dir=data, directory=directory)
-    )
     if info.rank == info.world_size - 1:
-        spoil(parts.model, name, case.parallel.grad_accum_steps)
+        named = parts.model.named_parameters()
+        next(each for name, each in named if name.endswith("LayerNorm.weight")).register_hook(hook)
     with parts.reporter, closing(parts.metrics_file), closing(parts.log):
         outcome = train(parts)
     return {
@@ -220,6 +269,71 @@ def run(
         "updates": int(parts.optimizer.scalar_state()["updates"]),
         "weights": copy.deepcopy(parts.model.state_dict()),
     }
+
+
+def buckets_of_a_step(config: RunConfig, dtype: str, cap_mb: float) -> list[dict[str, Any]]:
+    """DDP's own buckets of a BERT, as its hook got them in the third step."""
+    model = BertForPretraining(config.model, torch.device("cpu")).to(DTYPES[dtype])
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    ddp = DistributedDataParallel(
+        model, bucket_cap_mb=ddp_bucket_cap_mb(cap_mb), gradient_as_bucket_view=True
+    )
+    seen: list[dict[str, Any]] = []
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buffer = bucket.buffer()
+        start = buffer.storage_offset()
+        seen.append(
+            {
+                "names": [names[parameter] for parameter in bucket.parameters()],
+                "offsets": [each.storage_offset() - start for each in bucket.gradients()],
+                "numel": buffer.numel(),
+                "num_bytes": buffer.numel() * buffer.element_size(),
+            }
+        )
+        sent = dist.all_reduce(buffer, async_op=True).get_future()
+        return sent.then(lambda done: done.value()[0])
+
+    ddp.register_comm_hook(None, hook)
+    batch = synthetic_batch(config)
+    for _ in range(3):
+        seen.clear()
+        pretraining_loss(loss_sums(ddp(batch), batch), batch).backward()
+    return seen
+
+
+def sizes_of(wire: str) -> tuple[str, ...]:
+    return ("mixed", "tiny") if wire == "fp16" else ("mixed",)
+
+
+def is_spoilt(step: int) -> bool:
+    return step in SPOILT_STEPS or step >= ALL_SPOILT_FROM
+
+
+def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+    """Gradients of small models, local and reduced; then a whole run, which leaves a directory."""
+    seen: dict[str, Any] = {}
+    for dtype in DTYPES:
+        buckets = layout_of(make_model().to(DTYPES[dtype]), 1).buckets
+        seen[f"buckets {dtype}"] = [[each.name for each in bucket.tensors] for bucket in buckets]
+        for size, scale in SIZES.items():
+            seen[f"local {dtype} {size}"] = local_gradients(dtype, info.rank, scale)
+    made = {"ddp": None, **groups(info)}
+    for (mode, group), (name, clip) in product(made.items(), CASES.items()):
+        reduction = Reduction(clip, "fp32", "as_gradients", info, group)
+        for size, scale in SCALES.items():
+            seen[f"{mode} {name} {size}"] = reduction.update(scale)
+    for mode, policy, (dtype, wire) in product(made, POLICIES, WIRES):
+        reduction = Reduction(CASES[policy], dtype, wire, info, made[mode])
+        for size in sizes_of(wire):
+            seen[f"{mode} {policy} {dtype} {wire} {size}"] = reduction.update(SIZES[size])
+    for view in (True, False):
+        seen[f"plain {view}"] = several_updates(info.rank, lambda ddp: None, view)
+        for policy in BEFORE:
+            seen[f"{policy} {view}"] = several_updates(info.rank, with_hook(policy), view)
+    wider = load_config(config, WIDER)
+    seen["ddp buckets"] = [buckets_of_a_step(wider, *case) for case in DDP_CASES]
+    return seen | {"run": spoilt_run(config, data, output, info)}
 
 
 # Relative to the largest element of a gradient: fp32 sums of four ranks and a factor.
@@ -236,7 +350,7 @@ def job(
     synthetic_data: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, Seen]:
-    """Where the ranks left their runs, and what they saw; they are started once for all tests."""
+    """Where the ranks left their run, and what they saw; they are started once for all tests."""
     output = tmp_path_factory.mktemp("clip")
     seen = what_ranks_saw(__file__, (tiny_config, synthetic_data), request.param, output)
     return output, seen
@@ -247,27 +361,26 @@ def seen(job: tuple[Path, Seen]) -> Seen:
     return job[1]
 
 
+def modes(seen: Seen) -> tuple[str, ...]:
+    return ("ddp", "flat", "shard_world", *(["shard_node"] if len(seen) > 2 else []))
+
+
 def limited(gradient: Array, limit: float) -> Array:
     return gradient * min(1.0, limit / float(np.linalg.norm(gradient)))
-
-
-def joined(gradients: dict[str, torch.Tensor], names: list[str]) -> Array:
-    return np.concatenate([gradients[name].double().numpy().ravel() for name in names])
 
 
 class Formula:
     """What the policies say, in float64, with every rank's local gradients at hand."""
 
-    def __init__(self, seen: Seen, size: str) -> None:
-        self.buckets = seen[0]["buckets"]
+    def __init__(self, seen: Seen, size: str, dtype: str = "fp32") -> None:
+        self.buckets = seen[0][f"buckets {dtype}"]
         self.names = [name for bucket in self.buckets for name in bucket]
         # By rank and forward: the gradient's parts, by bucket.
         self.local = [
             [[joined(of_forward, bucket) for bucket in self.buckets] for of_forward in rank]
-            for rank in (one[f"local {size}"] for one in seen)
+            for rank in (one[f"local {dtype} {size}"] for one in seen)
         ]
-        self.numel = sum(self.local[0][0][b].size for b in range(len(self.buckets)))
-        assert sorted(self.names) == sorted(seen[0][f"local {size}"][0])
+        self.numel = sum(part.size for part in self.local[0][0])
 
     def gradient(self, case: str) -> Array:
         clip = CASES[case]
@@ -276,10 +389,14 @@ class Formula:
 
     def contribution(self, case: str, rank: int) -> Array:
         """A rank's part of the mean, not divided by the ranks."""
-        forwards = self.local[rank]
         if CASES[case].accumulation == "each_forward":
+            forwards = self.local[rank]
             return np.sum([self.clipped(case, parts, 1 / FORWARDS) for parts in forwards], axis=0)
-        return self.clipped(case, [np.sum(each, axis=0) for each in zip(*forwards, strict=True)], 1)
+        return self.clipped(case, self.accumulated(rank), 1)
+
+    def accumulated(self, rank: int) -> list[Array]:
+        """The sum of its forwards, by bucket."""
+        return [np.sum(each, axis=0) for each in zip(*self.local[rank], strict=True)]
 
     def clipped(self, case: str, parts: list[Array], share: float) -> Array:
         clip = CASES[case]
@@ -297,15 +414,46 @@ class Formula:
         return clip.max_norm * (numel / self.numel) ** 0.5
 
 
+def joined(gradients: dict[str, Tensor], names: list[str]) -> Array:
+    return np.concatenate([gradients[name].numpy().ravel() for name in names])
+
+
+def found_by(seen: Seen, case: str, formula: Formula) -> Array:
+    """The gradient that each rank has a part of: its own part, and the others' from elsewhere."""
+    whole: dict[str, Array] = {}
+    for rank in seen:
+        assert rank[case]["skip"] == 0
+        for name, (first, values) in rank[case]["gradients"].items():
+            part = slice(first, first + len(values))
+            size = int(seen[0]["local fp32 mixed"][0][name].numel())
+            own = whole.setdefault(name, np.full(size, np.nan))
+            assert np.isnan(own[part]).all() or np.array_equal(own[part], values)
+            own[part] = values
+    return np.concatenate([whole[name] for name in formula.names])
+
+
+@pytest.mark.parametrize("case", range(len(DDP_CASES)))
+def test_the_plan_is_what_ddp_does(seen: Seen, tiny_config: Path, case: int) -> None:
+    dtype, cap_mb = DDP_CASES[case]
+    config = load_config(tiny_config, WIDER)
+    gradients = backward_order(config.model, "separate", num_tokens=32, num_masked=5)
+    planned = []
+    for bucket in plan_buckets(gradients, DTYPES[dtype].itemsize, cap_mb):
+        fields = asdict(ddp_bucket(bucket, DTYPES[dtype].itemsize))
+        del fields["earliest_start"]
+        planned.append(fields | {key: list(fields[key]) for key in ("names", "offsets")})
+    assert all(rank["ddp buckets"][case] == planned for rank in seen)
+    assert len(planned) > 1
+
+
 @pytest.mark.parametrize("size", SCALES)
 @pytest.mark.parametrize("case", CASES)
 def test_each_policy_equals_its_formula(seen: Seen, case: str, size: str) -> None:
     formula = Formula(seen, size)
     expected = formula.gradient(case)
-    for rank in seen:
-        found = joined(rank[f"{case} {size}"]["gradients"], formula.names)
+    for mode in modes(seen):
+        found = found_by(seen, f"{mode} {case} {size}", formula)
         assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
-        assert rank[f"{case} {size}"]["skip"] == 0
 
 
 def test_policies_differ_where_some_is_above_its_limit(seen: Seen) -> None:
@@ -315,6 +463,30 @@ def test_policies_differ_where_some_is_above_its_limit(seen: Seen) -> None:
         for other in gradients[:number]:
             assert np.abs(one - other).max() > 100 * TOLERANCE * np.abs(one).max()
     assert len(formula.buckets) > 2
+
+
+def unit(*dtypes: str) -> float:
+    """Largest relative error of rounding to the coarsest of them."""
+    return max(torch.finfo(DTYPES[dtype]).eps for dtype in dtypes) / 2
+
+
+@pytest.mark.parametrize(("dtype", "wire"), WIRES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_dtypes_of_gradients_and_wire(seen: Seen, policy: str, dtype: str, wire: str) -> None:
+    """Elements are off by so many units of the largest that a rank sends at most."""
+    # The sum of two forwards, what is sent, a sum for each rank, and the result are rounded.
+    roundings = (3 + len(seen)) * unit(dtype, dtype if wire == "as_gradients" else wire)
+    for size in sizes_of(wire):
+        formula = Formula(seen, size, dtype)
+        sent = [formula.contribution(policy, rank) for rank in range(len(seen))]
+        largest = max(float(np.abs(each).max()) for each in sent)
+        for mode in modes(seen):
+            found = found_by(seen, f"{mode} {policy} {dtype} {wire} {size}", formula)
+            assert np.abs(found - formula.gradient(policy)).max() <= roundings * largest
+        if size == "tiny":  # without a scale, fp16 would not have kept it
+            exact = sent[0] / len(seen)
+            unscaled = exact.astype(np.float16).astype(np.float64)
+            assert np.abs(unscaled - exact).max() > 5 * roundings * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("view", [True, False])
@@ -331,7 +503,7 @@ def test_under_the_limit_training_is_plain_ddp_bit_for_bit(
 def test_no_rank_sends_more_than_its_share(seen: Seen, case: str) -> None:
     formula = Formula(seen, "over")
     for rank in seen:
-        sent = [bucket.double().numpy() for bucket in rank[f"{case} over"]["sent"]]
+        sent = [bucket.double().numpy() for bucket in rank[f"ddp {case} over"]["sent"]]
         assert [bucket.size for bucket in sent] == [part.size for part in formula.local[0][0]]
         most = CASES[case].max_norm / len(seen) * (1 + TOLERANCE)
         if CASES[case].policy == "whole_before_allreduce":
@@ -348,65 +520,35 @@ def test_clipped_share_and_own_norm_are_counted(seen: Seen, policy: str) -> None
     formula = Formula(seen, "mixed")
     shares = []
     for number, rank in enumerate(seen):
-        parts = [np.sum(each, axis=0) for each in zip(*formula.local[number], strict=True)]
+        parts = formula.accumulated(number)
         norm = np.linalg.norm(np.concatenate(parts))
         over = [bool(np.linalg.norm(p) > formula.limit(policy, p.size)) for p in parts]
         expected = float(norm > 1) if policy == "whole_before_allreduce" else np.mean(over)
-        found = rank[f"{policy} mixed"]
-        assert found["clipped_fraction"] == pytest.approx(expected)
-        assert found["grad_norm"] == pytest.approx(norm, rel=TOLERANCE)
+        for mode in modes(seen):
+            found = rank[f"{mode} {policy} mixed"]
+            assert found["clipped_fraction"] == pytest.approx(expected)
+            assert found["grad_norm"] == pytest.approx(norm, rel=TOLERANCE)
+            assert rank[f"{mode} {policy} under"]["clipped_fraction"] == 0
+            assert rank[f"{mode} {policy} over"]["clipped_fraction"] == 1
         shares += over
-        assert rank[f"{policy} under"]["clipped_fraction"] == 0
-        assert rank[f"{policy} over"]["clipped_fraction"] == 1
     assert 0 < sum(shares) < len(shares)
 
 
-def records(output: Path, name: str) -> list[dict[str, Any]]:
-    lines = (output / name / "run_0" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "ten in a row"])
-def test_all_ranks_skip_the_step_in_which_one_is_spoilt(job: tuple[Path, Seen], name: str) -> None:
+def test_all_ranks_skip_spoilt_steps_and_stop_after_ten_in_a_row(job: tuple[Path, Seen]) -> None:
     output, seen = job
-    steps = max(SPOILT_BY) + 2
-    skipped = [record["skipped_steps"] for record in records(output, name)]
-    assert skipped == [int(step in SPOILT_BY) for step in range(1, steps + 1)]
-    first = seen[0][f"run {name}"]
+    skipped = [int(is_spoilt(step)) for step in range(1, LAST_STEP + 1)]
+    lines = (output / "run/run_0/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["skipped_steps"] for line in lines] == skipped
     for rank in seen:
-        run = rank[f"run {name}"]
-        assert run["steps"] == steps
-        assert run["updates"] == steps - len(SPOILT_BY)  # what bias correction goes by
+        run = rank["run"]
+        assert run["steps"] == LAST_STEP
+        assert run["updates"] == LAST_STEP - sum(skipped)  # what bias correction goes by
         for key, weight in run["weights"].items():
             assert torch.isfinite(weight).all()
-            assert torch.equal(weight, first["weights"][key])
-
-
-def test_ten_skipped_steps_in_a_row_stop_the_run(job: tuple[Path, Seen]) -> None:
-    output, seen = job
-    last = FIRST_OF_TEN + MAX_SKIPPED_IN_A_ROW - 1
-    assert {rank["run ten in a row"]["steps"] for rank in seen} == {last}
-    log = (output / "ten in a row" / "run_0" / "stdout.log").read_text().splitlines()
-    said = [line for line in log if "in a row" in line and "stopped" in line]
-    assert len(said) == 1
-    assert f"{MAX_SKIPPED_IN_A_ROW} steps" in said[0] and "optim.learning_rate" in said[0]
-
-
-def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
-    """Gradients of small models, local and clipped; then whole runs, which leave directories."""
-    rank = info.rank
-    found: dict[str, Any] = {"buckets": bucket_names(rank)}
-    for size, scale in SCALES.items():
-        found[f"local {size}"] = local_gradients(rank, scale)
-        for name, clip in CASES.items():
-            found[f"{name} {size}"] = clipped(clip, rank, scale, gradient_as_bucket_view=True)
-    for view in (True, False):
-        found[f"plain {view}"] = several_updates(rank, lambda ddp: None, view)
-        for policy in BEFORE:
-            found[f"{policy} {view}"] = several_updates(rank, with_hook(policy), view)
-    for name in RUNS:
-        found[f"run {name}"] = run(name, config, data, output, info, torch.device("cpu"))
-    return found
+            assert torch.equal(weight, seen[0]["run"]["weights"][key])
+    log = (output / "run/run_0/stdout.log").read_text().splitlines()
+    (said,) = [line for line in log if "in a row" in line and "stopped" in line]
+    assert f"{MAX_SKIPPED_IN_A_ROW} steps" in said and "optim.learning_rate" in said
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Masked LM alone, on single segments masked anew each time: the same run however it is made."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_ranks import sizes, torchrun
+from test_ranks import opened, sizes, torchrun, traced
 
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
@@ -71,15 +69,21 @@ def test_a_captured_step_on_two_ranks_that_exchange(
 
 def test_reader_processes(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
+    run_dir = tmp_path / "run"
     settings = (*RECIPE, "data.balance=exchange_local", "data.loader=mpi_readers")
-    places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
+    places = ["--config", tiny_config, "--data", data, "--run-dir", run_dir]
     done = run_process(
         *(*mpiexec_of(4), "-m", "mlperf_bert", "train", *places, *words(settings), *sizes(2, 8)),
         MASTER_PORT=free_port(),
-        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+        **traced(data, run_dir),
     )
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
-    assert_same(tmp_path / "run", whole)
+    assert done.stderr == ""
+    assert_same(run_dir, whole)
+    before, after = opened(run_dir)
+    assert "train.hdf5.json" in before  # readers prepare themselves
+    assert not [name for name in before if name.endswith(".hdf5")]
+    assert "train.hdf5" in {name for _, name in after}
 
 
 def test_it_goes_on_bit_for_bit(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
@@ -94,7 +98,6 @@ def test_it_goes_on_bit_for_bit(tiny_config: Path, data: Path, whole: Path, tmp_
 )
 def test_another_recipe_does_not_go_on(
     tiny_config: Path,
-    synthetic_data: Path,
     data: Path,
     whole: Path,
     tmp_path: Path,
@@ -116,7 +119,6 @@ def test_another_recipe_does_not_go_on(
 def test_pairs_serve_masked_lm_alone(
     tiny_config: Path,
     synthetic_data: Path,
-    whole: Path,
     tmp_path: Path,
     masking: str,
     capsys: pytest.CaptureFixture[str],
@@ -147,14 +149,14 @@ def test_dynamic_masks_change_the_losses_and_depend_on_the_seed(
     tiny_config: Path, data: Path, whole: Path, tmp_path: Path
 ) -> None:
     few = ("run.max_steps=3", "schedule.decay_steps=20")
-    runs: dict[str, Callable[[], tuple[str, ...]]] = {
-        "same": lambda: RECIPE,
-        "seed": lambda: (*RECIPE, "run.seed=12"),
-        "static": lambda: (*RECIPE, "data.masking=static", "data.masking_rate=0.15"),
+    runs = {
+        "same": (),
+        "seed": ("run.seed=12",),
+        "static": ("data.masking=static", "data.masking_rate=0.15"),
     }
     losses = {}
     for name, settings in runs.items():
-        assert run_train(tiny_config, data, tmp_path / name, *settings(), *few) == MISSED
+        assert run_train(tiny_config, data, tmp_path / name, *RECIPE, *settings, *few) == MISSED
         losses[name] = metrics_losses(tmp_path / name)
     assert losses["same"] == metrics_losses(whole)[:3]
     assert losses["seed"] != losses["same"] and losses["static"] != losses["same"]

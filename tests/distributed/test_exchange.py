@@ -21,12 +21,12 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
 from mlperf_bert.parts.build import Run, build
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 from support import metrics_losses
 
 SIZES = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=4")
@@ -43,7 +43,11 @@ TRAIN_CASES = {
         for policy in ("none", "exchange_global")
     },
 }
-WITHOUT_EXTRAS = ("checkpoint.save=never", "eval.interval_samples=1000000")
+TRAIN_STEPS = 8
+SHORT = (
+    *("checkpoint.save=never", "eval.interval_samples=1000000"),
+    *(f"run.max_steps={TRAIN_STEPS}", "schedule.decay_steps=20"),
+)
 STEPS = range(1, 6)
 
 
@@ -84,13 +88,8 @@ def planned_batches(
     planner, reader = open_planned(config, data)
     found = []
     for plan in map(planner.plan, steps):
-        for forward in range(plan.counts.shape[1]):
-            batch = make_batch(
-                reader.read(plan.ids_of(info.rank, forward)),
-                plan.ids_of(info.rank, forward),
-                **plan.denominators(info.rank, forward),
-            )
-            found.append(digest(batch))
+        for ids, denominators in plan.forwards_of(info.rank):
+            found.append(digest(make_batch(reader.read(ids), ids, **denominators)))
     return found
 
 
@@ -137,8 +136,6 @@ def error_of_other_nodes(info: RankInfo) -> str:
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
-
-
 Seen = list[dict[str, Any]]
 
 
@@ -173,7 +170,7 @@ def test_exchanged_batches_are_those_of_the_definition(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_the_same_losses(seen: object, job: Path, policy: str) -> None:
     expected = metrics_losses(job / "none")
-    assert len(expected) == 20
+    assert len(expected) == TRAIN_STEPS
     assert metrics_losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
@@ -182,18 +179,14 @@ def test_means_of_ranks_depend_on_the_policy(seen: object, job: Path) -> None:
     assert np.abs(np.subtract(*runs)).max() > 100 * LOSS_TOLERANCE
 
 
-def test_a_rank_that_cannot_read_is_named_by_the_others(
-    seen: Seen,
-) -> None:
+def test_a_rank_that_cannot_read_is_named_by_the_others(seen: Seen) -> None:
     said = [of_rank["broken"] for of_rank in seen]
     assert said[3] == "shard: is broken; mend it"
     assert len(set(said[:3])) == 1
     assert "rank 3 could not read" in said[0]
 
 
-def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(
-    seen: Seen,
-) -> None:
+def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen: Seen) -> None:
     said = {of_rank["nodes"] for of_rank in seen}
     assert len(said) == 1
     assert said.pop().startswith("data.balance: 'exchange_local' wants nodes of 2 consecutive")
@@ -212,7 +205,7 @@ def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> di
         if case.data.balance.startswith("exchange_"):
             found[f"{name} received"] = exchanged_batches(case, data, info)
     for name, settings in TRAIN_CASES.items():
-        case = load_config(config_path, (*SIZES, *settings, *WITHOUT_EXTRAS))
+        case = load_config(config_path, (*SIZES, *settings, *SHORT))
         run = Run(
             config=case,
             seed=int(case.run.seed),

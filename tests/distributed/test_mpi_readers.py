@@ -1,4 +1,7 @@
-"""Reader processes beside trainers under mpiexec: batches, errors, and the whole command."""
+"""Reader processes beside trainers under mpiexec: batches and errors.
+
+What they train: test_encoder_recipe.py.
+"""
 
 import json
 import os
@@ -9,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_exchange import digest, planned_batches
-from test_opened_files import SITE_CUSTOMIZE
 
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.common.errors import DataError
@@ -22,7 +24,8 @@ from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
 from mlperf_bert.parts.loader import run_reader
-from support import PACKAGE, TOOLS, metrics_losses, run_cli, run_process
+from resume_cases import run_train
+from support import run_process
 
 SIZES = (
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=4", "parallel.grad_accum_steps=2"),
@@ -89,7 +92,6 @@ def main(config_path: Path, data: Path, output: Path) -> int:
     return 0
 
 
-LOSS_TOLERANCE = 5e-6
 WITH_READERS = tuple(
     word
     for setting in (
@@ -149,34 +151,6 @@ def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(
     assert len(seen[1]["left alone"]) == 2
 
 
-def test_the_whole_command_trains_as_one_rank_does(
-    mpiexec: list[str], tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
-    command = ["train", "--config", tiny_config, "--data", synthetic_data, "--run-dir"]
-    one_rank = [*command, tmp_path / "one", "--set", "run.max_steps=8"]
-    done = run_cli(*one_rank)
-    assert done.returncode == 3, done.stderr
-    done = run_process(
-        *(*mpiexec, "-m", "mlperf_bert", *command, tmp_path / "run", *WITH_READERS),
-        MASTER_PORT=free_port(),
-        PYTHONPATH=os.pathsep.join(map(str, (tmp_path, PACKAGE.parent, TOOLS.parent))),
-        TRACED_DATA=str(synthetic_data),
-        TRACED_LOG=str(tmp_path / "run" / "result_0.txt"),
-        TRACE=str(tmp_path / "trace.jsonl"),
-    )
-    assert "target NOT reached after 128 samples" in done.stdout, done.stderr
-    assert done.stderr == ""
-    expected = metrics_losses(tmp_path / "one")
-    assert metrics_losses(tmp_path / "run") == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
-
-    opened = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
-    before = {Path(event["path"]).name for event in opened if not event["started"]}
-    assert "train.hdf5.json" in before  # readers prepare themselves
-    assert not [name for name in before if name.endswith(".hdf5")]
-    assert "train.hdf5" in {Path(event["path"]).name for event in opened if event["started"]}
-
-
 def test_an_error_in_a_reader_ends_the_run(
     mpiexec: list[str], tiny_config: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
@@ -196,14 +170,14 @@ def test_an_error_in_a_reader_ends_the_run(
 
 
 def test_without_mpiexec_it_is_one_clear_line(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", "--config", tiny_config, "--data", synthetic_data]
-    done = run_cli(*command, "--run-dir", tmp_path / "run", *WITH_READERS)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "data.loader" in done.stderr and "mpiexec -n" in done.stderr
-    assert not (tmp_path / "run").exists()
+    run_dir = tmp_path / "run"
+    assert run_train(tiny_config, synthetic_data, run_dir, extra=WITH_READERS) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "data.loader" in said and "mpiexec -n" in said
+    assert not run_dir.exists()
 
 
 if __name__ == "__main__":

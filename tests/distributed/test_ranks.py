@@ -1,4 +1,7 @@
-"""The same training on any number of ranks, by any launcher: real processes over gloo."""
+"""The same training on any number of ranks, by any launcher: real processes over gloo.
+
+With dropout: it is keyed by sample, so that it does not depend on who computes which.
+"""
 
 import json
 import os
@@ -11,10 +14,77 @@ from pathlib import Path
 import pytest
 
 from forked_ranks import free_port, mpiexec_of
+from mlperf_bert.__main__ import main
+from resume_cases import DROPOUT
 from support import metrics_losses, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20
+# Imported by every Python process started with this directory on PYTHONPATH.
+SITE_CUSTOMIZE = """
+import json, logging, os, sys, threading, time
+
+def hook(event, arguments):
+    if event != "open" or not isinstance(arguments[0], str) or hasattr(busy, "now"):
+        return
+    path = os.path.abspath(arguments[0])
+    if not path.startswith(os.environ["TRACED_DATA"]):
+        return
+    busy.now = True
+    try:
+        with open(os.environ["TRACED_LOG"]) as log:
+            started = "run_start" in log.read()
+    except FileNotFoundError:
+        started = False
+    line = json.dumps({"rank": os.environ.get("RANK", "0"), "path": path, "started": started})
+    with open(os.environ["TRACE"], "a") as trace:
+        trace.write(line + "\\n")
+    del busy.now
+
+busy = threading.local()  # the loader opens shards while the main thread opens other files
+sys.addaudithook(hook)
+
+if os.environ.get("RANK", "0") == "0":  # a slow disk: the other ranks have to wait for the line
+    emit = logging.FileHandler.emit
+
+    def emit_late(self, record):
+        if "run_start" in record.getMessage():
+            time.sleep(1)
+        emit(self, record)
+
+    logging.FileHandler.emit = emit_late
+"""
+
+
+def traced(data: Path, run_dir: Path) -> dict[str, str]:
+    """Variables with which a run's processes write which files of `data` they open, and when.
+
+    The audit hook sees every file that Python opens, memory maps included.
+    """
+    directory = run_dir.parent
+    (directory / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
+    return {
+        "PYTHONPATH": os.pathsep.join([str(directory), *sys.path]),
+        "TRACED_DATA": str(data),
+        "TRACED_LOG": str(run_dir / "result_0.txt"),
+        "TRACE": str(directory / "trace.jsonl"),
+    }
+
+
+def opened(run_dir: Path) -> tuple[set[str], set[tuple[str, str]]]:
+    """Names of files that were opened before `run_start`, and (rank, name) of those after it."""
+    lines = (run_dir.parent / "trace.jsonl").read_text().splitlines()
+    events = [json.loads(line) | {"name": Path(json.loads(line)["path"]).name} for line in lines]
+    before = {event["name"] for event in events if not event["started"]}
+    return before, {(event["rank"], event["name"]) for event in events if event["started"]}
+
+
+def assert_shards_are_opened_after_run_start_only(run_dir: Path, ranks: int) -> None:
+    before, after = opened(run_dir)
+    metadata = {"dataset.json", "lengths.u16", "masked_counts.u8", "order_by_length.u32"}
+    assert before == {*metadata, "vocab.txt", "train.hdf5.json", "eval.hdf5.json"}
+    shards = ("train.hdf5", "eval.hdf5")
+    assert {(str(rank), name) for rank in range(ranks) for name in shards} <= after
 
 
 def sizes(ranks: int, batch: int, accumulation: int = 1) -> list[str]:
@@ -31,14 +101,18 @@ def torchrun(ranks: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def arguments(tiny_config: Path, synthetic_data: Path) -> list[str]:
-    return ["train", "--config", str(tiny_config), "--data", str(synthetic_data)]
+    places = ["--config", str(tiny_config), "--data", str(synthetic_data)]
+    return ["train", *places, *(word for setting in DROPOUT for word in ("--set", setting))]
 
 
 @pytest.fixture(scope="module")
-def one_rank(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_rank(
+    arguments: list[str], synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     run_dir = tmp_path_factory.mktemp("one") / "run"
-    done = run_cli(*arguments, "--run-dir", run_dir)
+    done = run_cli(*arguments, "--run-dir", run_dir, **traced(synthetic_data, run_dir))
     assert done.returncode == 3, done.stderr  # ran to its end, target missed by design
+    assert_shards_are_opened_after_run_start_only(run_dir, 1)
     return run_dir
 
 
@@ -49,35 +123,20 @@ def assert_same_losses(run_dir: Path, expected: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("ranks", "step_mode"), [(2, "captured"), (4, "eager")])
 def test_torchrun_equals_one_rank(
-    ranks: int, arguments: list[str], one_rank: Path, tmp_path: Path
+    ranks: int, step_mode: str, arguments: list[str], one_rank: Path, tmp_path: Path
 ) -> None:
-    run_dir = tmp_path / "run"
-    options = [*arguments, "--run-dir", run_dir, *sizes(ranks, 16 // ranks)]
-    done = run_process(*torchrun(ranks), *options)
+    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(ranks, 16 // ranks)]
+    done = run_process(*torchrun(ranks), *options, "--set", f"run.step_mode={step_mode}")
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
-    assert_same_losses(run_dir, one_rank)
-
-
-def test_captured_with_dropout_on_two_ranks_equals_eager_on_one(
-    arguments: list[str], tmp_path: Path
-) -> None:
-    """Dropout is keyed by sample, so that it does not depend on who computes which."""
-    dropout = ["--set", "model.hidden_dropout=0.1", "--set", "model.attention_dropout=0.1"]
-    done = run_cli(*arguments, "--run-dir", tmp_path / "one", *dropout)
-    assert done.returncode == 3, done.stderr
-    options = [*arguments, "--run-dir", tmp_path / "two", *dropout, *sizes(2, 8)]
-    done = run_process(*torchrun(2), *options, "--set", "run.step_mode=captured")
-    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
-    assert_same_losses(tmp_path / "two", tmp_path / "one")
+    assert_same_losses(tmp_path / "run", one_rank)
 
 
 def test_accumulation_equals_one_forward(
     arguments: list[str], one_rank: Path, tmp_path: Path
 ) -> None:
-    done = run_cli(*arguments, "--run-dir", tmp_path / "run", *sizes(1, 4, 4))
-    assert done.returncode == 3, done.stderr
+    assert main([*arguments, "--run-dir", str(tmp_path / "run"), *sizes(1, 4, 4)]) == 3
     assert_same_losses(tmp_path / "run", one_rank)
 
 
@@ -88,37 +147,33 @@ def test_mpiexec_equals_one_rank(arguments: list[str], one_rank: Path, tmp_path:
     assert_same_losses(tmp_path / "run", one_rank)
 
 
-def start_slurm_task(rank: int, port: str, options: Sequence[object]) -> subprocess.Popen[str]:
+def slurm_tasks(*options_of_ranks: Sequence[object]) -> tuple[list[int], list[str]]:
+    """Exit status and output of each of two tasks of a step."""
     environ = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-        "SLURM_NTASKS": "2",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2"},
+        **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"},
+        **{"MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "mlperf_bert", *map(str, options)],
-        env=os.environ | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "mlperf_bert", *map(str, options)],
+            env={**os.environ, **environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, options in enumerate(options_of_ranks)
+    ]
+    outputs = [task.communicate(timeout=200)[0] for task in tasks]
+    return [task.returncode for task in tasks], outputs
 
 
 def test_slurm_variables_equal_one_rank(
     arguments: list[str], one_rank: Path, tmp_path: Path
 ) -> None:
-    port = free_port()
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
-    tasks = [start_slurm_task(rank, port, options) for rank in range(2)]
-    outputs = [task.communicate(timeout=200)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [3, 3], outputs
+    statuses, outputs = slurm_tasks(options, options)
+    assert statuses == [3, 3], outputs
     assert_same_losses(tmp_path / "run", one_rank)
 
 
@@ -127,46 +182,49 @@ def test_a_mistake_of_one_rank_alone_is_said_by_all(
 ) -> None:
     shutil.copytree(synthetic_data, tmp_path / "data")
     next((tmp_path / "data" / "train" / "shards").glob("*.hdf5")).unlink()
-    port = free_port()
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
-    places = ([], ["--data", tmp_path / "data"])  # rank 1 looks elsewhere, as on another node
-    tasks = [start_slurm_task(rank, port, [*options, *places[rank]]) for rank in range(2)]
-    outputs = [task.communicate(timeout=200)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [2, 2], outputs
+    elsewhere = ["--data", tmp_path / "data"]  # of rank 1, as on another node
+    statuses, outputs = slurm_tasks(options, [*options, *elsewhere])
+    assert statuses == [2, 2], outputs
     assert all(out.count("\n") == 1 and "train.hdf5" in out for out in outputs), outputs
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(
-    ranks: int, one_rank: Path, synthetic_data: Path
+    one_rank: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = one_rank / "run_0" / "checkpoints"
-    options = ["evaluate", "--checkpoint", checkpoints, "--data", synthetic_data, "--json"]
-    done = run_cli(*options) if ranks == 1 else run_process(*torchrun(ranks), *options)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
     state = json.loads((checkpoints / "step_00000020" / "state.json").read_text())
-    assert result["mlm_accuracy"] == state["mlm_accuracy"]
-    assert result["masked_tokens"] > 500
+    options = ["evaluate", "--checkpoint", str(checkpoints), "--data", str(synthetic_data)]
+    assert main([*options, "--json"]) == 0
+    done = run_process(*torchrun(4), *options, "--json")
+    assert done.returncode == 0, done.stderr
+    for printed in (capsys.readouterr().out, done.stdout):
+        result = json.loads(printed)
+        assert result["mlm_accuracy"] == state["mlm_accuracy"]
+        assert result["masked_tokens"] > 500
 
 
 def test_ranks_start_by_themselves_without_a_launcher(
-    arguments: list[str], one_rank: Path, tmp_path: Path
+    arguments: list[str], one_rank: Path, synthetic_data: Path, tmp_path: Path
 ) -> None:
-    done = run_cli(*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8))
+    run_dir = tmp_path / "run"
+    options = [*arguments, "--run-dir", run_dir, *sizes(2, 8)]
+    done = run_cli(*options, **traced(synthetic_data, run_dir))
     assert done.returncode == 3
     assert done.stderr == ""  # nothing over the ranks' own words
-    assert_same_losses(tmp_path / "run", one_rank)
+    assert_same_losses(run_dir, one_rank)
+    assert_shards_are_opened_after_run_start_only(run_dir, 2)
 
 
-def test_wrong_number_of_ranks_is_one_clear_line(arguments: list[str], tmp_path: Path) -> None:
-    options = ["--run-dir", tmp_path / "run", "--set", "parallel.nodes=2"]
-    done = run_cli(*arguments, *options)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "parallel.ranks_per_node" in done.stderr
-    assert not (tmp_path / "run").exists()
+def test_wrong_number_of_ranks_is_one_clear_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    assert main([*arguments, "--run-dir", str(run_dir), "--set", "parallel.nodes=2"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "parallel.ranks_per_node" in said
+    assert not run_dir.exists()
 
 
 def test_a_failing_rank_ends_the_run_with_its_own_words(

@@ -202,6 +202,10 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
             seen[f"{mode} {rule} {name}"] = trained(run, STEPS)
         seen[f"{mode} state"] = state_elements(run.optimizer)
         seen[f"{mode} parts"] = len(run.optimizer.parts)
+    for mode, policy in product(("ddp", *modes(info)), POLICIES):
+        for settings in accumulations(policy):
+            options = (f"parallel.data_parallel={mode}", f"clip.policy={policy}", *settings)
+            seen[f"{mode} {policy} {settings[0]} spoilt"] = spoilt(config, info, options)
     for mode in modes(info):
         parallel = f"parallel.data_parallel={mode}"
         for name, options in (("buckets", (BUCKETS,)), ("forwards", (BUCKETS, EACH_FORWARD))):
@@ -211,11 +215,8 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
             options = (parallel, f"model.precision={precision}")
             seen[f"{mode} {precision} skip"] = warmed_up_and_skipped(config, info, options)
         for policy in POLICIES:
-            clip = f"clip.policy={policy}"
-            seen[f"{mode} {policy} events"] = order_of_events(start(config, info, (parallel, clip)))
-            for accumulation, forwards in accumulations(policy).items():
-                options = (parallel, clip, accumulation, forwards)
-                seen[f"{mode} {policy} {accumulation} spoilt"] = spoilt(config, info, options)
+            options = (parallel, f"clip.policy={policy}")
+            seen[f"{mode} {policy} events"] = order_of_events(start(config, info, options))
         seen[f"{mode} waits"] = waits(start(config, info, (parallel,)))
         seen |= saved_or_loaded(config, output, info, mode)
     return seen
@@ -235,11 +236,10 @@ def saved_or_loaded(config: Path, output: Path, info: RankInfo, mode: str) -> di
     return seen
 
 
-def accumulations(policy: str) -> dict[str, str]:
+def accumulations(policy: str) -> list[tuple[str, str]]:
     """What of an update a policy may clip, and of how many forwards."""
-    accumulated = {"clip.accumulation=accumulated": "parallel.grad_accum_steps=1"}
-    each = {EACH_FORWARD: "parallel.grad_accum_steps=2"} if policy in POLICIES[2:] else {}
-    return accumulated | each
+    each = [(EACH_FORWARD, "parallel.grad_accum_steps=2")] if policy in POLICIES[2:] else []
+    return [("clip.accumulation=accumulated", "parallel.grad_accum_steps=1"), *each]
 
 
 # Absolute, of weights: sums of four ranks in another order, 50 steps with an epsilon of 1e-6.
@@ -339,14 +339,13 @@ def test_optimizer_state_shrinks_with_the_ranks(seen: Seen) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen: Seen, policy: str) -> None:
     skipped = [float(step in SPOILT_BY) for step in range(1, SPOILT_STEPS + 1)]
-    for mode in modes_of(seen):
-        for accumulation in accumulations(policy):
-            case = f"{mode} {policy} {accumulation} spoilt"
-            for rank in seen:
-                assert rank[case]["skipped"].tolist() == skipped
-                assert rank[case]["updates"] == SPOILT_STEPS - len(SPOILT_BY)
-                assert_equal(rank[case]["model"], seen[0][case]["model"])
-                assert all(bool(each.isfinite().all()) for each in rank[case]["model"].values())
+    for mode, (accumulation, _) in product(("ddp", *modes_of(seen)), accumulations(policy)):
+        case = f"{mode} {policy} {accumulation} spoilt"
+        for rank in seen:
+            assert rank[case]["skipped"].tolist() == skipped
+            assert rank[case]["updates"] == SPOILT_STEPS - len(SPOILT_BY)
+            assert_equal(rank[case]["model"], seen[0][case]["model"])
+            assert all(bool(each.isfinite().all()) for each in rank[case]["model"].values())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -389,34 +388,27 @@ def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen: Seen) -> None
             assert events.index("embeddings") < events.index(0)  # the heads' come last
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SAVED)
 def test_state_of_four_ranks_continues_on_others(
-    both: dict[int, Seen], output: Path, tiny_config: Path, rule: str
+    both: dict[int, Seen], output: Path, tiny_config: Path, name: str
 ) -> None:
-    expected = both[4][0][f"shard_world {rule} saved"]
-    alone = start(tiny_config, ONE_RANK, SAVED[rule][0], SAVED[rule][1], seed=9)
-    continued = [load_and_go_on(alone, output / rule)]
-    continued += [rank[f"{mode} {rule} loaded"] for rank in both[2] for mode in modes_of(both[2])]
+    expected = both[4][0][f"shard_world {name} saved"]
+    alone = start(tiny_config, ONE_RANK, *SAVED[name], seed=9)
+    continued = [load_and_go_on(alone, output / name)]
+    continued += [rank[f"{mode} {name} loaded"] for rank in both[2] for mode in modes_of(both[2])]
+    masters = expected["saved"]
+    # Masters of 16-bit weights are more than those.
+    assert any(not torch.equal(each, each.bfloat16().to(each)) for each in masters.values())
     for found in continued:
-        assert_equal(found["saved"], expected["saved"])
+        assert_equal(found["saved"], masters)
         assert found["updates"] == SAVED_AT
         assert len(found["losses"]) == LAST - SAVED_AT
+        if name == "bf16":
+            assert_equal(found["model"], {key: each.bfloat16() for key, each in masters.items()})
+            assert bool(found["losses"].isfinite().all())
+            continue
         torch.testing.assert_close(found["losses"], expected["losses"], rtol=0, atol=1e-10)
         assert largest_difference(found["weights"], expected["weights"]) <= 1e-10
-
-
-def test_a_checkpoint_of_16_bit_weights_has_exact_masters(
-    both: dict[int, Seen], output: Path, tiny_config: Path
-) -> None:
-    expected = both[4][0]["shard_world bf16 saved"]["saved"]
-    assert any(not torch.equal(each, each.bfloat16().float()) for each in expected.values())
-    alone = start(tiny_config, ONE_RANK, SAVED["bf16"][0], seed=9)
-    continued = [load_and_go_on(alone, output / "bf16")]
-    continued += [rank[f"{mode} bf16 loaded"] for rank in both[2] for mode in modes_of(both[2])]
-    for found in continued:
-        assert_equal(found["saved"], expected)
-        assert_equal(found["model"], {name: each.bfloat16() for name, each in expected.items()})
-        assert bool(found["losses"].isfinite().all())
 
 
 def test_every_rank_goes_on_from_its_own_random_stream(

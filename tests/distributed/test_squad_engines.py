@@ -23,8 +23,8 @@ from bert_tools.squad.engines import (
     TimedStage,
     make_engine,
     make_schedule,
+    score_windows,
 )
-from bert_tools.squad.evaluation import score_windows
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.model import draw_weights
 from bert_tools.squad.settings import Schedule

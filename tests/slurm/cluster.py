@@ -156,7 +156,7 @@ def started(directory: Path, tree: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         stack.enter_context(_munge(directory))
         for command in (["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", n] for n in NODES)):
-            stack.enter_context(_daemon(command, cluster))
+            stack.enter_context(_process(command, cluster.environ))
         _wait_until_idle(cluster)
         yield cluster
         cluster.run("scancel --full --signal=KILL --state=RUNNING --user=root || true")
@@ -188,12 +188,6 @@ def _munge(directory: Path) -> Iterator[None]:
         deadline = time.monotonic() + START_S
         while not (directory / "munge.socket").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        yield
-
-
-@contextmanager
-def _daemon(command: list[str], cluster: Cluster) -> Iterator[None]:
-    with _process(command, cluster.environ):
         yield
 
 

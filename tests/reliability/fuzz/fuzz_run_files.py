@@ -7,12 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import CodeType
-from typing import Any
 
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines, mutate_toml
 from fuzz_world import Parser, files
-from jinja2 import Environment
 
 from bert_tools.common.log_reader import TOKEN, read_foreign_log, read_log
 from bert_tools.package.plausibility import check_course
@@ -68,21 +65,6 @@ TABLE = (
     '2.1,Acme,"large, too",closed,Example A1,64,4.0,1,3072,2.8,,11667,182.3,10',
     "3.0,Other,lost,open,Example B1,1024,,,,,,,,",
 )
-
-_compiled: dict[str, Any] = {}
-
-
-def compile_once(
-    environment: Environment, source: str, usual: Any = Environment.compile
-) -> CodeType:
-    """The page's template, anew for every input, would take two thirds of the time."""
-    if source not in _compiled:
-        _compiled[source] = usual(environment, source)
-    found: CodeType = _compiled[source]
-    return found
-
-
-Environment.compile = compile_once
 
 
 def make_log(directory: Path) -> None:

@@ -16,6 +16,7 @@ from mlperf_bert.prepare.documents import clean_document
 from mlperf_bert.prepare.own_files import digests, find_files, next_document, sections
 from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs, windows_of
 from mlperf_bert.vocabulary.tokenizer_file import load
+from own_texts import encode_lines
 
 DOCUMENTS = (
     "A first document with a sentence. And another, of some more words.",
@@ -106,7 +107,7 @@ def tokenizer_json(kind: str) -> str:
 
 
 def parse_tokenizer(directory: Path) -> object:
-    return load(directory / "tokenizer.json").encode_lines(LINES)
+    return encode_lines(load(directory / "tokenizer.json"), LINES)
 
 
 def parser_of(kind: str) -> Parser:

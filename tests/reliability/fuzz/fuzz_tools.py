@@ -12,12 +12,11 @@ from fuzz_text import LINES, tokenizer_json
 from fuzz_world import Parser, files
 
 from bert_tools.common.figures import png
-from bert_tools.squad.answers import find_answers
+from bert_tools.squad.answers import evaluate, find_answers, score
 from bert_tools.squad.comparison import RESULT, Conditions, compare_runs, read_run
 from bert_tools.squad.offsets import make_offset_encoder
 from bert_tools.squad.plot import goodput_figure, timeline_figure
 from bert_tools.squad.questions import parse_questions, read_predictions, read_questions
-from bert_tools.squad.scores import evaluate, score
 from bert_tools.squad.table import in_words
 from bert_tools.squad.windows import make_windows
 from bert_tools.tune.settings import with_values
@@ -27,8 +26,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.vocabulary.tokenizer_file import load
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
-from squad_records import pipeline_timeline, record, write_record
-from squad_sets import qa, set_of, vocabulary_of
+from squad_cases import pipeline_timeline, qa, record, set_of, vocabulary_of, write_record
 from support import CONFIGS, TOOLS
 
 SET = "set.json"

@@ -13,6 +13,7 @@ from mlperf_bert.checkpoint.huggingface.tokenizer import word_piece_tokenizer
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
+from own_texts import encode_lines
 
 PIECES = "Caf\u00e9 Cafe caf\u00e9 cafe \u4e2d \u4e2d\u6587 a - a-a ##a one"
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
@@ -150,5 +151,5 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
 
 
 def vocabulary_ids(vocabulary: Any, line: str) -> list[int]:
-    (ids,) = vocabulary.encode_lines([line])
+    (ids,) = encode_lines(vocabulary, [line])
     return [int(token) for token in ids]

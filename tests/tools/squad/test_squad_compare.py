@@ -1,9 +1,10 @@
-"""`squad compare`: what runs, in which order, what is kept, refused and stopped."""
+"""Engines and settings of runs; `squad compare`: what runs, is kept, refused and stopped."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,15 @@ import pytest
 from bert_tools.squad import cli, compare
 from bert_tools.squad.compare import Job, at_batch, hold_to_comparison, make_jobs, run_jobs
 from bert_tools.squad.comparison import RunRecord
-from bert_tools.squad.settings import SquadSettings, add_settings, parse_engine, settings_of
+from bert_tools.squad.settings import (
+    EngineName,
+    SquadSettings,
+    parse_engine,
+    settings_of,
+)
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
-from squad_records import record, write_record
+from squad_cases import record, write_record
 
 HERE = Path(__file__)
 
@@ -86,14 +92,7 @@ def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> Non
     # sqrt(32 / 16) and sqrt(64 / 16) times 5e-5
     rates = [each.learning_rate for each in found]
     assert rates == pytest.approx([5e-5, 7.0711e-5, 1e-4], rel=1e-4)
-
-
-def test_batches_and_engines_that_cannot_be_compared(tmp_path: Path) -> None:
     assert at_batch(settings(), 64, "keep").learning_rate == 5e-5
-    with pytest.raises(ConfigError, match="192 samples"):
-        at_batch(settings(), 36, "keep")
-    with pytest.raises(ConfigError, match="twice"):
-        jobs_of(tmp_path, ["ddp:2", "ddp:2"], 1, [16])
 
 
 def test_another_comparison_in_the_same_place_is_refused_by_name(tmp_path: Path) -> None:
@@ -154,22 +153,6 @@ def test_options_of_a_rank_give_the_same_settings(engine: str) -> None:
     assert str(Path("here").absolute()) in replace(wanted, vocab=Path("here")).as_words()
 
 
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (["--layers", "0"], "--layers"),
-        (["--hidden", "65"], "--hidden"),
-        (["--layers", "2", "--init-checkpoint", "x"], "--layers"),
-    ],
-)
-def test_impossible_sizes_are_refused(words: list[str], option: str) -> None:
-    parser = argparse.ArgumentParser()
-    add_settings(parser)
-    with pytest.raises(ConfigError) as refused:
-        settings_of(parser.parse_args(words), parse_engine("single"), 1)
-    assert str(refused.value).startswith(option)
-
-
 def compare_words(out: Path, *more: str) -> list[str]:
     return ["squad", "compare", "--engines", "single,ddp:2", "--out", str(out), *more]
 
@@ -209,6 +192,11 @@ def test_the_command_writes_table_json_and_pictures(
         (["--initial-batch", "0"], "--initial-batch"),
         (["--train", "nowhere.json"], "nowhere.json"),
         (["--microbatches", "3"], "--microbatches"),
+        (["--layers", "0"], "--layers"),
+        (["--hidden", "65"], "--hidden"),
+        (["--layers", "2", "--init-checkpoint", "x"], "--layers"),
+        (["--batches", "16,36", "--updates", "12"], "192 samples"),
+        (["--engines", "ddp:2,ddp:2"], "twice"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_run(
@@ -228,3 +216,77 @@ def test_a_missing_matplotlib_is_told_before_the_first_run(
     assert main(compare_words(tmp_path / "out")) == 2
     assert "matplotlib" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("single", EngineName(kind="single")),
+        ("ddp:4", EngineName(kind="ddp", replicas=4)),
+        ("fsdp", EngineName(kind="fsdp", replicas=3)),
+        ("pipeline:4", EngineName(kind="pipeline", stages=4, schedule="1f1b")),
+        ("pipeline:2 x ddp:2", EngineName(kind="pipeline", stages=2, replicas=2, schedule="1f1b")),
+        (
+            "pipeline:2xddp:3@gpipe",
+            EngineName(kind="pipeline", stages=2, replicas=3, schedule="gpipe"),
+        ),
+        (" pipeline@zero_bubble ", EngineName(kind="pipeline", stages=3, schedule="zero_bubble")),
+    ],
+)
+def test_names_are_read(text: str, expected: EngineName) -> None:
+    assert parse_engine(text, ranks=3) == expected
+
+
+def test_a_name_is_written_as_it_is_read_and_tells_ranks_and_parts() -> None:
+    for text in ("single", "ddp:4", "fsdp:2", "pipeline:2", "pipeline:2xddp:3"):
+        assert str(parse_engine(text)) == text
+    assert parse_engine("pipeline:2xddp:3").ranks == 6
+    assert parse_engine("pipeline:2").num_parts == 2
+    assert parse_engine("pipeline:2@interleaved").num_parts == 4
+
+
+REFUSED = (
+    *("", "zero", "ddp:0", "single:2", "pipeline:1", "ddp:2xddp:2", "fsdp:2@gpipe", "ddp:-1"),
+    *("pipeline:2@fifo", "pipeline:2xfsdp:2", "pipeline:2xddp:0", "ddp:99999"),
+)
+
+
+def test_other_names_are_refused() -> None:
+    for text in REFUSED:
+        with pytest.raises(ConfigError, match="--engine: "):
+            parse_engine(text)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "option"),
+    [
+        ("single", {"microbatches": 3}, "--microbatches"),  # does not divide 16
+        ("single", {"microbatches": 0}, "--microbatches"),
+        ("ddp:3", {}, "--microbatches"),  # 4 over 3 ranks
+        ("pipeline:4", {"microbatches": 2}, "--microbatches"),  # 1F1B needs one a stage
+        ("pipeline:2xddp:2", {"noise_every": 5, "microbatches": 2}, "--microbatches"),
+        ("single", {"noise_every": 5, "microbatches": 1}, "--microbatches"),
+        ("pipeline:2@interleaved", {"microbatches": 8, "global_batch": 24}, None),
+        ("pipeline:4@interleaved", {"microbatches": 9, "global_batch": 18}, "--microbatches"),
+        ("single", {"learning_rate": float("nan")}, "--learning-rate"),
+        ("single", {"dropout": 1.0}, "--dropout"),
+        ("single", {"warmup": -0.1}, "--warmup"),
+        ("single", {"epochs": 0.0}, "--epochs"),
+        ("single", {"epochs": float("inf")}, "--epochs"),
+        ("single", {"epsilon": -1.0}, "--epsilon"),
+        ("single", {"updates": 0}, "--updates"),
+    ],
+)
+def test_settings_that_cannot_run(
+    engine: str, changes: dict[str, object], option: str | None
+) -> None:
+    with nullcontext() if option is None else pytest.raises(ConfigError, match=option):
+        SquadSettings(engine=parse_engine(engine), **changes)  # type: ignore[arg-type]
+
+
+def test_updates_of_epochs_are_rounded_up_and_must_fit_the_memory() -> None:
+    epochs = SquadSettings(engine=parse_engine("single"), epochs=2.0)
+    assert epochs.num_updates(100) == 13  # 200 windows in batches of 16
+    assert epochs.num_updates(1) == 1
+    with pytest.raises(ConfigError, match="--updates, --epochs: are 10,000,000 of 16"):
+        SquadSettings(engine=parse_engine("single"), updates=10**7).num_updates(100)

@@ -1,20 +1,23 @@
-"""What a run uses: processor time as a share, NVML's samples, floating-point operations."""
+"""What a run uses: processor time as a share, NVML's samples, operations; bubbles by hand."""
 
 import os
 import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
 
+from bert_tools.squad.bubble import Kind, Span, StageClock, bubble_by_formula, measured_bubble
 from bert_tools.squad.measures import (
     core_wait_seconds,
     measured_usage,
     sampled_by_nvml,
     squad_flops,
 )
+from bert_tools.squad.settings import Schedule
 from mlperf_bert.config.sections import ModelSection
 
 CPU = torch.device("cpu")
@@ -69,17 +72,6 @@ def test_nvml_is_asked_again_and_again() -> None:
     assert samples == [0.2, 0.4, 0.9]  # a fourth question finds no answer, which ends the thread
 
 
-def test_nvml_that_does_not_tell_is_none() -> None:
-    def refuse(_handle: object) -> None:
-        raise RuntimeError("not supported")
-
-    samples: list[float] = []
-    nvml = types.SimpleNamespace(nvmlDeviceGetUtilizationRates=refuse)
-    with sampled_by_nvml(nvml, "handle", samples):
-        pass
-    assert samples == []
-
-
 def test_flops_by_hand() -> None:
     # D = 8, F = 32, 2 layers, one window of 10 tokens. Multiply-adds of a layer: products with
     # weights 10 * (4 * 64 + 2 * 8 * 32) = 7,680; scores and weighting 2 * 10 * 10 * 8 = 1,600.
@@ -89,3 +81,62 @@ def test_flops_by_hand() -> None:
     )
     assert squad_flops(model, [10]) == 112_320
     assert squad_flops(model, [10, 10, 10]) == 3 * 112_320
+
+
+def event(rank: int, begin: float, end: float, kind: Kind = "F") -> Span:
+    return Span(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
+
+
+def test_measured_by_hand() -> None:
+    # GPipe with two stages and one microbatch, forward 1 s and backward 2 s: from 5 s to 11 s
+    # two ranks have 12 s, of which they compute 6.
+    events = [event(0, 5, 6), event(1, 6, 7), event(1, 7, 9, "B"), event(0, 9, 11, "B")]
+    assert measured_bubble(events) == pytest.approx(0.5)
+    assert bubble_by_formula("gpipe", 2, 1) == pytest.approx(0.5)
+    # One busy rank.
+    assert measured_bubble([event(0, 0, 1), event(0, 1, 4, "B")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "bubble"),
+    [
+        ("1f1b", 4, 4, 3 / 7),
+        ("gpipe", 4, 8, 3 / 11),
+        ("interleaved", 2, 4, 1 / 9),  # two stages a rank
+        # 2 stages of a rank, 3 kinds of work, 3 microbatches: 18 units, after 1 of waiting.
+        ("zero_bubble", 2, 3, 1 / 19),
+        ("zero_bubble", 4, 8, 3 / 51),
+        # One microbatch through 2 s stages, of which one at a time works: 1 - 1 / s, not 3 / 5.
+        ("interleaved", 4, 3, None),
+        ("interleaved", 4, 4, 3 / 11),
+        ("zero_bubble", 4, 6, None),
+        ("zero_bubble", 4, 7, 3 / 45),
+    ],
+)
+def test_formula(schedule: Schedule, stages: int, microbatches: int, bubble: float | None) -> None:
+    found = bubble_by_formula(schedule, stages, microbatches)
+    assert found == (None if bubble is None else pytest.approx(bubble))
+
+
+def test_a_clock_notes_only_while_it_runs() -> None:
+    waits = []
+    clock = StageClock(3, lambda: waits.append(1))
+    with clock.span(0, "F", 0):
+        pass
+    assert not waits
+    clock.start()
+    with clock.span(1, "B", 2):
+        pass
+    (found,) = clock.stop()
+    assert (found.rank, found.stage, found.kind, found.microbatch) == (3, 1, "B", 2)
+    assert 0 <= found.begin_s <= found.end_s and len(waits) == 2
+
+
+@pytest.mark.parametrize(("ahead", "is_shared"), [(0.25, True), (1e6, False), (-1e6, False)])
+def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared: bool) -> None:
+    clock = StageClock(1)
+    clock.start(perf_counter() - ahead)
+    with clock.span(0, "F", 0):
+        pass
+    (found,) = clock.stop()
+    assert (found.begin_s >= 0.25) is is_shared  # else it would be 0 on each, whenever it came

@@ -1,4 +1,4 @@
-"""The question model is `transformers`' own, and its parts together are the whole."""
+"""Batches by plan; the question model is `transformers`' own, its parts together the whole."""
 
 import itertools
 from dataclasses import replace
@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader
+from bert_tools.squad.batches import (
+    SpanBatch,
+    UpdatePlan,
+    WindowReader,
+    evaluation_batches,
+    span_loss_sum,
+)
 from bert_tools.squad.bubble import StageClock
 from bert_tools.squad.engines import Team, make_engine, share_of
 from bert_tools.squad.loop import Loop
@@ -26,8 +32,15 @@ from bert_tools.squad.weights import Start, check_fits, save_for_transformers
 from bert_tools.squad.windows import Windows
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
-from squad_cases import LONGEST, SMALL, VOCABULARY, made_up_windows, small_settings, windows_of
-from squad_sets import vocabulary_of
+from squad_cases import (
+    LONGEST,
+    SMALL,
+    VOCABULARY,
+    made_up_windows,
+    small_settings,
+    vocabulary_of,
+    windows_of,
+)
 
 CPU = torch.device("cpu")
 WIDE = replace(SMALL, initializer_range=0.2)
@@ -38,24 +51,25 @@ def batch_of(count: int) -> SpanBatch:
     return WindowReader(made_up_windows(count)).batch(range(count))
 
 
-def theirs(model: ModelSection, weights: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    """`transformers`' model with the same weights."""
-    from transformers import BertConfig, BertForQuestionAnswering
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "model"
+    words = vocabulary_of(*(f"w{number}" for number in range(VOCABULARY - 5)))
+    save_for_transformers(directory, WIDE, WEIGHTS, words)
+    with pytest.raises(CheckpointError, match="is there already"):
+        save_for_transformers(directory, WIDE, WEIGHTS, words)
+    return directory
 
-    config = BertConfig(
-        vocab_size=model.padded_vocab_size,
-        hidden_size=model.hidden_size,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_heads,
-        intermediate_size=model.intermediate_size,
-        max_position_embeddings=model.max_position_embeddings,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        layer_norm_eps=model.layer_norm_epsilon,
+
+def theirs(saved: Path) -> Any:
+    """`transformers`' model of the saved directory, in float64."""
+    from transformers import BertForQuestionAnswering
+
+    loaded, problems = BertForQuestionAnswering.from_pretrained(
+        saved, local_files_only=True, output_loading_info=True
     )
-    twin = BertForQuestionAnswering(config)
-    twin.load_state_dict(weights)
-    return twin.to(dtype)
+    assert not problems["missing_keys"] and not problems["unexpected_keys"]
+    return loaded.double()
 
 
 def padded(batch: SpanBatch) -> dict[str, Tensor]:
@@ -69,13 +83,18 @@ def padded(batch: SpanBatch) -> dict[str, Tensor]:
     }
 
 
-def test_scores_are_those_of_transformers() -> None:
+def test_the_saved_directory_loads_in_transformers_and_scores_alike(saved: Path) -> None:
+    from transformers import AutoTokenizer
+
     batch = batch_of(7)
     ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU, "fp64", 0)(None, batch, "scores")
-    found = theirs(WIDE, WEIGHTS, torch.float64)(**padded(batch))
+    found = theirs(saved)(**padded(batch))
     is_real = padded(batch)["attention_mask"] > 0
     expected = torch.stack([found.start_logits[is_real], found.end_logits[is_real]], dim=1)
     assert (ours - expected).abs().max() < 1e-10
+    tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)
+    assert tokenizer("w0", "w1")["input_ids"] == [2, 5, 3, 6, 3]
+    assert tokenizer.model_max_length == LONGEST
 
 
 @pytest.mark.parametrize("cuts", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4), (0, 3, 4)])
@@ -141,13 +160,13 @@ def same_length() -> Windows:
     )
 
 
-def test_updates_are_those_of_plain_torch() -> None:
+def test_updates_are_those_of_plain_torch(saved: Path) -> None:
     windows, settings = same_length(), small_settings("single", precision="fp64", updates=6)
     plan, reader = UpdatePlan.make(windows.lengths, settings), WindowReader(windows)
     team, clock = Team(), StageClock(0)
     engine = make_engine(settings, Start(WIDE, WEIGHTS, ""), plan, team, CPU, clock)
     log = Loop(settings, engine, plan, reader.batch, clock).run()
-    twin = theirs(WIDE, WEIGHTS, torch.float64)
+    twin = theirs(saved)
     exempt = [each for name, each in twin.named_parameters() if each.dim() == 1]
     decayed = [each for each in twin.parameters() if each.dim() > 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": exempt, "weight_decay": 0.0}]
@@ -194,29 +213,6 @@ def test_shares_are_equal_in_number_and_count_each_once() -> None:
     assert [weight for share in shares for _, weight in share].count(0.0) == 1
 
 
-def test_the_saved_directory_loads_in_transformers(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, BertForQuestionAnswering
-
-    words = vocabulary_of(*(f"w{number}" for number in range(VOCABULARY - 5)))
-    save_for_transformers(tmp_path / "model", WIDE, WEIGHTS, words)
-    loaded, problems = BertForQuestionAnswering.from_pretrained(
-        tmp_path / "model", local_files_only=True, output_loading_info=True
-    )
-    assert not problems["missing_keys"] and not problems["unexpected_keys"]
-    batch = batch_of(4)
-    ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU).eval()(None, batch, "scores")
-    with torch.no_grad():
-        found = loaded.eval()(**padded(batch))
-    is_real = padded(batch)["attention_mask"] > 0
-    expected = torch.stack([found.start_logits[is_real], found.end_logits[is_real]], dim=1)
-    assert (ours - expected).abs().max() < 1e-5
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
-    assert tokenizer("w0", "w1")["input_ids"] == [2, 5, 3, 6, 3]
-    assert tokenizer.model_max_length == LONGEST
-    with pytest.raises(CheckpointError, match="is there already"):
-        save_for_transformers(tmp_path / "model", WIDE, WEIGHTS, words)
-
-
 def test_more_tokens_than_a_model_has_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="--vocab: has 65 tokens, the model 64"):
         check_fits(SMALL, 65, LONGEST)
@@ -236,16 +232,8 @@ def test_no_split_has_a_smaller_largest_stage(parts: int) -> None:
         assert sorted(set(bounds)) == bounds
         every = ([0, *cuts, 7] for cuts in itertools.combinations(range(1, 7), parts - 1))
         assert largest(costs, bounds) == pytest.approx(min(largest(costs, each) for each in every))
-
-
-def test_equal_layers_are_split_evenly() -> None:
-    costs = layer_costs(ModelSection(num_layers=12), length=180.0)
-    assert balanced_split(costs, 4) == [0, 3, 6, 9, 12]
-
-
-def test_more_stages_than_layers() -> None:
-    with pytest.raises(ConfigError, match="has 5 stages, the model 4 layers"):
-        balanced_split([1.0] * 4, 5)
+    with pytest.raises(ConfigError, match="has 8 stages, the model 7 layers"):
+        balanced_split(costs, 8)
 
 
 def test_costs_by_hand() -> None:
@@ -254,3 +242,79 @@ def test_costs_by_hand() -> None:
     # 6 operations each for forward and backward. The scores: 2 D = 16.
     layer, head = 6 * 10 * (768 + 160), 6 * 10 * 16
     assert layer_costs(model, 10.0) == pytest.approx([layer, layer + head])
+    costs = layer_costs(ModelSection(num_layers=12), length=180.0)
+    assert balanced_split(costs, 4) == [0, 3, 6, 9, 12]
+
+
+LENGTHS = np.random.default_rng(1).integers(5, 200, 50)
+
+
+def plan(seed: int = 1, **changes: int) -> UpdatePlan:
+    return UpdatePlan.make(LENGTHS, small_settings("single", seed=seed, updates=25, **changes))
+
+
+def test_every_window_once_an_epoch() -> None:
+    drawn = plan().windows.reshape(25, 8)
+    in_order = drawn.ravel()  # of 200: four epochs of 50; the cut changes places in a batch only
+    assert sorted(np.bincount(in_order, minlength=50)) == [4] * 50
+    first_epoch = set(in_order[:48]) | set(drawn[6])
+    assert len(set(in_order[:48])) == 48 and first_epoch == set(range(50))
+
+
+def test_the_cut_changes_no_batch_but_the_seed_does() -> None:
+    batches = [np.sort(plan(microbatches=count).windows.reshape(25, 8)) for count in (1, 2, 8)]
+    assert (batches[0] == batches[1]).all() and (batches[0] == batches[2]).all()
+    assert (plan(3).windows == plan(3).windows).all()
+    assert (plan(3).windows != plan(4).windows).any()
+
+
+def test_microbatches_have_similar_tokens() -> None:
+    found = plan(microbatches=2)
+    assert (found.tokens == LENGTHS[found.windows].sum(axis=2)).all()
+    as_drawn = LENGTHS[np.sort(found.windows.reshape(25, 8))].reshape(25, 2, 4).sum(axis=2)
+    spread = [(each.max(axis=1) - each.min(axis=1)).mean() for each in (found.tokens, as_drawn)]
+    assert spread[0] < spread[1] / 2
+    capacity = found.capacity(200)
+    assert found.tokens.max() <= capacity < found.tokens.max() + 16
+
+
+def test_evaluation_batches_hold_every_window_once() -> None:
+    batches = evaluation_batches(LENGTHS, 300)
+    assert sorted(np.concatenate(batches)) == list(range(50))
+    assert all(LENGTHS[each].sum() <= 300 or len(each) == 1 for each in batches)
+    assert [len(each) for each in evaluation_batches(LENGTHS, 1)] == [1] * 50
+
+
+def test_a_batch_lays_windows_end_to_end() -> None:
+    windows = made_up_windows(6)
+    batch = WindowReader(windows).batch([4, 1])
+    first = np.cumsum(windows.lengths) - windows.lengths
+    expected = [windows.input_ids[first[n] : first[n] + windows.lengths[n]] for n in (4, 1)]
+    tokens = batch.tokens
+    assert tokens.input_ids.tolist() == np.concatenate(expected).tolist()
+    assert tokens.lengths == tuple(windows.lengths[[4, 1]])
+    assert tokens.position_ids.tolist() == [*range(tokens.lengths[0]), *range(tokens.lengths[1])]
+    types = [
+        int(p >= windows.segment_b_start[n]) for n in (4, 1) for p in range(windows.lengths[n])
+    ]
+    assert tokens.token_type_ids.tolist() == types
+    assert tokens.sample_ids.tolist() == [4, 1]
+    assert tokens.cu_seqlens.tolist() == [0, tokens.lengths[0], sum(tokens.lengths)]
+    assert batch.starts.tolist() == windows.starts[[4, 1]].tolist()
+    assert max(tokens.lengths) <= LONGEST
+
+
+def test_loss_is_the_mean_of_two_cross_entropies_summed_over_windows() -> None:
+    windows = made_up_windows(5)
+    batch = WindowReader(windows).batch(range(5))
+    scores = torch.randn((batch.num_tokens, 2), dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros((), dtype=torch.float64)
+    for number, of_window in enumerate(scores.split(batch.tokens.lengths)):
+        for column, answer in enumerate((windows.starts[number], windows.ends[number])):
+            expected = expected - of_window[:, column].log_softmax(0)[answer] / 2
+    loss = span_loss_sum(scores, batch)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    (ours,) = torch.autograd.grad(loss, scores)
+    (theirs,) = torch.autograd.grad(expected, scores)
+    assert torch.allclose(ours, theirs, atol=1e-12)
+    assert span_loss_sum(scores.detach().bfloat16(), batch).dtype == torch.float32

@@ -13,7 +13,7 @@ from bert_tools.squad.offsets import make_offset_encoder
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, make_encoder
 from mlperf_bert.vocabulary.tokenizer_file import TokenizerFile, load
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, Vocabulary, basic_words
-from squad_sets import vocabulary_of
+from squad_cases import vocabulary_of
 
 # Letters of several lengths in either case, accents, marks that Unicode puts in another order,
 # Korean (which comes apart), Chinese, all kinds of white space, and what cleaning drops.

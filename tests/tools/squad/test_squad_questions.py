@@ -19,7 +19,7 @@ from bert_tools.squad.questions import (
     write_predictions,
 )
 from mlperf_bert.common.errors import DataError
-from squad_sets import qa, questions_of, set_of
+from squad_cases import qa, questions_of, set_of
 
 CONTEXT = "A node is a computer. Nodes form a cluster."
 

@@ -1,4 +1,4 @@
-"""Windows over a text: laid out by hand, and what holds for all of them."""
+"""Windows over a text: laid out by hand, what holds for all of them, and those of the quick set."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import BertWordPieceTokenizer
 
 from bert_tools.squad import windows as windows_module
-from bert_tools.squad.questions import Questions
+from bert_tools.squad.answers import evaluate, find_answers
+from bert_tools.squad.questions import Questions, read_questions
+from bert_tools.squad.settings import QUICK
 from bert_tools.squad.windows import Windows, make_windows
 from mlperf_bert.common.errors import ConfigError, DataError
-from squad_sets import qa, questions_of, vocabulary_of
+from mlperf_bert.vocabulary.word_pieces import basic_words
+from squad_cases import qa, questions_of, vocabulary_of
 
 CLS, SEP = 2, 3
 # who is 5, leads is 6, and the words of the text are 10 to 19.
@@ -125,13 +129,16 @@ def test_questions_of_one_text_share_its_characters() -> None:
     assert len(windows.piece_starts) == 12
 
 
-def test_no_room_for_the_text_is_refused() -> None:
+def test_lengths_that_leave_no_text_are_refused() -> None:
     assert len(make_windows(asked(), VOCABULARY, max_length=6, stride=1)) == 10
     said = (
         r"max_length: is 5, question 'q' needs 6 at least; raise it, or lower max_question_length"
     )
     with pytest.raises(ConfigError, match=said):
         make_windows(asked(), VOCABULARY, max_length=5)
+    for option, value in (("stride", 0), ("max_question_length", -3)):
+        with pytest.raises(ConfigError, match=f"^{option}: is {value}, not a number of tokens"):
+            make_windows(asked(), VOCABULARY, **{option: value})
 
 
 @pytest.mark.parametrize(("limit", "most"), [("_MAX_WINDOWS", 29), ("_MAX_TOKENS", 30 * 8 - 1)])
@@ -144,13 +151,6 @@ def test_windows_without_end_are_refused(
     monkeypatch.setattr(windows_module, limit, most)
     with pytest.raises(DataError, match=r"^set.json: makes more than .* windows or .* tokens in"):
         make_windows(questions, VOCABULARY, max_length=8, stride=3)
-
-
-@pytest.mark.parametrize("option", ["stride", "max_question_length"])
-@pytest.mark.parametrize("value", [0, -3])
-def test_what_is_no_number_of_tokens_is_refused(option: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"^{option}: is {value}, not a number of tokens"):
-        make_windows(asked(), VOCABULARY, **{option: value})
 
 
 @given(
@@ -175,12 +175,12 @@ def test_every_window_is_what_it_says(
     assert windows.lengths.max() <= max_length
     seen: list[set[int]] = [set() for _ in texts]
     is_held = [False] * len(texts)
-    context_begins = np.cumsum([0, *(len(text) for text in dict.fromkeys(map(tuple, texts)))])
+    different = list(dict.fromkeys(map(tuple, texts)))  # whose pieces stand end to end
+    begins = np.cumsum([0, *map(len, different)])
     for number, row in enumerate(rows(windows)):
         question = int(windows.question_of[number])
         text = tuple(texts[question])
-        begin = context_begins[list(dict.fromkeys(map(tuple, texts))).index(text)]
-        first = int(windows.first_piece[number] - begin)
+        first = int(windows.first_piece[number] - begins[different.index(text)])
         words = [10 + word for word in text[first : first + len(row) - 4]]
         assert row == [CLS, 5, SEP, *words, SEP]
         seen[question] |= set(range(first, first + len(words)))
@@ -197,3 +197,62 @@ def test_every_window_is_what_it_says(
     assert [f": {lost} of {len(texts)} answers" in each for each in windows.remarks] == [True] * (
         lost > 0
     )
+
+
+@pytest.fixture(scope="module")
+def sets() -> dict[str, Questions]:
+    return {name: read_questions(QUICK / f"{name}.json") for name in ("train", "dev")}
+
+
+def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(
+    sets: dict[str, Questions],
+) -> None:
+    every = [*sets["train"], *sets["dev"]]
+    assert len(every) >= 60
+    assert 3 * sum(question.is_impossible for question in every) == len(every)
+    for questions in sets.values():
+        assert any(len(question.answers) > 1 for question in questions)
+    for part in ("id", "context", "question"):
+        train, dev = ({getattr(each, part) for each in sets[name]} for name in ("train", "dev"))
+        assert not train & dev
+
+
+def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Questions]) -> None:
+    for questions in sets.values():
+        words = {word: None for text in texts_of(questions) for word in basic_words(text)}
+        windows = make_windows(questions, vocabulary_of(*words), max_length=64, stride=16)
+        assert len(windows) > len(questions) and not windows.remarks
+        starts, ends = np.zeros((2, len(windows.input_ids)))
+        starts[windows.offsets[:-1] + windows.starts] = 1
+        ends[windows.offsets[:-1] + windows.ends] = 1
+        # A window without the answer says so; what another window found must outweigh it.
+        starts[windows.offsets[:-1]] *= 0.5
+        ends[windows.offsets[:-1]] *= 0.5
+        values = evaluate(
+            questions, find_answers(questions, windows, np.stack([starts, ends], axis=1))
+        )
+        assert (values["exact_match"], values["f1"]) == (100.0, 100.0)
+
+
+def test_windows_are_those_of_the_tokenizers_library(sets: dict[str, Questions]) -> None:
+    # Its stride is the overlap: the room for the text less ours. The set has no character on which
+    # the library cuts words otherwise.
+    words = {word: None for text in texts_of(sets["dev"]) for word in basic_words(text)}
+    vocabulary = vocabulary_of(*words)
+    library = BertWordPieceTokenizer(vocabulary.ids)
+    max_length, stride = 48, 16
+    windows = make_windows(sets["dev"], vocabulary, max_length=max_length, stride=stride)
+    expected = []
+    for question in sets["dev"]:
+        num_words = len(basic_words(question.question))
+        library.enable_truncation(
+            max_length, stride=max_length - 3 - num_words - stride, strategy="only_second"
+        )
+        first = library.encode(question.question, question.context)
+        expected += [each.ids for each in (first, *first.overflowing)]
+    assert rows(windows) == expected
+
+
+def texts_of(questions: Questions) -> list[str]:
+    """Every context and question."""
+    return [text for each in questions for text in (each.context, each.question)]

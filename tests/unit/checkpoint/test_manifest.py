@@ -1,8 +1,10 @@
-"""A hostile or damaged manifest, state or LATEST is refused in one line, and leads nowhere else."""
+"""Manifest, state and LATEST, hostile ones too; which checkpoints stay, and none is half there."""
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,18 @@ from mlperf_bert.checkpoint.manifest import (
     CheckpointState,
     FileEntry,
     Manifest,
+    bring_back,
+    complete_checkpoints,
+    discard,
+    prune,
+    put_aside,
     read_manifest,
     read_state,
     resolve,
+    sweep,
     verify,
 )
+from mlperf_bert.checkpoint.writer import complete
 from mlperf_bert.common.errors import CheckpointError
 
 STATE = CheckpointState(
@@ -48,23 +57,30 @@ MANIFEST = Manifest(
 )
 
 
+def make(path: Path, manifest: Manifest = MANIFEST, state: CheckpointState = STATE) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "manifest.json").write_bytes(manifest.to_json())
+    (path / "state.json").write_bytes(state.to_json())
+
+
 def test_both_come_back(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
-    (tmp_path / "state.json").write_bytes(STATE.to_json())
+    make(tmp_path)
     assert read_manifest(tmp_path) == MANIFEST
     assert read_state(tmp_path) == STATE
-
-
-def test_a_state_from_before_noise_was_measured_is_read(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):  # whose files are not there
+        verify(tmp_path)
     values = json.loads(STATE.to_json())
-    del values["noise"]
-    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
+    del values["noise"]  # of before it was measured
     (tmp_path / "state.json").write_text(json.dumps(values))
     assert read_state(tmp_path).noise == {}
 
 
 def change(**values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda found: found.update(values)
+
+
+def sized(name: str, size: object = 1, sha256: str = "0" * 64) -> Callable[[dict[str, Any]], None]:
+    return change(files={name: {"size": size, "sha256": sha256}})
 
 
 @pytest.mark.parametrize(
@@ -75,12 +91,12 @@ def change(**values: Any) -> Callable[[dict[str, Any]], None]:
         change(step="7"),
         change(samples=2**70),
         change(config=[]),
-        change(files={"../../etc/passwd": {"size": 1, "sha256": "0" * 64}}),
-        change(files={"optimizer/../../x": {"size": 1, "sha256": "0" * 64}}),
-        change(files={"/etc/passwd": {"size": 1, "sha256": "0" * 64}}),
-        change(files={"optimizer/rank_0.safetensors": {"size": 1, "sha256": "0" * 64}}),
-        change(files={"state.json": {"size": 1, "sha256": "z" * 64}}),
-        change(files={"state.json": {"size": True, "sha256": "0" * 64}}),
+        sized("../../etc/passwd"),
+        sized("optimizer/../../x"),
+        sized("/etc/passwd"),
+        sized("optimizer/rank_0.safetensors"),
+        sized("state.json", sha256="z" * 64),
+        sized("state.json", size=True),
         change(files={"state.json": 5}),
         lambda found: found.pop("files"),
     ],
@@ -116,7 +132,7 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], objec
     ],
 )
 def test_a_wrong_state_is_refused(tmp_path: Path, edit: Callable[[Any], object]) -> None:
-    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
+    make(tmp_path)
     values = json.loads(STATE.to_json())
     edit(values)
     (tmp_path / "state.json").write_text(json.dumps(values))
@@ -124,23 +140,14 @@ def test_a_wrong_state_is_refused(tmp_path: Path, edit: Callable[[Any], object])
         read_state(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["..", "../step_00000007", "step_7", "step_00000008", "\xff" * 3])
-def test_latest_names_a_checkpoint_beside_it(tmp_path: Path, name: str) -> None:
-    outside = tmp_path / "step_00000007"
+def test_latest_names_a_checkpoint_beside_it(tmp_path: Path) -> None:
+    make(tmp_path / "step_00000007")
     directory = tmp_path / "checkpoints"
-    outside.mkdir()
     directory.mkdir()
-    (outside / "manifest.json").write_bytes(MANIFEST.to_json())
-    (directory / "LATEST").write_text(name, encoding="utf-8")
-    with pytest.raises(CheckpointError):
-        resolve(directory)
-
-
-def test_every_file_of_the_manifest_is_verified(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_bytes(MANIFEST.to_json())
-    (tmp_path / "state.json").write_bytes(STATE.to_json())
-    with pytest.raises(CheckpointError):
-        verify(tmp_path)
+    for name in ("..", "../step_00000007", "step_7", "step_00000008", "\xff" * 3):
+        (directory / "LATEST").write_text(name, encoding="utf-8")
+        with pytest.raises(CheckpointError):
+            resolve(directory)
 
 
 def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path: Path) -> None:
@@ -156,3 +163,83 @@ def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=re.escape(remedy)):
             resolve(directory)
+
+
+def steps(directory: Path) -> list[int]:
+    return [int(path.name[5:]) for path in complete_checkpoints(directory)]
+
+
+def save(directory: Path, step: int, accuracy: float | None = None) -> None:
+    same = {"step": step, "samples": step}
+    state = replace(STATE, mlm_accuracy=accuracy, **same)  # type: ignore[arg-type]
+    make(directory / f"step_{step:08d}", replace(MANIFEST, **same), state)  # type: ignore[arg-type]
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step, accuracy in ((10, 0.2), (20, 0.5), (30, None), (40, 0.3), (50, None)):
+        save(tmp_path, step, accuracy)
+    prune(tmp_path, keep_last=2)
+    assert steps(tmp_path) == [50, 40, 20]
+    prune(tmp_path, keep_last=1)
+    assert steps(tmp_path) == [50, 20]
+    shutil.rmtree(tmp_path / "step_00000020")
+    save(tmp_path, 60)
+    save(tmp_path, 70)
+    (tmp_path / "step_00000070/manifest.json").unlink()  # so it does not count
+    prune(tmp_path, keep_last=1)
+    assert steps(tmp_path) == [60]  # of no accuracy none is the best
+
+
+def test_a_removal_that_is_interrupted_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: path.exists() and killed())
+        with pytest.raises(KeyboardInterrupt):
+            discard(tmp_path / "step_00000010")
+    assert steps(tmp_path) == []
+    (tmp_path / ".step_00000020.abcd.partial").mkdir()
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    put_aside(tmp_path, last_step=10)  # a run went on from 10, as the others are damaged
+    save(tmp_path, 15)
+    prune(tmp_path, keep_last=2)
+    assert steps(tmp_path) == [15, 10]
+    save(tmp_path, 30)
+    put_aside(tmp_path, last_step=15)  # and that one too, later
+    assert {path.name for path in tmp_path.glob("damaged_*")} == {
+        *("damaged_step_00000020", "damaged_step_00000030", "damaged_step_00000030_1")
+    }
+
+
+def test_one_of_the_same_step_is_there_until_the_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10)
+    final, partial = tmp_path / "step_00000010", tmp_path / ".step_00000010.abcd.partial"
+    (partial / "optimizer").mkdir(parents=True)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == partial:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        complete(partial, final, read_manifest(final))
+    sweep(tmp_path)  # by the next start
+    assert {path.name for path in tmp_path.iterdir()} == {"replaced_step_00000010"}
+    bring_back(tmp_path)
+    bring_back(tmp_path)
+    assert steps(tmp_path) == [10]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Callable
 from io import FileIO
@@ -18,35 +19,35 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex, Manifest, sidecar_path
 from mlperf_bert.data.shards import SampleReader, Shard
-from support import metrics_losses
+from support import contents, metrics_losses, refusal
 
 Command = Callable[..., int]
 
 
 @pytest.fixture
-def command(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Command:
-    """Run `mlperf_bert NAME` on the tiny config and the synthetic data, unless told otherwise."""
+def words(tiny_config: Path, synthetic_data: Path) -> Callable[..., list[str]]:
+    """`NAME ...` on the tiny config and the synthetic data, unless told otherwise."""
 
-    def run(name: str, *extra: object, data: Path = synthetic_data, sets: str = "") -> int:
-        words = [name, "--config", str(tiny_config), "--data", str(data)]
-        words += [word for setting in sets.split() for word in ("--set", setting)]
-        return main([*words, *map(str, extra)])
+    def of(name: str, *extra: object, data: Path = synthetic_data, sets: str = "") -> list[str]:
+        settings = (word for setting in sets.split() for word in ("--set", setting))
+        places = ["--config", str(tiny_config), "--data", str(data)]
+        return [name, *places, *settings, *map(str, extra)]
 
-    return run
+    return of
 
 
 @pytest.fixture
-def refused(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The one line of a command that is refused."""
+def command(words: Callable[..., list[str]]) -> Command:
+    """The status of such a command."""
+    return lambda *given, **options: main(words(*given, **options))
 
-    def run(*words: object, **options: object) -> str:
-        capsys.readouterr()
-        assert command(*words, **options) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1, error
-        return error
 
-    return run
+@pytest.fixture
+def refused(
+    words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The one line of such a command, which is refused."""
+    return lambda *given, **options: refusal(capsys, *words(*given, **options))
 
 
 @pytest.fixture
@@ -54,14 +55,6 @@ def staged(command: Command, tmp_path: Path) -> Path:
     """A node's part, of four steps."""
     assert command("stage-data", "--out", tmp_path / "stage", sets="run.max_steps=4") == 0
     return tmp_path / "stage"
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("balance", ["none", "presort_global"])
@@ -83,9 +76,9 @@ def test_a_whole_copy_is_the_source_byte_for_byte(
     extra = ["--whole"] if "steps" in setting else []
     assert command("stage-data", "--out", tmp_path / "stage", *extra, sets=setting) == 0
     for name in ("train", "eval"):
-        copy = tree(tmp_path / "stage" / name)
+        copy = contents(tmp_path / "stage" / name)
         assert json.loads(copy.pop("stage.json"))["part"] is None
-        assert copy == tree(synthetic_data / name)
+        assert copy == contents(synthetic_data / name)
     assert main(["verify", str(tmp_path / "stage"), "--full", "--workers", "1"]) == 0
 
 
@@ -109,24 +102,21 @@ def test_what_a_node_reads_is_planned(
     assert all(3 * 8 <= node.sum() < len(index.lengths) / 2 for node in nodes)
 
 
-@pytest.mark.parametrize(
-    ("sets", "words"),
-    [
-        ("run.seed=12", ["run.seed: is 12", "samples of 11 only"]),
-        ("run.seed=random", ["run.seed: is 'random'"]),
-        ("run.max_steps=5", ["run.max_steps: is 5", "holds 4 steps"]),
-        ("data.sampler=quantile", ["data.sampler: is 'quantile'"]),
-        ("parallel.local_batch_size=8", ["parallel.local_batch_size: is 8"]),
-        ("data.exchange_window_steps=64", ["data.exchange_window_steps: is 64"]),
-    ],
-)
 def test_another_run_on_a_partial_stage_is_refused(
-    refused: Callable[..., str], staged: Path, tmp_path: Path, sets: str, words: list[str]
+    refused: Callable[..., str], staged: Path, tmp_path: Path
 ) -> None:
-    sets = f"run.max_steps=4 {sets}"
-    error = refused("train", "--run-dir", tmp_path / "run", data=staged, sets=sets)
-    assert all(word in error for word in words), error
-    assert not (tmp_path / "run").exists()
+    for setting, problem in (
+        ("run.seed=12", "run.seed: is 12.*holds the samples of 11 only"),
+        ("run.seed=random", "run.seed: is 'random'"),
+        ("run.max_steps=5", "run.max_steps: is 5.*holds 4 steps"),
+        ("data.sampler=quantile", "data.sampler: is 'quantile'"),
+        ("parallel.local_batch_size=8", "parallel.local_batch_size: is 8"),
+        ("data.exchange_window_steps=64", "data.exchange_window_steps: is 64"),
+    ):
+        sets = f"run.max_steps=4 {setting}"
+        error = refused("train", "--run-dir", tmp_path / "run", data=staged, sets=sets)
+        assert re.search(problem, error), error
+        assert not (tmp_path / "run").exists()
 
 
 def test_the_part_of_another_node_is_refused(
@@ -153,23 +143,20 @@ def test_a_stage_of_another_set_is_refused(
     assert "stage.json: was written for another set" in error
 
 
-@pytest.mark.parametrize(
-    ("extra", "sets", "words"),
-    [
-        ((), "parallel.nodes=2", ["--node: is missing", "0 .. 1"]),
-        (("--node", "2"), "parallel.nodes=2", ["--node: is 2", "0 .. 1"]),
-        (("--node", "-1"), "", ["--node: is -1"]),
-        ((), "data.sampler=strata_4_2_2_4", ["data.sampler", "'quantile'"]),
-        ((), "model.vocab_size=70", ["model.vocab_size"]),
-        ((), "parallel.local_batch_size=9999", ["parallel.local_batch_size", "training samples"]),
-    ],
-)
 def test_wrong_options_are_one_line_and_write_nothing(
-    refused: Callable[..., str], tmp_path: Path, extra: tuple[str, ...], sets: str, words: list[str]
+    refused: Callable[..., str], tmp_path: Path
 ) -> None:
-    error = refused("stage-data", "--out", tmp_path / "stage", *extra, sets=sets)
-    assert all(word in error for word in words), error
-    assert not (tmp_path / "stage").exists()
+    for extra, sets, problem in (
+        ("", "parallel.nodes=2", r"--node: is missing.*0 \.\. 1"),
+        ("--node 2", "parallel.nodes=2", r"--node: is 2.*0 \.\. 1"),
+        ("--node -1", "", "--node: is -1"),
+        ("", "data.sampler=strata_4_2_2_4", "data.sampler.*'quantile'"),
+        ("", "model.vocab_size=70", "model.vocab_size"),
+        ("", "parallel.local_batch_size=9999", "parallel.local_batch_size.*training samples"),
+    ):
+        error = refused("stage-data", "--out", tmp_path / "stage", *extra.split(), sets=sets)
+        assert re.search(problem, error), error
+        assert not (tmp_path / "stage").exists()
 
 
 def test_other_contents_are_left_alone(
@@ -178,7 +165,7 @@ def test_other_contents_are_left_alone(
     (tmp_path / "notes" / "train").mkdir(parents=True)
     (tmp_path / "notes" / "train" / "precious.txt").write_text("precious\n")
     (tmp_path / "loop").symlink_to("loop")
-    before = tree(tmp_path)
+    before = contents(tmp_path)
     refused("stage-data", "--out", tmp_path / "loop")
     for out, extra, words in (
         ("notes", [], "holds files but no stage"),
@@ -191,32 +178,27 @@ def test_other_contents_are_left_alone(
         assert "is the source" in refused("stage-data", "--out", out)
     error = refused("stage-data", "--out", tmp_path / "second", data=staged)
     assert "is a partial stage itself" in error
-    assert tree(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("extra", [(), ("--whole",)])
-def test_finished_shards_are_not_copied_again(
+def test_a_restart_makes_what_is_missing_or_damaged(
     command: Command, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
     out = ["--out", tmp_path / "stage", *extra]
     assert command("stage-data", *out, sets="run.max_steps=4") == 0
-    before = tree(tmp_path)
+    before = contents(tmp_path)
     shard = tmp_path / "stage" / "train" / "shards" / "train.hdf5"
     inode = shard.stat().st_ino
     (tmp_path / "stage" / "train" / "index" / "dataset.json").unlink()
     (shard.parent / ".train.hdf5.1234.tmp").write_bytes(b"left by a killed process")
     assert command("stage-data", *out, sets="run.max_steps=4") == 0
-    assert shard.stat().st_ino == inode
-    assert tree(tmp_path) == before
-
-
-def test_a_damaged_whole_copy_is_made_again(command: Command, tmp_path: Path) -> None:
-    assert command("stage-data", "--out", tmp_path / "stage", "--whole") == 0
-    before = tree(tmp_path)
-    shard = tmp_path / "stage" / "train" / "shards" / "train.hdf5"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\x07")
-    assert command("stage-data", "--out", tmp_path / "stage", "--whole") == 0
-    assert tree(tmp_path) == before
+    assert shard.stat().st_ino == inode  # finished ones are not copied again
+    assert contents(tmp_path) == before
+    if extra:  # of a part the digest is not known
+        shard.write_bytes(shard.read_bytes()[:-1] + b"\x07")
+        assert command("stage-data", *out, sets="run.max_steps=4") == 0
+        assert contents(tmp_path) == before
 
 
 def unreadable(*_: object) -> bytes:
@@ -238,7 +220,7 @@ def test_an_unreadable_source_leaves_no_half_shard(
     out = tmp_path / "stage"
     error = refused("stage-data", "--out", out, *extra, sets="run.max_steps=4")
     assert "train.hdf5: Input/output error; check the source" in error
-    assert tree(out).keys() == {"train/stage.json"}
+    assert contents(out).keys() == {"train/stage.json"}
     monkeypatch.undo()
     assert command("stage-data", "--out", out, *extra, sets="run.max_steps=4") == 0
 
@@ -252,7 +234,7 @@ def test_a_full_disk_leaves_no_half_shard(
     monkeypatch.setattr("os.fsync", full)
     error = refused("stage-data", "--out", tmp_path / "stage", "--whole")
     assert "No space left on device; check the directory" in error
-    assert tree(tmp_path) == {}
+    assert contents(tmp_path) == {}
 
 
 def test_a_source_that_is_not_its_sidecars_is_refused(

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from bert_tools.squad.settings import SquadSettings, parse_engine
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import checked_setting, config_value, load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -20,7 +19,7 @@ from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.parts import build
 from mlperf_bert.parts.build import check_memory
-from support import TINY_CONFIG, run_process
+from support import TINY_CONFIG, refusal, run_process
 
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)
 SIZE_LIMIT = 64 * 2**20  # bytes that loading a config may take
@@ -56,6 +55,8 @@ def test_no_number_is_without_bounds(kind: type) -> None:
     assert bounds_of(kind).keys() == numbers_of(kind).keys()
     for bounds in bounds_of(kind).values():
         assert bounds.low < bounds.high
+    with pytest.raises(ConfigError, match=r"^model\.num_layers: is 0; set it within 1 \.\. 1,000$"):
+        ModelSection(num_layers=0)  # a section alone
 
 
 @pytest.mark.parametrize("field", NUMBERS)
@@ -101,14 +102,8 @@ def test_the_ends_load_or_are_one_line_at_once(tiny: Path, field: str) -> None:
     ("settings", "word"),
     [
         (("parallel.nodes=65536", "parallel.local_batch_size=32"), "sequences an update"),
-        (
-            *(("parallel.local_batch_size=65536", "data.max_seq_length=65535"),),
-            "tokens a forward",
-        ),
-        (
-            *(("data.exchange_window_steps=1024", "parallel.local_batch_size=32768"),),
-            "sequences a window",
-        ),
+        (("parallel.local_batch_size=65536", "data.max_seq_length=65535"), "tokens a forward"),
+        (("data.exchange_window_steps=1024", "parallel.local_batch_size=32768"), "a window"),
         (("model.num_layers=1000", "model.hidden_size=16384"), "parameters"),
     ],
 )
@@ -116,13 +111,8 @@ def test_products_have_bounds_too(tiny: Path, settings: tuple[str, ...], word: s
     room = ("model.max_position_embeddings=65535", "model.num_heads=1")
     for setting in settings:
         load_config(tiny, (*room, setting))
-    with pytest.raises(ConfigError, match=rf"makes [0-9,]+ {word}; [0-9,]+ at most"):
+    with pytest.raises(ConfigError, match=rf"makes [0-9,]+ (sequences )?{word}; [0-9,]+ at most"):
         load_config(tiny, (*room, *settings))
-
-
-def test_a_section_alone_is_checked() -> None:
-    with pytest.raises(ConfigError, match=r"^model\.num_layers: is 0; set it within 1 \.\. 1,000$"):
-        ModelSection(num_layers=0)
 
 
 @pytest.mark.parametrize("field", numbers_of(SquadSettings))
@@ -156,19 +146,12 @@ LIMITED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("run.max_steps=1099511627776", ["run.max_steps: is 1099511627776", "1 .. 10,000,000"]),
-        ("model.num_layers=1000 model.hidden_size=65536", ["parameters"]),
-    ],
-)
-def test_training_refuses_them_at_once(tiny: Path, setting: str, words: list[str]) -> None:
-    sets = [word for each in setting.split() for word in ("--set", each)]
+def test_training_refuses_them_at_once(tiny: Path) -> None:
+    sets = ["--set", "model.num_layers=1000", "--set", "model.hidden_size=65536"]
     places = ["--config", tiny, "--data", tiny.parent, "--run-dir", tiny.parent / "run"]
     done = run_process("timeout", 60, sys.executable, "-c", LIMITED, "train", *places, *sets)
     assert done.returncode == 2  # and not 124, of `timeout`
-    assert done.stderr.count("\n") == 1 and all(word in done.stderr for word in words), done.stderr
+    assert done.stderr.count("\n") == 1 and "parameters" in done.stderr, done.stderr
     assert not (tiny.parent / "run").exists()
 
 
@@ -179,13 +162,10 @@ def test_what_is_no_path_is_one_line(
     for command in (
         ["config", path],
         ["train", "--config", path, "--data", "d"],
-        ["train", "--config", str(tiny), "--data", path],
-        ["train", "--config", str(tiny), "--data", "d", "--run-dir", path],
+        ["train", "--config", tiny, "--data", path],
+        ["train", "--config", tiny, "--data", "d", "--run-dir", path],
         ["report", path],
         ["verify", path],
         ["watch", path],
     ):
-        assert main(command) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("mlperf_bert: error: ") and error.count("\n") == 1
-        assert len(error) < 200
+        assert len(refusal(capsys, *command)) < 200

@@ -37,21 +37,8 @@ def test_only_those_of_any_machine_have_no_size_in_their_names() -> None:
 
 
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
-def test_size_is_that_of_the_name(path: Path) -> None:
-    config = load_config(path)
-    match = SIZE.search(path.stem)
-    assert match is not None
-    nodes, ranks, batch, accum = map(int, match.groups())
-    parallel = config.parallel
-    assert (parallel.nodes, parallel.ranks_per_node) == (nodes, ranks)
-    assert (parallel.local_batch_size, parallel.grad_accum_steps) == (batch, accum)
-    assert parallel.world_size == nodes * ranks
-    assert parallel.global_batch_size == nodes * ranks * batch * accum
-
-
-@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
 def test_captured_on_cuda_with_bert_large(path: Path) -> None:
-    config = load_config(path)
+    config = load_config(path)  # which holds its size against its name
     assert (config.run.device, config.run.step_mode) == ("cuda", "captured")
     assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
     assert config.model.precision == "bf16"
@@ -82,17 +69,12 @@ def test_closed_division(path: Path) -> None:
     assert config.max_steps * batch > expected.mean  # the schedule is long enough
 
 
-def test_there_is_a_closed_config_for_each_size_of_dgx_a100() -> None:
-    assert sorted(load_config(path).parallel.nodes for path in DGX_A100) == [
-        *(1, 2, 4, 8, 16, 32, 64, 128)
-    ]
-    assert all(load_config(path).parallel.ranks_per_node == 8 for path in DGX_A100)
-
-
-def test_the_document_lists_every_dgx_a100() -> None:
+def test_there_is_a_closed_config_for_each_size_of_dgx_a100_and_the_document_lists_it() -> None:
     document = (REPOSITORY / "docs" / "hyperparameters.md").read_text(encoding="utf-8")
-    for path in DGX_A100:
-        parallel = load_config(path).parallel
+    found = {path: load_config(path).parallel for path in DGX_A100}
+    assert sorted(parallel.nodes for parallel in found.values()) == [1, 2, 4, 8, 16, 32, 64, 128]
+    for path, parallel in found.items():
+        assert parallel.ranks_per_node == 8
         assert f"| {parallel.nodes} | `{path.name}` | {parallel.global_batch_size:,} |" in document
         recipe = lamb_recipe(parallel.global_batch_size)
         row = f"| {parallel.global_batch_size:,} | {recipe.learning_rate:g} | {recipe.beta_1:g} |"

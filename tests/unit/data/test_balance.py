@@ -5,7 +5,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal
@@ -27,10 +27,10 @@ LENGTHS = st.integers(1, 512)
 
 
 @st.composite
-def drawn_costs(draw: st.DrawFn, accumulation: int = 3) -> tuple[Float64Array, int]:
+def drawn_costs(draw: st.DrawFn) -> tuple[Float64Array, int]:
     """Costs [R, A, b] of a job of any shape, and its ranks per node."""
     ranks_per_node, nodes = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    shape = (nodes * ranks_per_node, draw(st.integers(1, accumulation)), draw(st.integers(1, 6)))
+    shape = (nodes * ranks_per_node, draw(st.integers(1, 3)), draw(st.integers(1, 6)))
     count = int(np.prod(shape))
     lengths = draw(st.lists(LENGTHS, min_size=count, max_size=count))
     return np.array(lengths, dtype=np.float64).reshape(shape), ranks_per_node
@@ -120,34 +120,19 @@ def test_exchange_deals_each_forward_among_the_ranks_that_exchange(
 
 @given(case=drawn_costs())
 @settings(deadline=None)
-def test_presort_global_is_as_even_as_its_rows(case: tuple[Float64Array, int]) -> None:
-    cost, _ = case
-    ranks, forwards, _ = cost.shape
-    slots = ranks * forwards
+def test_loads_of_a_global_presort_are_within_bounds(case: tuple[Float64Array, int]) -> None:
+    cost = case[0].reshape(-1, 1, case[0].shape[2])  # every forward is a slot of its own
     load = loads(cost, Balance(policy="presort_global")(cost))
     # In a row, the lesser of two loads gets the longer sample: their difference becomes that of
     # the loads less that of the samples, never more than the larger of the two. So loads differ
     # by at most what the longest and the shortest sample of some row differ.
-    rows = np.sort(cost, axis=None)[::-1].reshape(-1, slots)
+    rows = np.sort(cost, axis=None)[::-1].reshape(-1, len(load))
     assert load.max() - load.min() <= (rows[:, 0] - rows[:, -1]).max()
-
-
-@given(case=drawn_costs(accumulation=1))
-@settings(deadline=None)
-def test_presort_global_is_within_a_sample_of_the_snake(case: tuple[Float64Array, int]) -> None:
-    cost, _ = case
-    ours = loads(cost, Balance(policy="presort_global")(cost)).max()
     snake = loads(cost, Balance(policy="exchange_global")(cost)).max()
-    assert ours <= snake + cost.max() - cost.min()
-
-
-@given(case=drawn_costs())
-@settings(deadline=None)
-def test_unequal_counts_are_within_a_sample_of_the_mean(case: tuple[Float64Array, int]) -> None:
-    cost, _ = case
-    load = loads(cost, Balance(policy="presort_global", counts="unequal")(cost))
+    assert load.max() <= snake + cost.max() - cost.min()
+    unequal = loads(cost, Balance(policy="presort_global", counts="unequal")(cost))
     # Whoever has the largest load was the least loaded before its last sample.
-    assert load.max() <= load.mean() + cost.max() * (1 - 1 / len(load))
+    assert unequal.max() <= unequal.mean() + cost.max() * (1 - 1 / len(unequal))
 
 
 # Places 0 .. 5 of two ranks with costs 3 9 1 | 5 2 4. Sorted, the largest first, they are
@@ -155,37 +140,38 @@ def test_unequal_counts_are_within_a_sample_of_the_mean(case: tuple[Float64Array
 TWO_RANKS = np.array([[[3.0, 9, 1]], [[5, 2, 4]]])
 
 
+# Node 0 holds 4 3 | 2 1 at places 3 2 | 1 0 when sorted in rows, node 1 8 7 | 6 5 at 4 5 | 6 7.
+TWO_NODES = np.array([[[1.0, 2]], [[3, 4]], [[8, 7]], [[6, 5]]])
+UNEQUAL = Balance(policy="presort_global", counts="unequal")
+
+
 @pytest.mark.parametrize(
-    ("policy", "direction", "expected"),
+    ("balance", "cost", "expected"),
     [
-        ("none", "snake", [[0, 1, 2], [3, 4, 5]]),
+        (Balance(), TWO_RANKS, [[0, 1, 2], [3, 4, 5]]),
         # Columns: loads 9 + 4 + 2 and 5 + 3 + 1.
-        ("exchange_global", "one_direction", [[1, 5, 4], [3, 0, 2]]),
+        (
+            Balance(policy="exchange_global", deal="one_direction"),
+            TWO_RANKS,
+            [[1, 5, 4], [3, 0, 2]],
+        ),
         # The second row turned round: loads 9 + 3 + 2 and 5 + 4 + 1.
-        ("exchange_global", "snake", [[1, 0, 4], [3, 5, 2]]),
+        (Balance(policy="exchange_global"), TWO_RANKS, [[1, 0, 4], [3, 5, 2]]),
         # 9 against 5, so 4 goes to rank 1: 12 against 9, so 2 goes to rank 1 too: 13 and 11.
-        ("presort_global", "snake", [[1, 0, 2], [3, 5, 4]]),
+        (Balance(policy="presort_global"), TWO_RANKS, [[1, 0, 2], [3, 5, 4]]),
+        (UNEQUAL, TWO_RANKS, [[1, 0], [3, 5, 4, 2]]),  # 9 + 3 = 5 + 4 + 2 + 1 = 12
+        *(
+            (Balance(policy=policy, ranks_per_node=2), TWO_NODES, [[3, 0], [2, 1], [4, 7], [5, 6]])
+            for policy in ("exchange_local", "presort_local")
+        ),
     ],
 )
-def test_two_ranks_by_hand(
-    policy: BalancePolicy, direction: Deal, expected: list[list[int]]
+def test_assignments_by_hand(
+    balance: Balance, cost: Float64Array, expected: list[list[int]]
 ) -> None:
-    assert hands(Balance(policy=policy, deal=direction)(TWO_RANKS)) == expected
-
-
-def test_two_ranks_with_unequal_counts_by_hand() -> None:
-    # 24 in all, and 9 + 3 = 5 + 4 + 2 + 1 = 12.
-    assignment = Balance(policy="presort_global", counts="unequal")(TWO_RANKS)
-    assert [sorted(hand) for hand in hands(assignment)] == [[0, 1], [2, 3, 4, 5]]
-    assert assignment.counts.tolist() == [[2], [4]]
-
-
-@pytest.mark.parametrize("policy", ["exchange_local", "presort_local"])
-def test_two_nodes_by_hand(policy: BalancePolicy) -> None:
-    # Node 0 holds 4 3 | 2 1 at places 3 2 | 1 0 when sorted in rows, node 1 8 7 | 6 5 at 4 5 | 6 7.
-    cost = np.array([[[1.0, 2]], [[3, 4]], [[8, 7]], [[6, 5]]])
-    assignment = Balance(policy=policy, ranks_per_node=2)(cost)
-    assert hands(assignment) == [[3, 0], [2, 1], [4, 7], [5, 6]]
+    assignment = balance(cost)
+    assert hands(assignment) == expected
+    assert assignment.counts.ravel().tolist() == [len(hand) for hand in expected]
 
 
 def test_equal_samples_stay_in_the_order_drawn() -> None:
@@ -225,29 +211,24 @@ def published_costs(num_slots: int, mean_count: int, cost: CostModel) -> list[Fl
     return list(cost(lengths.reshape(10, -1).astype(np.float64)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
-    cost=st.lists(st.integers(1, 512) | st.floats(1e-3, 1e6), min_size=1, max_size=60),
+    cost=st.lists(LENGTHS, min_size=1, max_size=60)
+    | st.lists(LENGTHS | st.floats(1e-3, 1e6), min_size=1, max_size=60),
     share=st.floats(0, 1),
 )
-def test_every_sample_once_and_no_slot_empty(cost: list[float], share: float) -> None:
-    num_slots = max(1, round(share * len(cost)))
-    order, slot = even_slots(np.array(cost), num_slots)
+@example(cost=[900, 1, 2, 3, 4, 5, 6, 7], share=3 / 8)
+def test_slots_hold_every_sample_and_lengths_never_worse_than_longest_first(
+    cost: list[float], share: float
+) -> None:
+    num_slots, costs = max(1, round(share * len(cost))), np.array(cost, dtype=np.float64)
+    order, slot = even_slots(costs, num_slots)
     assert sorted(order.tolist()) == list(range(len(cost)))
-    assert (np.diff(np.array(cost)[order]) <= 0).all()
+    assert (np.diff(costs[order]) <= 0).all()
     assert set(slot.tolist()) == set(range(num_slots))
-
-
-@settings(max_examples=100, deadline=None)
-@given(lengths=st.lists(st.integers(1, 512), min_size=1, max_size=60), share=st.floats(0, 1))
-def test_never_worse_than_longest_first(lengths: list[int], share: float) -> None:
-    cost = np.array(lengths, dtype=np.float64)
-    num_slots = max(1, round(share * len(cost)))
-    assert loads_of_slots(cost, num_slots).max() <= largest_load_longest_first(cost, num_slots)
-
-
-def test_one_sample_above_all_others() -> None:
-    assert loads_of_slots(np.array([900.0, 1, 2, 3, 4, 5, 6, 7]), 3).max() == 900
+    if all(isinstance(each, int) for each in cost):
+        load = np.bincount(slot, weights=costs[order])
+        assert load.max() <= largest_load_longest_first(costs, num_slots)
 
 
 # Equal counts reach 1.155 and 1.029 (row-wise longest first, quantiles of one sample a rank).

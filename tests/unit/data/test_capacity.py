@@ -44,12 +44,6 @@ def planned(steps: StepPlanner, last: int) -> list[StepPlan]:
     return [steps.plan(step) for step in range(1, last + 1)]
 
 
-def drawn(steps: StepPlanner, num_steps: int) -> Int64Array:
-    """Sizes of as many steps as DRAWS, spread over the run, or of all of a shorter one."""
-    chosen = np.linspace(1, num_steps, min(num_steps, DRAWS)).astype(int)
-    return sizes_of([steps.plan(step) for step in chosen.tolist()])
-
-
 def sizes_of(plans: list[StepPlan]) -> Int64Array:
     return np.stack([forward_sizes(plan) for plan in plans], axis=1)
 
@@ -62,6 +56,8 @@ def sized(plan: StepPlan, tokens: int, masked: int) -> StepPlan:
 
 def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
     plans = planned(planner("uniform", batch=3, balance=UNEQUAL), 100)
+    mean = np.mean([plan.num_tokens for plan in plans])
+    assert waste(2000, sizes_of(plans)[0]) == pytest.approx(2000 / mean - 1)
     assert CapacityPlan.of_sizes(sizes_of(plans), 100) == CapacityPlan(
         tokens=max(plan.num_tokens.max() for plan in plans),
         sequences=max(plan.counts.max() for plan in plans),
@@ -70,19 +66,13 @@ def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
     )
 
 
-def test_waste_is_room_beyond_the_mean() -> None:
-    plans = planned(planner(batch=4), 2)
-    mean = np.mean([plan.num_tokens for plan in plans])
-    assert waste(2 * int(mean), sizes_of(plans)[0]) == pytest.approx(2 * int(mean) / mean - 1)
-
-
 @pytest.mark.parametrize("policy", ["none", "presort_global"])
 @pytest.mark.parametrize("sampler", ["uniform", "quantile", "strata"])
 def test_a_bound_holds_a_longer_run(sampler: SamplerName, policy: str) -> None:
-    steps, num_steps = planner(sampler, balance=Balance(policy=policy)), 4 * DRAWS  # type: ignore[arg-type]
-    bound = CapacityPlan.of_sizes(drawn(steps, num_steps), num_steps)
-    assert bound.basis == "bound"
+    steps, num_steps = planner(sampler, balance=Balance(policy=policy)), 2 * DRAWS  # type: ignore[arg-type]
     sizes = sizes_of(planned(steps, num_steps))
+    bound = CapacityPlan.of_sizes(sizes[:, ::2], num_steps)
+    assert bound.basis == "bound"
     exact = CapacityPlan.of_sizes(sizes, num_steps)
     assert exact.tokens <= bound.tokens and exact.masked <= bound.masked
     assert exact.sequences == bound.sequences == 8
@@ -99,11 +89,8 @@ def test_a_bound_fails_as_rarely_as_it_says(tail: str) -> None:
         seen = np.broadcast_to(largest[:: num_steps // DRAWS, np.newaxis], (3, DRAWS, 1))
         failures += CapacityPlan.of_sizes(seen, num_steps).tokens < largest.max()
     assert failures <= runs * RISK + 3 * (runs * RISK) ** 0.5
-
-
-def test_equal_steps_need_no_margin() -> None:
-    steps = planner_of(np.full(1000, 100), 64, world_size=8)
-    assert CapacityPlan.of_sizes(drawn(steps, 10 * DRAWS), 10 * DRAWS).tokens == 8 * 100
+    equal = np.full((3, DRAWS, 1), 800)
+    assert CapacityPlan.of_sizes(equal, num_steps).tokens == 800  # equal steps need no margin
 
 
 def test_a_forward_takes_the_smallest_of_twelve_capacities_2_percent_apart() -> None:
@@ -125,33 +112,33 @@ def test_a_forward_takes_the_smallest_of_twelve_capacities_2_percent_apart() -> 
 
 
 def test_a_ladder_makes_uniform_draws_cheap_to_pad() -> None:
-    sizes = drawn(planner("uniform", ranks=1, batch=448), DRAWS)
+    sizes = sizes_of(planned(planner("uniform", ranks=1, batch=448), DRAWS))
     largest = CapacityPlan.of_sizes(sizes, DRAWS)
     # Section 8.3 of the analysis: 11 % with one capacity over a long run, 1.0 % with the ladder.
     assert waste(largest.tokens, sizes[0]) > 0.08
     assert ladder_waste(largest, sizes) < 0.012
 
 
-@pytest.mark.parametrize("local_batch_size", [2, 16, 64])
-def test_a_short_run_always_fits(local_batch_size: int) -> None:
-    steps = planner("uniform", 1, local_batch_size)
-    shapes = plan_shapes(steps, 40, **LIMITS)
+@pytest.mark.parametrize(
+    ("ranks", "batch", "options"),
+    [(1, 2, {}), (1, 16, {}), (1, 64, {}), (32, 4, {"balance": Balance()})],
+)
+def test_shapes_hold_a_short_run_and_are_all_used(
+    ranks: int, batch: int, options: dict[str, Any]
+) -> None:
+    steps = planner("uniform", ranks, batch, **options)
+    shapes = plan_shapes(steps, 60, **LIMITS)
     assert 1 < len(shapes) <= LADDER_CAPACITIES
     assert [shape.tokens for shape in shapes] == sorted({shape.tokens for shape in shapes})
-    assert all(shape_of(plan, shapes) is not None for plan in planned(steps, 40))
+    used = {shape_of(plan, shapes) for plan in planned(steps, 60)}
+    assert used == set(shapes) if ranks > 1 else None not in used
 
 
 def test_even_batches_need_one_shape() -> None:
     steps = planner("quantile", 1, 64)
     (shape,) = plan_shapes(steps, 100, **LIMITS)
-    tokens = drawn(steps, 100)[0]
+    tokens = sizes_of(planned(steps, 100))[0]
     assert tokens.max() <= shape.tokens <= (1 + WASTE) * tokens.mean() + 16
-
-
-def test_ranks_that_differ_cost_no_capacity_that_is_never_used() -> None:
-    steps = planner("uniform", 32, 4, balance=Balance())
-    shapes = plan_shapes(steps, 60, **LIMITS)
-    assert {shape_of(plan, shapes) for plan in planned(steps, 60)} == set(shapes)
 
 
 def test_unequal_counts_leave_a_token_for_each_empty_slot() -> None:

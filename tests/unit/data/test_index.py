@@ -30,6 +30,8 @@ def test_round_trip(tmp_path: Path) -> None:
     corpus = {"python_version": "3.11.7"}
     written = write_index(tmp_path, manifest(baseline=baseline, corpus=corpus), LENGTHS, COUNTS)
     index = LengthIndex.open(tmp_path)
+    with pytest.raises(ValueError, match="read-only"):
+        index.lengths[0] = 1
     assert index.manifest == written == Manifest.load(tmp_path)
     assert index.manifest.baseline == baseline
     assert index.manifest.corpus == corpus
@@ -47,17 +49,6 @@ def test_round_trip(tmp_path: Path) -> None:
     ]
 
 
-def test_the_mapped_arrays_cannot_be_written(tmp_path: Path) -> None:
-    write_index(tmp_path, manifest(), LENGTHS, COUNTS)
-    with pytest.raises(ValueError, match="read-only"):
-        LengthIndex.open(tmp_path).lengths[0] = 1
-
-
-def test_a_directory_without_manifest_is_not_a_set(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not a prepared set; .*mlperf_bert prepare"):
-        LengthIndex.open(tmp_path)
-
-
 def test_an_interrupted_rewrite_leaves_no_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +63,7 @@ def test_an_interrupted_rewrite_leaves_no_manifest(
     monkeypatch.setattr(Path, "replace", fails_at_the_second)
     with pytest.raises(DataError, match="No space left"):
         write_index(tmp_path, manifest(), LENGTHS[::-1], COUNTS)
-    with pytest.raises(DataError, match="not a prepared set"):
+    with pytest.raises(DataError, match=r"not a prepared set; .*mlperf_bert prepare"):
         LengthIndex.open(tmp_path)
     assert not list((tmp_path / "index").glob(".*"))
 

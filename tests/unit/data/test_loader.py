@@ -172,15 +172,6 @@ def test_advice_ends_when_nothing_waits_for_the_disk(
     assert advised_steps(3 * STEPS_AFTER_A_FAULT) == STEPS_AFTER_A_FAULT
 
 
-def test_on_a_cpu_staging_hands_on_what_it_gets(planner: StepPlanner, gatherer: Gatherer) -> None:
-    batches = DirectSource(gatherer, 0).micro_batches(planner.plan(1))
-    staging = Staging(CPU)
-    with staging.thread_context():
-        staged = staging.send(batches, planner.plan(1))
-    assert staged.copied is None
-    assert staging.receive(staged) is batches
-
-
 SMALL = StaticShape(tokens=32, sequences=2, masked=12, max_seqlen=24, max_masked=6)
 LARGE = StaticShape(tokens=48, sequences=2, masked=12, max_seqlen=24, max_masked=6)
 
@@ -199,20 +190,21 @@ def batch_of(lengths: list[int]) -> UnpaddedBatch:
     return make_batch(samples, np.arange(len(lengths)), mlm_denominator=4, nsp_denominator=2)
 
 
-def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it() -> None:
+def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is() -> None:
+    small, large = batch_of([10, 12]), batch_of([20, 20])
+
+    def received(batch: UnpaddedBatch, staging: Staging) -> UnpaddedBatch:
+        with staging.thread_context():
+            staged = staging.send((batch,), plan_of(list(batch.lengths)))
+        assert staged.copied is None  # on a CPU nothing is waited for
+        (found,) = staging.receive(staged)
+        return found
+
+    assert received(large, Staging(CPU)) is large
+    assert received(large, CapacityStaging((SMALL,), 1, CPU)) is large
     staging = CapacityStaging((SMALL, LARGE), 1, CPU)
-    batch = batch_of([10, 12])
-    (received,) = staging.receive(staging.send((batch,), plan_of([10, 12])))
-    assert_same_batch(received, pad(batch, SMALL))
-    (received,) = staging.receive(staging.send((batch_of([20, 20]),), plan_of([20, 20])))
-    assert received.shape is LARGE
-
-
-def test_what_no_shape_holds_stays_unpadded() -> None:
-    staging = CapacityStaging((SMALL,), 1, CPU)
-    batch = batch_of([20, 20])
-    (received,) = staging.receive(staging.send((batch,), plan_of([20, 20])))
-    assert received is batch and received.shape is None
+    assert_same_batch(received(small, staging), pad(small, SMALL))
+    assert received(large, staging).shape is LARGE
 
 
 def test_all_ranks_choose_the_shape_that_the_longest_needs() -> None:

@@ -1,15 +1,16 @@
-"""Samplers: each sample once an epoch, whatever the sizes; by name; and the order they draw in."""
+"""Samplers: each sample once an epoch, shares and counts as they say, orders by definition."""
 
+import math
 from itertools import pairwise, product
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import chdtrc
 
-from chi_square import chi_square, critical_value
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.config.sections import SamplerName
@@ -21,60 +22,91 @@ from mlperf_bert.data.sampler import (
     PublishedStrataSampler,
     QuantileSampler,
     Sampler,
+    Strata,
     StrataSampler,
     UniformSampler,
     default_quantiles,
-    epochs_of,
     make_sampler,
     permute,
     permute_many,
 )
-from plan_cases import planner_of
+from plan_cases import is_likely, planner_of
 
-NUM_SAMPLES = st.integers(1, 200)
-BATCHES = st.integers(1, 50)
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = 3
 WORD = 2**64
+BY_NAME: dict[SamplerName, type[Sampler]] = {
+    "uniform": UniformSampler,
+    "quantile": QuantileSampler,
+    "strata": StrataSampler,
+    "strata_6_3_2_5": PublishedStrataSampler,
+    "strata_4_2_2_4": PublishedStrataSampler,
+}
 
 
-def shuffled(num_samples: int) -> Int64Array:
-    """An order by length in which numbers and places differ."""
-    return np.random.default_rng(num_samples).permutation(num_samples)
+def strata_of(sizes: list[int]) -> Strata:
+    """Strata of these sizes whose samples are numbered in no order."""
+    order = np.random.default_rng(sum(sizes)).permutation(sum(sizes))
+    ends = np.cumsum(sizes)
+    means, names = np.arange(1.0, len(sizes) + 1), tuple(f"{n}-{n}" for n in range(len(sizes)))
+    return Strata(order, ends - sizes, np.array(sizes), means, names)
 
 
-def assert_each_once_an_epoch(
-    sampler: Sampler, num_samples: int, global_batch_size: int
-) -> list[Int64Array]:
+def stratum_of(ids: Int64Array, strata: Strata) -> Int64Array:
+    """The stratum of each sample."""
+    place = np.argsort(strata.order_by_length)[ids]
+    return np.searchsorted(strata.starts, place, side="right") - 1
+
+
+def draws(sampler: Sampler, steps: int) -> Int64Array:
+    """The batches of the first steps, end to end."""
+    return np.concatenate([sampler.global_batch(step) for step in range(1, steps + 1)])
+
+
+def epochs_of(sampler: Sampler, num_samples: int, batch: int) -> Int64Array:
     """Batches laid end to end and cut every `num_samples`: each piece holds every sample once."""
-    num_steps = -(-EPOCHS * num_samples // global_batch_size)
-    batches = [sampler.global_batch(step) for step in range(1, num_steps + 1)]
-    assert {batch.shape for batch in batches} == {(global_batch_size,)}
-    epochs = np.concatenate(batches)[: EPOCHS * num_samples].reshape(EPOCHS, num_samples)
-    for epoch in epochs:
-        assert np.array_equal(np.sort(epoch), np.arange(num_samples))
-    return list(epochs)
+    steps = -(-EPOCHS * num_samples // batch)
+    drawn = draws(sampler, steps)
+    assert len(drawn) == steps * batch
+    epochs = drawn[: EPOCHS * num_samples].reshape(EPOCHS, num_samples)
+    assert (np.sort(epochs, axis=1) == np.arange(num_samples)).all()
+    return epochs
 
 
-@given(num_samples=NUM_SAMPLES, batch=BATCHES, seed=SEEDS)
-@settings(max_examples=60, deadline=None)
-def test_uniform_draws_each_sample_once_an_epoch(num_samples: int, batch: int, seed: int) -> None:
-    assert_each_once_an_epoch(UniformSampler(num_samples, batch, seed), num_samples, batch)
+def time_order(sizes: list[int]) -> list[int]:
+    """Strata of an epoch's draws by definition: draw k of n at (k + 1/2) / n, ties in order."""
+    whole = math.lcm(*sizes)  # of it everything is a whole number
+    times = [
+        ((2 * draw + 1) * (whole // size), number)
+        for number, size in enumerate(sizes)
+        for draw in range(size)
+    ]
+    return [number for _, number in sorted(times)]
 
 
-@given(num_samples=NUM_SAMPLES, quantiles=st.integers(1, 40), rows=st.integers(1, 4), seed=SEEDS)
+@given(
+    sizes=st.lists(st.integers(1, 40) | st.integers(1, 400), min_size=1, max_size=6),
+    quantiles=st.integers(1, 40),
+    rows=st.integers(1, 4),
+    seed=SEEDS,
+)
 @settings(max_examples=100, deadline=None)
-def test_quantile_draws_each_sample_once_an_epoch(
-    num_samples: int, quantiles: int, rows: int, seed: int
+def test_each_sample_once_an_epoch_and_strata_by_time(
+    sizes: list[int], quantiles: int, rows: int, seed: int
 ) -> None:
-    batch = quantiles * rows
-    sampler = QuantileSampler(shuffled(num_samples), batch, quantiles, seed)
-    assert_each_once_an_epoch(sampler, num_samples, batch)
+    strata, num_samples, batch = strata_of(sizes), sum(sizes), quantiles * rows
+    epochs_of(UniformSampler(num_samples, batch, seed), num_samples, batch)
+    quantile = QuantileSampler(strata.order_by_length, batch, quantiles, seed)
+    epochs_of(quantile, num_samples, batch)
+    if min(sizes) * batch >= num_samples:
+        for epoch in epochs_of(StrataSampler(strata, batch, seed), num_samples, batch):
+            assert stratum_of(epoch, strata).tolist() == time_order(sizes)
 
 
 def test_epochs_differ() -> None:
-    for sampler in (UniformSampler(100, 8, 3), QuantileSampler(shuffled(100), 8, 4, 3)):
-        epochs = assert_each_once_an_epoch(sampler, 100, 8)
+    order = strata_of([100]).order_by_length
+    for sampler in (UniformSampler(100, 8, 3), QuantileSampler(order, 8, 4, 3)):
+        epochs = epochs_of(sampler, 100, 8)
         assert not any(np.array_equal(one, other) for one, other in pairwise(epochs))
 
 
@@ -122,29 +154,14 @@ def test_default_quantiles_are_the_largest_allowed_divisor(batch: int) -> None:
     assert default_quantiles(batch) == max(divisors)
 
 
-@pytest.mark.parametrize("quantiles", [-1, 0, 5, 49])
-def test_quantiles_that_do_not_divide_the_batch_are_refused(quantiles: int) -> None:
-    with pytest.raises(ConfigError, match=r"data\.quantiles: .*global batch of 48; use a divisor"):
-        QuantileSampler(np.arange(100), 48, quantiles, seed=1)
-
-
-@given(step=st.integers(1, 50), batch=BATCHES, num_samples=NUM_SAMPLES)
-@settings(deadline=None)
-def test_epochs_of_numbers_every_draw(step: int, batch: int, num_samples: int) -> None:
-    parts = epochs_of(step, batch, num_samples)
-    draws = np.concatenate([epoch * num_samples + offset for epoch, offset in parts])
-    assert np.array_equal(draws, np.arange((step - 1) * batch, step * batch))
-    assert all(((offset >= 0) & (offset < num_samples)).all() for _, offset in parts)
-    assert len({epoch for epoch, _ in parts}) == len(parts)
-
-
-@pytest.mark.parametrize("name", get_args(SamplerName))
+@pytest.mark.parametrize("name", BY_NAME)
 def test_any_step_is_computed_directly(name: SamplerName) -> None:
     def sampler(seed: int) -> Sampler:
         lengths = np.random.default_rng(1).integers(1, 33, 1000)
         return planner_of(lengths, 48, name, seed=seed).sampler
 
     one = sampler(5)
+    assert type(one) is BY_NAME[name]
     in_order = [one.global_batch(step) for step in range(1, 40)]
     for step in (37, 1, 21, 22):  # an epoch ends within step 21
         assert np.array_equal(sampler(5).global_batch(step), in_order[step - 1])
@@ -152,54 +169,128 @@ def test_any_step_is_computed_directly(name: SamplerName) -> None:
         assert not np.array_equal(sampler(6).global_batch(step), in_order[step - 1])
 
 
-def test_draws_are_uniform_over_places() -> None:
-    counts = np.zeros((10, 10), dtype=np.int64)
-    for seed in range(2000):
-        batch = UniformSampler(10, 10, seed).global_batch(1)
-        counts[np.arange(10), batch] += 1
-    # 9 * 9 degrees of freedom, as each place and each sample is drawn 2,000 times; a table of
-    # permutations has 10 / 9 times the statistic of a multinomial one.
-    limit = critical_value(9 * 9 + 1) * 10 / 9
-    assert chi_square(counts.ravel(), np.full(100, 200.0)) < limit
+def test_sets_are_cut_at_quarters_of_the_longest_length() -> None:
+    # Four ranges of 8 tokens: 2 + 1 samples in 1-8, none in 9-16, 3 in 17-24, 1 in 25-32.
+    histogram = np.zeros(33, dtype=np.int64)
+    histogram[[1, 8, 17, 32]] = [2, 1, 3, 1]
+    order = np.array([3, 1, 0, 2, 6, 5, 4])
+    strata = Strata.of(order, histogram.tolist())
+    assert strata.names == ("1-8", "17-24", "25-32")
+    assert strata.starts.tolist() == [0, 3, 6]
+    assert strata.sizes.tolist() == [3, 3, 1]
+    assert strata.mean_lengths.tolist() == [(1 + 1 + 8) / 3, 17, 32]
+    assert strata.mean_length == (1 + 1 + 8 + 3 * 17 + 32) / 7
+    second = strata.draw(np.full(3, 1), np.arange(3), np.zeros(3, dtype=np.int64), seed=1)
+    assert sorted(second) == [2, 5, 6]  # places 3 to 5 of the order
 
 
-@pytest.mark.parametrize("quantiles", [16, 7])
-def test_quantile_draws_have_the_lengths_of_the_data(quantiles: int) -> None:
+@st.composite
+def published(draw: st.DrawFn) -> tuple[Strata, tuple[int, ...], int]:
+    """Strata, counts and a batch that some stratum can fill."""
+    counts = draw(st.sampled_from(sorted(PUBLISHED_COUNTS.values())))
+    groups = draw(st.integers(1, 3))
+    sizes = [count * groups + draw(st.integers(0, 60)) for count in counts]
+    return strata_of(sizes), counts, groups * sum(counts)
+
+
+@given(case=published(), seed=SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_published_counts_hold_and_left_overs_come_first(
+    case: tuple[Strata, tuple[int, ...], int], seed: int
+) -> None:
+    strata, counts, batch = case
+    sampler = PublishedStrataSampler(strata, counts, batch, seed)
+    steps = sampler.steps_of_pass
+    ids = draws(sampler, steps + 60)
+    kinds = stratum_of(ids, strata)
+    for group in kinds.reshape(-1, sum(counts)):
+        assert tuple(np.bincount(group)) == counts
+    one_more = kinds[: (steps + 1) * batch]
+    assert (np.bincount(one_more) > strata.sizes).any()  # so no longer pass is possible
+    in_pass, after = np.split(ids, [steps * batch])
+    assert len(np.unique(in_pass)) == len(in_pass)
+    for kind, (size, left) in enumerate(zip(strata.sizes, sampler.left_over, strict=True)):
+        own = ids[kinds == kind]
+        for first in range(0, len(own), size):  # none is drawn again before all others
+            assert len(np.unique(own[first : first + size])) == len(own[first : first + size])
+        members = strata.order_by_length[strata.starts[kind] :][:size]
+        undrawn = set(members.tolist()) - set(in_pass.tolist())
+        assert len(undrawn) == left
+        assert set(after[kinds[steps * batch :] == kind][:left].tolist()) == undrawn
+
+
+def test_left_overs_in_words() -> None:
+    # A batch of 16 takes 6, 3, 2 and 5: the third stratum's 7 samples fill 3 steps.
+    sampler = PublishedStrataSampler(strata_of([30, 20, 7, 18]), (6, 3, 2, 5), 16, seed=1)
+    assert sampler.steps_of_pass == 3
+    assert sampler.left_over == (12, 11, 1, 3)
+    # Mean lengths of these strata are 1 to 4; the data's is (30 + 40 + 21 + 72) / 75.
+    assert sampler.mean_length == (6 + 6 + 6 + 20) / 16
+    assert sampler.in_words() == (
+        "mean length drawn 2.38, +9.3% against the data's 2.17; a pass of 3 steps leaves "
+        "12 of 0-0, 11 of 1-1, 1 of 2-2, 3 of 3-3 tokens, which come first in the next"
+    )
+
+
+@pytest.mark.parametrize("name", ["strata", "strata_6_3_2_5"])
+def test_rounds_of_a_stratum_differ(name: str) -> None:
+    strata = strata_of([60, 30, 20, 50])  # both take 6, 3, 2 and 5 a step: rounds of 10 steps
+    sampler: Sampler = StrataSampler(strata, 16, 5)
+    if name in PUBLISHED_COUNTS:
+        sampler = PublishedStrataSampler(strata, PUBLISHED_COUNTS[name], 16, 5)
+    first, second = draws(sampler, 20).reshape(2, 160)
+    kinds = stratum_of(first, strata)
+    assert np.array_equal(kinds, stratum_of(second, strata))
+    for kind in range(4):
+        assert not np.array_equal(first[kinds == kind], second[kinds == kind])
+
+
+def wikipedia_order() -> tuple[Int64Array, Int64Array]:
+    """How many published samples have each length, and their numbers, which are by length."""
     histogram = wikipedia_lengths()
-    ends = np.cumsum(histogram.counts)
-    order = np.arange(histogram.num_sequences, dtype=np.uint32)
-    batch, steps = 1024 * quantiles, range(1, 13)
-    sampler = QuantileSampler(order, batch, quantiles, seed=11)
-    drawn = np.concatenate([sampler.global_batch(step) for step in steps])
-    counts = np.bincount(np.searchsorted(ends, drawn, side="right"), minlength=len(ends))
-    # Neighbouring lengths together, so that every class is expected at least five times.
-    starts = np.arange(0, len(ends), 4)
-    counts = np.add.reduceat(counts, starts)
-    expected = np.add.reduceat(histogram.counts, starts) * len(drawn) / histogram.num_sequences
-    assert expected.min() > 5
-    assert chi_square(counts, expected) < critical_value(len(starts))
+    counts = np.zeros(histogram.max_length + 1, dtype=np.int64)
+    counts[histogram.lengths] = histogram.counts
+    return counts, np.arange(histogram.num_sequences, dtype=np.uint32)
+
+
+def test_mean_lengths_of_the_published_counts() -> None:
+    histogram, order = wikipedia_order()
+    strata = Strata.of(order, histogram.tolist())
+    assert round(strata.mean_length, 2) == 255.83
+    for name, mean_length in (("strata_6_3_2_5", 254.98), ("strata_4_2_2_4", 271.69)):
+        counts = PUBLISHED_COUNTS[name]
+        sampler = PublishedStrataSampler(strata, counts, sum(counts), seed=1)
+        assert round(sampler.mean_length, 2) == mean_length
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "quantiles", "is_unbiased"),
     [
-        ("uniform", UniformSampler),
-        ("quantile", QuantileSampler),
-        ("strata", StrataSampler),
-        ("strata_6_3_2_5", PublishedStrataSampler),
-        ("strata_4_2_2_4", PublishedStrataSampler),
+        ("quantile", 16, True),
+        ("quantile", 7, True),
+        ("strata", "auto", True),
+        ("strata_4_2_2_4", "auto", False),
     ],
 )
-def test_samplers_by_name(name: SamplerName, kind: type[Sampler]) -> None:
+def test_drawn_lengths_against_those_of_the_data(
+    name: SamplerName, quantiles: Any, is_unbiased: bool
+) -> None:
+    histogram, order = wikipedia_order()
     sampler = make_sampler(
         name,
-        order_by_length=np.arange(20 * 32),
-        length_histogram=[0, *[20] * 32],
-        global_batch_size=48,
-        seed=3,
+        order_by_length=order,
+        length_histogram=histogram.tolist(),
+        global_batch_size=16_464,  # 7 * 16 * 3 * 49
+        seed=7,
+        quantiles=quantiles,
     )
-    assert type(sampler) is kind
-    assert len(np.unique(sampler.global_batch(1))) == 48
+    drawn = np.searchsorted(np.cumsum(histogram), draws(sampler, 12), side="right")
+    # Neighbouring lengths together, so that every class is expected at least five times.
+    classes = np.arange(5, len(histogram), 4)
+    counts = np.add.reduceat(np.bincount(drawn, minlength=len(histogram)), classes)
+    expected = np.add.reduceat(histogram, classes) * len(drawn) / histogram.sum()
+    assert drawn.min() >= 5 and expected.min() > 5
+    assert is_likely(counts, expected) == is_unbiased
 
 
 def test_a_run_reports_what_its_counts_do_to_the_data(
@@ -242,6 +333,30 @@ def test_what_a_sampler_cannot_do_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "counts", "batch", "words"),
+    [
+        ([50, 30, 20], (), 4, r"global batch of 5, as 20\.0% .*'quantile'"),
+        ([99, 99, 99, 99], (6, 3, 2, 5), 24, "counts 6/3/2/5 need a multiple of 16 samples; the"),
+        ([99, 99, 99], (6, 3, 2, 5), 16, "samples of 0-0, 1-1, 2-2 tokens only; use 'quantile'"),
+        ([99, 99, 3, 99], (6, 3, 2, 5), 32, r"32 needs more .*: 99, 99, 3, 99\); lower the batch"),
+    ],
+)
+def test_strata_that_do_not_fit_the_batch_are_refused(
+    sizes: list[int], counts: tuple[int, ...], batch: int, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        if counts:
+            PublishedStrataSampler(strata_of(sizes), counts, batch, seed=1)
+        StrataSampler(strata_of(sizes), batch, seed=1)
+
+
+@pytest.mark.parametrize("quantiles", [-1, 0, 5, 49])
+def test_quantiles_that_do_not_divide_the_batch_are_refused(quantiles: int) -> None:
+    with pytest.raises(ConfigError, match=r"data\.quantiles: .*global batch of 48; use a divisor"):
+        QuantileSampler(np.arange(100), 48, quantiles, seed=1)
+
+
 def mixed(value: int) -> int:
     """SplitMix64's finaliser on one number."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
@@ -281,62 +396,49 @@ def plain_permute_many(index: int, size: int, number: int, key: tuple[int, ...])
     return image if image < size else plain_permute_many(image, size, number, key)
 
 
-@given(size=st.integers(1, 5000), seed=SEEDS, epoch=st.integers(0, 99))
+@given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=8), seed=SEEDS)
 @settings(max_examples=50, deadline=None)
-def test_permute_is_a_permutation(size: int, seed: int, epoch: int) -> None:
-    image = permute(np.arange(size), size, (seed, epoch))
-    assert np.array_equal(np.sort(image), np.arange(size))
-
-
-@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), seed=SEEDS)
-@settings(max_examples=50, deadline=None)
-def test_permute_many_is_a_permutation_of_each_group(sizes: list[int], seed: int) -> None:
+def test_they_are_permutations(sizes: list[int], seed: int) -> None:
+    total = sum(sizes)
     number = np.repeat(np.arange(len(sizes)), sizes)
     index = np.concatenate([np.arange(size) for size in sizes])
     image = permute_many(index, np.array(sizes)[number], number, (seed,))
     for group, size in enumerate(sizes):
         assert np.array_equal(np.sort(image[number == group]), np.arange(size))
+    assert np.array_equal(np.sort(permute(np.arange(total), total, (seed, 1))), np.arange(total))
 
 
-@given(data=st.data(), size=st.integers(1, 2**40), seed=SEEDS, epoch=st.integers(0, 99))
+@given(
+    data=st.data(),
+    groups=st.lists(
+        st.tuples(st.integers(1, 2**20), st.integers(0, 2**40)), min_size=1, max_size=5
+    ),
+    size=st.integers(1, 2**40),
+    seed=SEEDS,
+)
 @settings(max_examples=60, deadline=None)
-def test_permute_is_its_definition(data: st.DataObject, size: int, seed: int, epoch: int) -> None:
-    index = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
-    image = permute(np.array(index), size, (seed, epoch))
-    assert image.tolist() == [plain_permute(one, size, (seed, epoch)) for one in index]
-
-
-@given(data=st.data(), seed=SEEDS)
-@settings(max_examples=60, deadline=None)
-def test_permute_many_is_its_definition(data: st.DataObject, seed: int) -> None:
-    groups = data.draw(
-        st.lists(st.tuples(st.integers(1, 2**20), st.integers(0, 2**40)), min_size=1, max_size=5)
-    )
-    index = [data.draw(st.integers(0, size - 1)) for size, _ in groups]
+def test_permutations_are_their_definitions(
+    data: st.DataObject, groups: list[tuple[int, int]], size: int, seed: int
+) -> None:
+    index = [data.draw(st.integers(0, most - 1)) for most, _ in groups]
     sizes, numbers = np.array(groups).T
-    image = permute_many(np.array(index), sizes, numbers, (seed,))
-    assert image.tolist() == [
-        plain_permute_many(one, size, number, (seed,))
-        for one, (size, number) in zip(index, groups, strict=True)
+    assert permute_many(np.array(index), sizes, numbers, (seed,)).tolist() == [
+        plain_permute_many(one, most, number, (seed,))
+        for one, (most, number) in zip(index, groups, strict=True)
     ]
+    index = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
+    expected = [plain_permute(one, size, (seed, 7)) for one in index]
+    assert permute(np.array(index), size, (seed, 7)).tolist() == expected
 
 
-def test_permute_many_reaches_large_groups_without_memory() -> None:
-    sizes = np.repeat([156_726_829, 2**24 + 1], 50_000)
-    numbers = np.repeat([0, 1], 50_000)
-    image = permute_many(np.tile(np.arange(50_000), 2), sizes, numbers, (1, 0))
-    assert (image >= 0).all() and (image < sizes).all()
-    for part, size in zip(np.split(image, 2), (156_726_829, 2**24 + 1), strict=True):
-        assert len(np.unique(part)) == 50_000
-        assert part.mean() == pytest.approx(size / 2, rel=0.01)
-
-
-def test_permute_reaches_large_sets_without_memory() -> None:
-    size = 156_726_829
-    image = permute(np.arange(100_000), size, (1, 0))
-    assert image.min() >= 0 and image.max() < size
-    assert len(np.unique(image)) == 100_000
-    assert image.mean() == pytest.approx(size / 2, rel=0.01)
+def test_large_sets_take_no_memory() -> None:
+    index = np.arange(50_000)
+    for number, size in enumerate((156_726_829, 2**24 + 1)):
+        many = permute_many(index, np.full(50_000, size), np.full(50_000, number), (1, 0))
+        for image in (many, permute(index, size, (1, number))):
+            assert image.min() >= 0 and image.max() < size
+            assert len(np.unique(image)) == 50_000
+            assert image.mean() == pytest.approx(size / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("size", [11, 64, 100])
@@ -350,9 +452,8 @@ def test_every_place_gets_every_image_equally_often(size: int) -> None:
         counts[1, everyone, permute_many(everyone, sizes, numbers, (7,))] += 1
     # A table of places and images has (size - 1)**2 degrees of freedom, as its margins are fixed,
     # and the statistic of permutations is size / (size - 1) times that of a multinomial table.
-    limit = critical_value((size - 1) ** 2 + 1) * size / (size - 1)
-    for table in counts:
-        assert chi_square(table.ravel(), np.full(size**2, draws / size)) < limit
+    statistic = ((counts - 20) ** 2 / 20).sum(axis=(1, 2)) * (size - 1) / size
+    assert (chdtrc((size - 1) ** 2, statistic) > 1e-3).all()
 
 
 def test_permutations_of_other_numbers_and_keys_agree_by_chance_only() -> None:

@@ -1,54 +1,57 @@
-"""Reading shards: any ids in any order, nothing mapped early, and no damaged file trusted."""
+"""Reading shards, compiled and plainly: any ids, nothing mapped early, no damage trusted."""
 
 import json
 import mmap
 import os
 import pickle
-from collections.abc import Callable
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import map_file
-from mlperf_bert.data import shards
-from mlperf_bert.data.gather import Gatherer
-from mlperf_bert.data.index import Manifest, read_sidecar
+from mlperf_bert.data import gather, shards
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.gather import Gatherer, fill, measure
+from mlperf_bert.data.index import DATASET_DTYPES, Manifest, read_sidecar
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.examples import make_examples
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
-from plain_examples import as_documents
-from shard_sets import settings_of
+from shard_sets import assert_same_batch, write_set
 from support import prepare_small
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
+DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}
+ODD_NUMBERS = st.integers(0, 2**63 - 1) | st.integers(0, 100) | st.integers(65_500, 65_535)
+Set = tuple[Path, Manifest]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Set:
+    """A set of three shards."""
+    place = tmp_path_factory.mktemp("shards")
+    documents = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8").split("\n\n")
+    texts = [place / f"part-{number}.txt" for number in range(3)]
+    for number, path in enumerate(texts):
+        path.write_text("\n\n".join(documents[number::3]), encoding="utf-8")
+    limits = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 3, "seed": 1}
+    return place / "set", prepare_small(texts, GOLDEN / "own_vocab.txt", place / "set", **limits)
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> tuple[Path, Manifest]:
-    """A set of three shards, fresh for each test, as some tests damage it."""
-    documents = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8").split("\n\n")
-    texts = [tmp_path / f"part-{number}.txt" for number in range(3)]
-    for number, path in enumerate(texts):
-        path.write_text("\n\n".join(documents[number::3]), encoding="utf-8")
-    manifest = prepare_small(
-        texts,
-        GOLDEN / "own_vocab.txt",
-        tmp_path / "set",
-        max_seq_length=64,
-        max_predictions=10,
-        dupe_factor=3,
-        seed=1,
-    )
-    return tmp_path / "set", manifest
+def prepared(made: Set, tmp_path: Path) -> Set:
+    """A copy for each test, as some tests damage it."""
+    return shutil.copytree(made[0], tmp_path / "set"), made[1]
 
 
-def test_samples_come_in_the_order_of_the_ids(prepared: tuple[Path, Manifest]) -> None:
-    set_dir, manifest = prepared
+def test_samples_come_in_the_order_of_the_ids(made: Set) -> None:
+    set_dir, manifest = made
     reader = SampleReader(set_dir, manifest)
-    ids = np.random.default_rng(0).permutation(manifest.num_samples)
+    ids = np.append(np.random.default_rng(0).permutation(manifest.num_samples), [5, 5])
     together = reader.read(ids)
     alone = [reader.read(np.array([number])) for number in ids]
     for name in together.__slots__:
@@ -61,15 +64,7 @@ def test_samples_come_in_the_order_of_the_ids(prepared: tuple[Path, Manifest]) -
     )
 
 
-def test_the_same_id_twice_is_read_twice(prepared: tuple[Path, Manifest]) -> None:
-    samples = SampleReader(*prepared).read(np.array([5, 5]))
-    first, second = np.split(samples.input_ids, 2)
-    np.testing.assert_array_equal(first, second)
-
-
-def test_no_shard_is_mapped_before_the_first_read(
-    prepared: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_shard_is_mapped_before_it_is_read(made: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     mapped: list[str] = []
 
     def spy(path: Path, size: int, remedy: str) -> mmap.mmap:
@@ -77,16 +72,22 @@ def test_no_shard_is_mapped_before_the_first_read(
         return map_file(path, size, remedy)
 
     monkeypatch.setattr(shards, "map_file", spy)
-    reader = SampleReader(*prepared)
-    assert mapped == []
-    reader.read(np.array([0]))
-    reader.read(np.array([1, 0]))
-    assert mapped == ["part-0.hdf5"]
+    for gathers in (False, True):
+        reader = SampleReader(*made)
+        gatherer = Gatherer(reader)
+        assert mapped == []
+        for ids in ([0], [1, 0, 1]):
+            if gathers:
+                gatherer.batch(np.array(ids), **DENOMINATORS)
+            else:
+                reader.read(np.array(ids))
+        assert mapped == ["part-0.hdf5"]
+        mapped.clear()
 
 
-def test_a_pickled_reader_maps_the_files_itself(prepared: tuple[Path, Manifest]) -> None:
-    reader = SampleReader(*prepared)
-    everything = np.arange(prepared[1].num_samples)
+def test_a_pickled_reader_maps_the_files_itself(made: Set) -> None:
+    reader = SampleReader(*made)
+    everything = np.arange(made[1].num_samples)
     before = reader.read(everything)
     pickled = pickle.dumps(reader)
     assert len(pickled) < 5000
@@ -95,10 +96,10 @@ def test_a_pickled_reader_maps_the_files_itself(prepared: tuple[Path, Manifest])
     )
 
 
-def test_hdf5_readers_see_the_same_arrays(prepared: tuple[Path, Manifest]) -> None:
+def test_hdf5_readers_see_the_same_arrays(made: Set) -> None:
     import h5py
 
-    path = prepared[0] / "shards" / "part-1.hdf5"
+    path = made[0] / "shards" / "part-1.hdf5"
     arrays = Shard(path).arrays()
     with h5py.File(path) as file:
         assert set(file) == set(arrays.__slots__)
@@ -109,20 +110,8 @@ def test_hdf5_readers_see_the_same_arrays(prepared: tuple[Path, Manifest]) -> No
             assert not getattr(arrays, name).flags.writeable
 
 
-def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
-    tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)))
-    vocabulary = Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
-    settings = settings_of(max_seq_length=16, max_predictions=3, seed=0)
-    documents = as_documents([[[69_999, 8, 9]] * 9, [[70_001, 11]] * 9], len(tokens))
-    examples = make_examples(documents, vocabulary, settings)
-    path = tmp_path / "wide.hdf5"
-    write_shard(path, examples, source_name="t", source_sha256="1" * 64, settings=settings)
-    assert read_sidecar(path).datasets["input_ids"].dtype == "<u4"
-    np.testing.assert_array_equal(Shard(path).arrays().input_ids, examples.input_ids)
-
-
 @pytest.mark.parametrize("size", ["shorter", "longer", "missing", "pipe"])
-def test_a_shard_of_another_size_is_refused(prepared: tuple[Path, Manifest], size: str) -> None:
+def test_a_shard_of_another_size_is_refused(prepared: Set, size: str) -> None:
     path = prepared[0] / "shards" / "part-1.hdf5"
     contents = path.read_bytes()
     if size in ("missing", "pipe"):
@@ -135,7 +124,7 @@ def test_a_shard_of_another_size_is_refused(prepared: tuple[Path, Manifest], siz
         SampleReader(*prepared)
 
 
-def test_a_shard_cut_short_after_opening_is_refused(prepared: tuple[Path, Manifest]) -> None:
+def test_a_shard_cut_short_after_opening_is_refused(prepared: Set) -> None:
     reader = SampleReader(*prepared)
     path = prepared[0] / "shards" / "part-0.hdf5"
     path.write_bytes(path.read_bytes()[:100])
@@ -144,11 +133,17 @@ def test_a_shard_cut_short_after_opening_is_refused(prepared: tuple[Path, Manife
 
 
 def test_advice_covers_the_pages_of_the_elements(
-    prepared: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+    made: Set, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shard = Shard(prepared[0] / "shards" / "part-0.hdf5")
     advised: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(shards.mmap, "mmap", spied_map(advised))
+
+    class SpiedMap(mmap.mmap):
+        def madvise(self, option: int, start: int, length: int) -> None:
+            advised.append((option, start, length))
+            super().madvise(option, start, length)
+
+    shard = Shard(made[0] / "shards" / "part-0.hdf5")
+    monkeypatch.setattr(shards.mmap, "mmap", SpiedMap)
     for name, place in shard.sidecar.datasets.items():
         shard.will_need(name, 1, place.count)
         option, start, length = advised.pop()
@@ -159,21 +154,133 @@ def test_advice_covers_the_pages_of_the_elements(
     assert advised == []
 
 
-def spied_map(advised: list[tuple[int, int, int]]) -> type[mmap.mmap]:
-    class SpiedMap(mmap.mmap):
-        def madvise(self, option: int, start: int, length: int) -> None:
-            advised.append((option, start, length))
-            super().madvise(option, start, length)
-
-    return SpiedMap
-
-
 def poke(path: Path, name: str, index: int, value: int) -> None:
     """Overwrite one element of a shard in place."""
     place = read_sidecar(path).datasets[name]
     array = np.memmap(path, place.dtype, mode="r+", offset=place.offset, shape=(place.count,))
-    array[index] = value
+    array[index % place.count] = np.array(value).astype(place.dtype)
     array.flush()
+
+
+def outcome(a_set: Set, ids: np.ndarray) -> UnpaddedBatch | str:
+    """What gathering and the reference both give: a batch, or the words of an error."""
+    found: list[UnpaddedBatch | str] = []
+    for gathers in (True, False):
+        reader = SampleReader(*a_set)
+        try:
+            if gathers:
+                found.append(Gatherer(reader).batch(ids, **DENOMINATORS))
+            else:
+                found.append(make_batch(reader.read(ids), ids, **DENOMINATORS))
+        except DataError as error:
+            found.append(str(error))
+    gathered, expected = found
+    if isinstance(gathered, UnpaddedBatch) and isinstance(expected, UnpaddedBatch):
+        assert_same_batch(gathered, expected)
+    else:
+        assert gathered == expected
+    return expected
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    parts=st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from(["<u2", "<u4"])), min_size=1, max_size=7
+    ),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+def test_gathering_equals_the_reference(
+    parts: list[tuple[int, str]], seed: int, data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        set_dir = Path(directory) / "set"
+        manifest = write_set(set_dir, parts, seed)
+        sample = st.integers(0, manifest.num_samples - 1)
+        reader = SampleReader(set_dir, manifest)
+        gatherer = Gatherer(reader)
+        for _ in range(3):  # one gatherer maps shards as they are asked for
+            ids = np.array(data.draw(st.lists(sample, min_size=1, max_size=20)))
+            expected = make_batch(reader.read(ids), ids, **DENOMINATORS)
+            assert_same_batch(gatherer.batch(ids, **DENOMINATORS), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from([name for name, _ in DATASET_DTYPES]),
+    place=st.integers(0, 5),
+    value=ODD_NUMBERS | ODD_NUMBERS.map(int.__neg__),
+)
+def test_damaged_shards_are_refused_as_the_reference_refuses_them(
+    seed: int, name: str, place: int, value: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        set_dir = Path(directory) / "set"
+        manifest = write_set(set_dir, [(3, "<u2"), (3, "<u4")], seed)
+        poke(set_dir / "shards" / f"part-{seed % 2}.hdf5", name, place, value)
+        outcome((set_dir, manifest), np.array([5, 0, 1, 4, 2, 3]))
+
+
+def test_arrays_that_are_not_aligned(tmp_path: Path) -> None:
+    manifest = write_set(tmp_path / "set", [(3, "<u2"), (1, "<u4")], seed=1)
+    places = [
+        place
+        for number in range(2)
+        for place in read_sidecar(tmp_path / f"set/shards/part-{number}.hdf5").datasets.values()
+    ]
+    assert any(place.offset % np.dtype(place.dtype).itemsize for place in places)
+    found = outcome((tmp_path / "set", manifest), np.array([3, 0, 2, 1]))
+    assert isinstance(found, UnpaddedBatch)
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [10**6], [2**40]])
+def test_ids_out_of_range(made: Set, ids: list[int]) -> None:
+    found = outcome(made, np.array(ids, dtype=np.int64))
+    assert f"ask for ids of 0 .. {made[1].num_samples - 1}" in str(found)
+
+
+def test_a_file_that_changes_after_it_was_mapped_is_refused(prepared: Set) -> None:
+    gatherer = Gatherer(SampleReader(*prepared))
+    gatherer.batch(np.array([0]), **DENOMINATORS)
+    for index in (0, 1):
+        poke(prepared[0] / "shards" / "part-0.hdf5", "offsets", index, 2**40 + 8 * index)
+    with pytest.raises(DataError, match=rf"part-0\.hdf5: sample 0 runs from {2**40} to"):
+        gatherer.batch(np.array([0]), **DENOMINATORS)
+
+
+def test_nothing_is_compiled_after_construction(made: Set) -> None:
+    gatherer = Gatherer(SampleReader(*made))
+    before = [len(function.signatures) for function in (measure, fill)]
+    for ids in ([18, 0, 3], range(0, 19, 2)):
+        gatherer.batch(np.array(ids), **DENOMINATORS)
+    assert [len(function.signatures) for function in (measure, fill)] == before
+
+
+def test_a_batch_lies_in_one_block(made: Set) -> None:
+    batch = Gatherer(SampleReader(*made)).batch(np.array([3, 12]), **DENOMINATORS)
+    blocks: list[torch.Tensor] = []
+
+    def copy(block: torch.Tensor) -> torch.Tensor:
+        blocks.append(block)
+        return block.clone()
+
+    copied = batch.map_blocks(copy)
+    assert_same_batch(copied, batch)
+    assert len(blocks) == 1
+    blocks[0].zero_()
+    assert batch.input_ids.max() == 0 < copied.input_ids.max()
+
+
+def test_a_damaged_cache_is_an_error_in_one_line(
+    made: Set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr(gather, "measure", broken)
+    with pytest.raises(ConfigError, match=r"Ran out of input.*nbi"):
+        Gatherer(SampleReader(*made))
 
 
 @pytest.mark.parametrize(
@@ -195,29 +302,10 @@ def poke(path: Path, name: str, index: int, value: int) -> None:
         ("masked_lm_offsets", -1, 0),
     ],
 )
-def test_damaged_values_are_refused(
-    prepared: tuple[Path, Manifest], name: str, index: int, value: int
-) -> None:
+def test_damaged_values_are_refused(prepared: Set, name: str, index: int, value: int) -> None:
     poke(prepared[0] / "shards" / "part-0.hdf5", name, index, value)
-    with pytest.raises(DataError, match="prepare") as read:
-        SampleReader(*prepared).read(np.array([0, 1]))
-    gatherer = Gatherer(SampleReader(*prepared))
-    with pytest.raises(DataError) as gathered:
-        gatherer.batch(np.array([0, 1]), mlm_denominator=1.0, nsp_denominator=1.0)
-    assert str(gathered.value) == str(read.value)
-
-
-def change(key: str, value: object) -> Callable[[dict], None]:
-    def apply(sidecar: dict) -> None:
-        *outer, last = key.split(".")
-        for name in outer:
-            sidecar = sidecar[name]
-        if value is None:
-            del sidecar[last]
-        else:
-            sidecar[last] = value
-
-    return apply
+    found = outcome(prepared, np.array([0, 1]))
+    assert isinstance(found, str) and "prepare" in found
 
 
 @pytest.mark.parametrize(
@@ -239,21 +327,23 @@ def change(key: str, value: object) -> Callable[[dict], None]:
         ("settings.vocabulary_sha256", "f" * 64, "vocabulary_sha256"),
     ],
 )
-def test_wrong_sidecars_are_refused(
-    prepared: tuple[Path, Manifest], key: str, value: object, problem: str
-) -> None:
+def test_wrong_sidecars_are_refused(prepared: Set, key: str, value: object, problem: str) -> None:
     path = prepared[0] / "shards" / "part-2.hdf5.json"
     sidecar = json.loads(path.read_bytes())
-    change(key, value)(sidecar)
+    *outer, last = key.split(".")
+    within = sidecar
+    for name in outer:
+        within = within[name]
+    within[last] = value
+    if value is None:
+        del within[last]
     path.write_text(json.dumps(sidecar))
     with pytest.raises(DataError, match=problem):
         SampleReader(*prepared)
 
 
 @pytest.mark.parametrize("contents", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_sidecars_that_are_no_object_are_refused(
-    prepared: tuple[Path, Manifest], contents: bytes
-) -> None:
+def test_sidecars_that_are_no_object_are_refused(prepared: Set, contents: bytes) -> None:
     (prepared[0] / "shards" / "part-0.hdf5.json").write_bytes(contents)
     with pytest.raises(DataError, match=r"part-0\.hdf5\.json"):
         SampleReader(*prepared)

@@ -1,5 +1,8 @@
-"""Step plans: nothing lost between ranks, exact denominators, imbalance by definition."""
+"""Step plans: nothing lost, exact denominators, imbalance by definition, little private memory."""
 
+import json
+import shutil
+import sys
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -18,9 +21,12 @@ from mlperf_bert.config.sections import (
     SamplerName,
 )
 from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
+from mlperf_bert.data.index import IndexFile, ShardEntry
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.set_checks import plan_settings
 from plan_cases import planner_of
+from shard_sets import manifest_of
+from support import run_process
 
 LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
 MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)
@@ -70,8 +76,11 @@ def test_a_plan_is_the_global_batch_cut_into_forwards(
     step: int,
     sampler: SamplerName,
 ) -> None:
-    made = planner(*shape, sampler=sampler, policy=policy, counts=counts)
-    plan = made.plan(step)
+    made, same = (planner(*shape, sampler=sampler, policy=policy, counts=counts) for _ in "ab")
+    made.plan(step + 7)  # any step is planned directly
+    plan, direct = made.plan(step), same.plan(step)
+    assert np.array_equal(direct.sample_ids, plan.sample_ids)
+    assert np.array_equal(direct.counts, plan.counts)
     batch = made.sampler.global_batch(step)
     assert np.array_equal(plan.drawn_ids.ravel(), batch)
     forwards = ids_by_forward(plan)
@@ -81,31 +90,14 @@ def test_a_plan_is_the_global_batch_cut_into_forwards(
         assert len(ids) == plan.counts[slot] >= 1
         assert LENGTHS[ids].sum() == plan.num_tokens[slot]
         assert MASKED[ids].sum() == plan.num_masked[slot]
-    # Summed over forwards and averaged over ranks, counts over denominators make one.
-    assert (plan.num_masked / plan.mlm_denominators).sum(axis=1).mean() == pytest.approx(1)
-    assert (plan.counts / plan.nsp_denominators).sum(axis=1).mean() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_any_number_of_ranks_sees_the_same_global_batches(sampler: SamplerName) -> None:
-    shapes = [(1, 1), (2, 1), (4, 3), (48, 1)]
-    planners = [planner(*shape, sampler=sampler, policy="presort_global") for shape in shapes]
-    for step in (1, 2, 40):
-        alone, *others = (made.plan(step) for made in planners)
-        for plan in others:
-            assert np.array_equal(plan.drawn_ids.ravel(), alone.drawn_ids.ravel())
-            assert np.array_equal(np.sort(plan.sample_ids), np.sort(alone.sample_ids))
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("policy", get_args(BalancePolicy))
-def test_any_step_is_planned_directly(sampler: SamplerName, policy: BalancePolicy) -> None:
-    in_order = planner(4, 2, sampler=sampler, policy=policy)
-    plans = [in_order.plan(step) for step in range(1, 31)]
-    for step in (30, 7):
-        direct = planner(4, 2, sampler=sampler, policy=policy).plan(step)
-        assert np.array_equal(direct.sample_ids, plans[step - 1].sample_ids)
-        assert np.array_equal(direct.counts, plans[step - 1].counts)
+    # Summed over forwards and averaged over ranks, any losses over denominators are their mean.
+    losses = np.random.default_rng(step).random(plan.counts.shape)
+    for denominators, total in (
+        (plan.mlm_denominators, MASKED[batch].sum()),
+        (plan.nsp_denominators, len(batch)),
+    ):
+        mean = (losses / denominators).sum(axis=1).mean()
+        assert mean == pytest.approx(losses.sum() / total)
 
 
 def test_the_balance_model_decides_what_is_even() -> None:
@@ -118,17 +110,6 @@ def test_the_balance_model_decides_what_is_even() -> None:
     by_tokens, by_cost = mean_imbalances("tokens"), mean_imbalances("cost")
     assert by_tokens[0] < by_cost[0]
     assert by_cost[1] < by_tokens[1]
-
-
-def test_global_denominators_make_the_mean_over_ranks_exact() -> None:
-    plan = planner(4, 3).plan(1)
-    loss_sums = np.random.default_rng(2).random((4, 3))
-    by_rank = (loss_sums / plan.mlm_denominators).sum(axis=1).mean()
-    masked = MASKED[plan.sample_ids].sum()
-    assert by_rank == pytest.approx(loss_sums.sum() / masked)
-    assert (loss_sums / plan.nsp_denominators).sum(axis=1).mean() == pytest.approx(
-        loss_sums.sum() / 48
-    )
 
 
 def test_per_rank_denominators_are_the_forwards_own() -> None:
@@ -167,3 +148,86 @@ def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
     of_stage = plan_settings(load_config(tiny_config, same))
     of_run = plan_settings(load_config(tiny_config, (*same, setting)))
     assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
+
+
+MAX_LENGTH = 512
+ALLOWED_BYTES = 64 * 2**20
+# Prints how far private memory rises, at rest and at its largest, in bytes.
+PLAN = """
+import itertools, json, resource, sys
+from pathlib import Path
+from mlperf_bert.data.balance import Balance, CostModel, StepPlanner
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.sampler import make_sampler
+
+def private_bytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(field)))
+
+before = private_bytes("RssAnon")
+# Address space for private data: what a step takes and gives back again is limited as well.
+limit = private_bytes("VmData") + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+index = LengthIndex.open(Path(sys.argv[1]))
+names = ("uniform", "quantile", "strata", "strata_6_3_2_5")
+for (counts, size), name in itertools.product((("equal", 16), ("unequal", 4)), names):
+    planner = StepPlanner(
+        make_sampler(
+            name,
+            order_by_length=index.order_by_length,
+            length_histogram=index.manifest.length_histogram,
+            global_batch_size=1024 * size,
+            seed=1,
+        ),
+        index.lengths,
+        index.masked_counts,
+        world_size=1024,
+        balance=Balance(policy="presort_global", counts=counts),
+    )
+    for step in range(1, 6):
+        planner.plan(step)
+print(json.dumps(private_bytes("RssAnon") - before))
+"""
+
+
+def write_large_index(set_dir: Path, num_samples: int) -> None:
+    """An index whose lengths run 1 .. 512 over and over, so that its order can be written down."""
+    repeats, rest = divmod(num_samples, MAX_LENGTH)
+    assert not rest
+    (set_dir / "index").mkdir(parents=True)
+    lengths = np.arange(1, MAX_LENGTH + 1, dtype="<u2")
+    masked = np.clip(lengths // 7, 1, 76).astype("u1")
+    for name, values in (("lengths.u16", lengths), ("masked_counts.u8", masked)):
+        with (set_dir / "index" / name).open("wb") as file:
+            file.writelines(values.tobytes() for _ in range(repeats))
+    with (set_dir / "index/order_by_length.u32").open("wb") as file:
+        for length in range(1, MAX_LENGTH + 1):
+            file.write(np.arange(length - 1, num_samples, MAX_LENGTH, dtype="<u4").tobytes())
+    manifest = manifest_of(
+        (ShardEntry("none.hdf5", num_samples, "0" * 64, "0" * 64),),
+        vocab_size=30522,
+        max_seq_length=MAX_LENGTH,
+        max_predictions=76,
+        length_histogram=(0, *[repeats] * MAX_LENGTH),
+        index_files=tuple(
+            IndexFile(path.name, path.stat().st_size, "0" * 64)
+            for path in sorted((set_dir / "index").iterdir())
+        ),
+    )
+    (set_dir / "index/dataset.json").write_bytes(manifest.to_json())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize("blocks", [31_250, pytest.param(312_500, marks=pytest.mark.slow)])
+def test_planning_takes_at_most_64_mib(tmp_path: Path, blocks: int) -> None:
+    num_samples = blocks * MAX_LENGTH  # 16 and 160 million
+    needed = 8 * num_samples
+    if shutil.disk_usage(tmp_path).free < needed:
+        pytest.skip(f"needs {needed:,} bytes of disk")
+    write_large_index(tmp_path / "set", num_samples)
+    try:
+        done = run_process(sys.executable, "-c", PLAN, tmp_path / "set", ALLOWED_BYTES)
+    finally:
+        shutil.rmtree(tmp_path / "set")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) <= ALLOWED_BYTES

@@ -13,7 +13,7 @@ import machine_trees
 from mlperf_bert.common.machine import Machine, read_machine
 from mlperf_bert.distributed import binding, session
 from mlperf_bert.distributed.binding import Binding, Choice, bind, choose_cpus, near_nodes
-from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
+from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.run.directory import environment
 from support import run_process
 
@@ -155,14 +155,6 @@ def test_a_refusal_is_said(dgx: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_system_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
     assert bind(RankInfo(0, 1, 0, 1, 0, "single"), CPU).num_cores is None
-
-
-def test_a_bound_rank_has_a_thread_a_core() -> None:
-    before = torch.get_num_threads()
-    try:
-        assert set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}, own_cores=3) == 3
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,7 @@ def at_step_37() -> Whereabouts:
 
 
 def test_bad_data_in_a_step_names_the_rank() -> None:
-    with (
-        pytest.raises(DataError) as caught,
-        naming_failures(INFO, at_step_37(), PATIENCE),
-    ):
+    with pytest.raises(DataError) as caught, naming_failures(INFO, at_step_37(), PATIENCE):
         raise DataError("train.hdf5", "sample 49 is damaged", "prepare it again")
     assert str(caught.value) == f"{HERE}: train.hdf5: sample 49 is damaged; prepare it again"
 
@@ -189,27 +186,27 @@ def test_steps_are_progress(said: list[str]) -> None:
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
 SILENT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"
 AFTER = "Application timeout caused pair closure"
+TAKEN = "The server socket has failed to listen: address already in use"
+NO_ANSWER = "no answer from other ranks within 20 s (run.hang_timeout_s)"
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("raised", "problem"),
     [
-        (CLOSED, "another rank closed the connection"),
-        (SILENT, "no answer from other ranks within 20 s (run.hang_timeout_s)"),
-        (AFTER, "no answer from other ranks within 20 s (run.hang_timeout_s)"),
+        (RuntimeError(CLOSED), "another rank closed the connection"),
+        (RuntimeError(SILENT), NO_ANSWER),
+        (RuntimeError(AFTER), NO_ANSWER),
+        (RuntimeError("shapes differ; timed out"), None),
+        (dist.DistNetworkError(TAKEN), None),
     ],
 )
-def test_communication_is_told_by_its_words(text: str, problem: str) -> None:
-    error = as_lost_ranks(RuntimeError(text), HERE, PATIENCE)
-    assert error is not None
-    assert error.exit_status == 70
+def test_communication_is_told_by_its_words(raised: Exception, problem: str | None) -> None:
+    error = as_lost_ranks(raised, HERE, PATIENCE)
+    if problem is None:
+        assert error is None
+        return
+    assert error is not None and error.exit_status == 70
     assert str(error).startswith(f"{HERE}: {problem}; ")
-
-
-def test_other_errors_are_left() -> None:
-    assert as_lost_ranks(RuntimeError("shapes differ; timed out"), HERE, PATIENCE) is None
-    taken = dist.DistNetworkError("The server socket has failed to listen: address already in use")
-    assert as_lost_ranks(taken, HERE, PATIENCE) is None
 
 
 def test_a_slurm_node_has_its_own_name() -> None:

@@ -1,4 +1,4 @@
-"""Ranks from each launcher's variables, where and in which store they meet, devices and threads."""
+"""Ranks and reader roles from launchers' variables, where ranks meet, devices and threads."""
 
 import os
 import socket
@@ -25,6 +25,7 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     store_of_rank_zero,
 )
+from mlperf_bert.distributed.reader_roles import mpi_process, role_of
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 LOCAL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -45,17 +46,18 @@ BATCH_SHELL = {
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "0",
 }
+OF_THE_TASK = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 STEP = {
     **BATCH_SHELL,
+    **OF_THE_TASK,
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "12",
     "SLURM_STEP_TASKS_PER_NODE": "8,4",
     "SLURM_STEP_NODELIST": "gpu[007-008]",
-    "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
 }
+INTERACTIVE_SHELL = {**BATCH_SHELL, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
+RANKS = [RankInfo(rank, 2, rank, 2, 0, "mpi") for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -74,20 +76,12 @@ ALONE = RankInfo(0, 1, 0, 1, 0, "single")
         ({**STEP, **HYDRA}, RankInfo(3, 4, 1, 2, 1, "mpi")),
         ({**STEP, **OPEN_MPI, **TORCHRUN}, RankInfo(3, 4, 1, 2, 1, "torchrun")),
         ({"WORLD_SIZE": "4"}, ALONE),
+        (INTERACTIVE_SHELL, RankInfo(0, 1, 0, 1, 0, "slurm")),
+        ({**BATCH_SHELL, **OF_THE_TASK, "SLURM_STEP_ID": "0"}, RankInfo(9, 16, 1, 8, 1, "slurm")),
     ],
 )
 def test_rank_is_read_from_each_launcher(environ: dict[str, str], expected: RankInfo) -> None:
     assert launch.read_rank_info(environ) == expected
-
-
-def test_an_interactive_shell_in_a_step_is_one_rank() -> None:
-    shell = {**BATCH_SHELL, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}
-    assert launch.read_rank_info(shell) == RankInfo(0, 1, 0, 1, 0, "slurm")
-
-
-def test_slurm_without_step_sizes_uses_those_of_the_job() -> None:
-    old = {name: value for name, value in STEP.items() if not name.startswith("SLURM_STEP_")}
-    assert launch.read_rank_info({**old, "SLURM_STEP_ID": "0"}) == RankInfo(9, 16, 1, 8, 1, "slurm")
 
 
 @pytest.mark.parametrize(
@@ -116,33 +110,27 @@ def test_one_rank_gets_no_process_group() -> None:
     launch.shutdown()
 
 
-def test_a_group_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_the_user", [True, False])
+def test_a_group_is_joined_over_the_interface_to_rank_zero(
+    of_the_user: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[str, object] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
     monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
     monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "of the user")
-    info = RankInfo(1, 2, 1, 2, 0, "mpi")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     wait = timedelta(seconds=9)
-    environ = {"MASTER_PORT": "7"}
-    launch.init_process_group(info, torch.device("cpu"), timeout=wait, environ=environ)
+    environ = {"MASTER_PORT": "7"} | ({"GLOO_SOCKET_IFNAME": "eth7"} if of_the_user else {})
+    launch.init_process_group(RANKS[1], torch.device("cpu"), timeout=wait, environ=environ)
     assert seen == {
         "backend": "gloo",
-        "store": ("127.0.0.1", 7, info, wait),
+        "store": ("127.0.0.1", 7, RANKS[1], wait),
         "rank": 1,
         "world_size": 2,
         "timeout": wait,
         "device_id": None,
     }
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-
-
-def test_the_interface_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    info = RankInfo(1, 2, 1, 2, 0, "mpi")
-    launch.open_store(info, timedelta(0), {**os.environ, "MASTER_PORT": "7"})
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == ("eth7" if of_the_user else "lo")
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,33 +159,30 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "environ", "threads"),
+    ("launcher", "environ", "cores", "threads"),
     [
-        ("torchrun", {"OMP_NUM_THREADS": "1"}, 6),
-        ("local", {"OMP_NUM_THREADS": "1"}, 1),
-        ("mpi", {"OMP_NUM_THREADS": "3,2"}, 3),
-        ("mpi", {}, 6),
-        ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 4),
+        ("torchrun", {"OMP_NUM_THREADS": "1"}, 13, 6),
+        ("local", {"OMP_NUM_THREADS": "1"}, 13, 1),
+        ("mpi", {"OMP_NUM_THREADS": "3,2"}, 13, 3),
+        ("mpi", {}, 13, 6),
+        ("mpi", {}, 1, 1),
+        ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 13, 4),
     ],
 )
 def test_threads_are_a_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch,
     launcher: launch.Launcher,
     environ: dict[str, str],
+    cores: int,
     threads: int,
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(13)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     info = RankInfo(0, 2, 0, 2, 0, launcher)
     assert set_cpu_threads(info, environ) == threads
     assert chosen == [threads]
-
-
-def test_more_ranks_than_cores_still_get_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    assert set_cpu_threads(RankInfo(0, 2, 0, 2, 0, "mpi"), {}) == 1
+    assert set_cpu_threads(RANKS[0], {}, own_cores=3) == 3  # those it was bound to
 
 
 def test_restarts_are_those_of_torchrun() -> None:
@@ -318,10 +303,8 @@ def test_the_store_listens_on_its_address_alone(address: str) -> None:
     number = int(free_port())
     before = set(listeners([os.getpid()]))
     with ThreadPoolExecutor() as pool:  # rank 1 comes first and waits
-        client = pool.submit(
-            store_of_rank_zero, address, number, RankInfo(1, 2, 1, 2, 0, "mpi"), PATIENCE
-        )
-        store = store_of_rank_zero(address, number, RankInfo(0, 2, 0, 2, 0, "mpi"), PATIENCE)
+        client = pool.submit(store_of_rank_zero, address, number, RANKS[1], PATIENCE)
+        store = store_of_rank_zero(address, number, RANKS[0], PATIENCE)
         client.result().set("key", "value")
     assert store.get("key") == b"value"
     shown = f"{socket.gethostbyname(address)}:{number}"
@@ -348,9 +331,7 @@ def test_where_rank_zero_cannot_listen_is_one_line(address: str, message: str) -
 def test_a_rank_zero_that_never_comes_is_one_line() -> None:
     number = int(free_port())
     with pytest.raises(LostRanksError, match=f"rank 1: cannot reach rank 0 .* port {number}"):
-        store_of_rank_zero(
-            "127.0.0.1", number, RankInfo(1, 2, 1, 2, 0, "mpi"), timedelta(seconds=0.2)
-        )
+        store_of_rank_zero("127.0.0.1", number, RANKS[1], timedelta(seconds=0.2))
 
 
 def test_interfaces_are_found_by_their_address() -> None:
@@ -392,3 +373,46 @@ def test_a_rank_of_an_attempt_that_failed_early_does_not_confuse_the_next() -> N
     with pytest.raises(LostRanksError, match="not all met"):
         fresh_store(store, 0, 3, timedelta(seconds=0.2))  # its question stays behind
     assert meet(store, [1, 2, 0], "here") == dict.fromkeys((1, 2, 0), "here")
+
+
+def process(rank: int, size: int, on_node: int, launcher: launch.Launcher = "mpi") -> RankInfo:
+    return RankInfo(rank, size, rank % on_node, on_node, rank // on_node, launcher)
+
+
+def test_every_trainer_has_a_reader_on_its_node() -> None:
+    roles = [role_of(process(rank, 8, 4)) for rank in range(8)]
+    assert [role.is_reader for role in roles] == [False, False, True, True] * 2
+    assert [role.info.rank for role in roles] == [0, 1, 0, 1, 2, 3, 2, 3]
+    for rank, role in enumerate(roles):
+        other = roles[role.partner]
+        assert other.partner == rank
+        assert other.is_reader != role.is_reader
+        assert other.info == role.info
+        assert (role.info.world_size, role.info.local_world_size) == (4, 2)
+        assert role.info.node_rank == rank // 4
+        assert role.info.local_rank == role.info.rank % 2
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        (process(0, 3, 3), "3 processes on a node"),
+        (process(0, 4, 4, "torchrun"), "under 'torchrun'"),
+        (process(0, 1, 1, "single"), "mpiexec -n"),
+        (process(0, 6, 4), "same number"),
+        (RankInfo(1, 8, 0, 4, 1, "mpi"), "consecutive"),  # dealt out round robin
+    ],
+)
+def test_processes_that_make_no_pairs_are_refused(info: RankInfo, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        role_of(info)
+    assert str(caught.value).startswith("data.loader")
+
+
+def test_without_mpi4py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with (
+        pytest.raises(ConfigError, match=r"mpi4py.*install the extra 'mpi'"),
+        mpi_process(process(0, 2, 2)),
+    ):
+        pass

@@ -159,21 +159,6 @@ def test_the_config_says_whether_ranks_may_share_a_gpu(tiny_config: Path) -> Non
         assert Options(config=load_config(tiny_config, [setting])).share_gpu == "allow"
 
 
-def as_slurm_task(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """The environment of one of two tasks on two nodes."""
-    variables = {
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": str(rank),
-        "SLURMD_NODENAME": f"node{rank}",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.mark.parametrize("command", ["doctor --only network --device cpu", "network-test"])
 @pytest.mark.parametrize(
     ("rank", "words"),
@@ -191,7 +176,13 @@ def test_a_rank_that_never_comes_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    as_slurm_task(monkeypatch, rank)
+    one_of_two_tasks = {
+        **{"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
+        **{"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURMD_NODENAME": f"node{rank}"},
+        **{"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)},
+    }
+    for name, value in one_of_two_tasks.items():
+        monkeypatch.setenv(name, value)
     assert main([*command.split(), "--config", str(tiny_config), "--timeout", "0.5"]) == 1
     printed = capfd.readouterr()
     failed = [line for line in printed.out.splitlines() if line.startswith("fail")]
@@ -200,11 +191,8 @@ def test_a_rank_that_never_comes_is_one_line(
     assert printed.err == ""
 
 
-Measure = Callable[..., dict[str, Any]]
-
-
 def two_ranks(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch, finding: Finding = GOOD
+    measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, finding: Finding = GOOD
 ) -> dict[int, Any]:
     """What `examine` shows (or None) and returns on both of two ranks; `measure` is theirs.
 
@@ -219,7 +207,7 @@ def two_ranks(
     def rank(number: int) -> None:
         info = RankInfo(number, 2, 0, 1, number, "slurm")
         shown: list[list[Finding]] = []
-        status = all_ranks.examine(info, {"own": lambda: [finding]}, options, shown.append)
+        status = all_ranks.examine(info, [lambda: [finding]], options, shown.append)
         returned[number] = (shown[0] if shown else None, status)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
@@ -248,12 +236,25 @@ def test_only_rank_zero_has_findings_and_all_have_the_status(
     assert "all 2 ranks came" in next(f.found for f in findings if f.name == "network.ranks")
 
 
-def test_the_rank_that_fails_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failing", "error", "words"),
+    [
+        (
+            1,
+            "NCCL error: cable\nmany lines",
+            ["no end within 1 s", "rank 1 (", "Error: NCCL error"],
+        ),
+        (0, "connection closed", ["connection closed", "no word from rank 1"]),
+    ],
+)
+def test_ranks_that_fail_or_hang_are_named(
+    failing: int, error: str, words: list[str], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     let_go = threading.Event()
 
     def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
-        if info.rank == 1:
-            raise RuntimeError("NCCL error: cable\nmany lines")
+        if info.rank == failing:
+            raise RuntimeError(error)
         let_go.wait(60)  # as a collective waits for the other rank
         return {}
 
@@ -261,27 +262,9 @@ def test_the_rank_that_fails_is_named(port: int, monkeypatch: pytest.MonkeyPatch
     let_go.set()
     assert returned[1] == (None, 1)
     findings, status = returned[0]
-    assert status == 1
-    assert findings[-1].status == "fail"
-    assert "no end within 1 s" in findings[-1].found
-    assert "rank 1 (" in findings[-1].found
-    assert findings[-1].found.endswith("RuntimeError: NCCL error: cable")
-
-
-def test_a_rank_that_hangs_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_go = threading.Event()
-
-    def measure(info: RankInfo, *_: Any) -> dict[str, Any]:
-        if info.rank == 0:
-            raise RuntimeError("connection closed")
-        let_go.wait(60)
-        return {}
-
-    findings, status = two_ranks(measure, monkeypatch)[0]
-    let_go.set()
-    assert status == 1
-    assert "connection closed" in findings[-1].found
-    assert "no word from rank 1" in findings[-1].found
+    assert (status, findings[-1].status) == (1, "fail")
+    assert all(word in findings[-1].found for word in words)
+    assert "many lines" not in findings[-1].found
 
 
 def test_a_line_has_status_name_what_was_found_and_the_remedy() -> None:
@@ -302,11 +285,9 @@ def test_json_comes_back_as_it_was() -> None:
     assert from_json(result["checks"]) == [GOOD, SLOW]
 
 
-@pytest.mark.parametrize(
-    ("findings", "status"), [([], 0), ([GOOD, SLOW], 0), ([GOOD, BROKEN, SLOW], 1)]
-)
-def test_only_a_failure_refuses(findings: list[Finding], status: int) -> None:
-    assert exit_status(findings) == status
+def test_only_a_failure_refuses() -> None:
+    assert exit_status([]) == exit_status([GOOD, SLOW]) == 0
+    assert exit_status([GOOD, BROKEN, SLOW]) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+from bert_tools.bench.peer import padded_inputs
+from mlperf_bert.config.sections import ModelSection
 from model_cases import (
     TINY,
     gradients,
@@ -13,9 +16,6 @@ from model_cases import (
     scattered_model,
     worst_gradient_difference,
 )
-
-from bert_tools.bench.peer import padded_inputs
-from mlperf_bert.config.sections import ModelSection
 
 RAGGED = {
     "ragged": (7, 31, 12, 64, 5, 40, 33),

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import CPU, TINY
 from torch import Tensor
 
 from attention_cases import NUM_HEADS, check_policy, layout_of, make_case, queries_of, results
@@ -15,6 +14,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, packed, reference
 from mlperf_bert.model.attention_layout import build_groups, build_rows
 from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
+from model_cases import CPU, TINY
 
 MAX_LENGTH = 40  # rows of packed sequences are as long
 LENGTHS = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=12).map(tuple)

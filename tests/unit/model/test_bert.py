@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 import torch
 from mlperf_logging import compliance_checker
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import pad
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows
+from mlperf_bert.model.heads import correct_predictions, loss_sums
+from mlperf_bert.model.tensor_names import tensorflow_name
 from model_cases import (
     CPU,
     TINY,
@@ -17,14 +25,6 @@ from model_cases import (
     scattered_model,
     worst_gradient_difference,
 )
-
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.batch import pad
-from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows
-from mlperf_bert.model.heads import correct_predictions, loss_sums
-from mlperf_bert.model.tensor_names import tensorflow_name
 
 META = torch.device("meta")
 RULES = Path(compliance_checker.__file__).parent

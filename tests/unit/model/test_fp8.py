@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import CPU, TINY, our_loss, ragged_batch
 from torch import Tensor
 
 from fp8_cases import E4M3, E5M2, SHAPES, Case, make_scales, step_of, values_of
@@ -22,6 +21,7 @@ from mlperf_bert.model.fp8 import (
     product,
 )
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Target
+from model_cases import CPU, TINY, our_loss, ragged_batch
 from resume_cases import run_train
 from support import metrics_records
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import TINY, gradients, ragged_batch, scattered_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,6 +19,7 @@ from mlperf_bert.model.heads import (
     correct_predictions,
     loss_sums,
 )
+from model_cases import TINY, gradients, ragged_batch, scattered_model
 
 
 def case(dtype: torch.dtype, masked_share: float = 0.15) -> tuple[UnpaddedBatch, Tensor, Tensor]:

@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from model_cases import TINY, gradients, our_loss, ragged_batch, scattered_model
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
@@ -67,6 +66,7 @@ from mlperf_bert.model.triton_gelu import (
 )
 from mlperf_bert.model.triton_parts import sum_programs
 from mlperf_bert.optim import triton_kernels
+from model_cases import TINY, gradients, our_loss, ragged_batch, scattered_model
 
 BLOCK_SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
 

@@ -20,6 +20,7 @@ from mlperf_bert.prepare.documents import tokenize_documents
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, make_encoder
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
+from own_texts import encode_lines
 from resume_cases import MISSED, run_train
 from support import metrics_losses, prepare_small, run_cli
 from verify_cases import check, failed
@@ -98,18 +99,18 @@ def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
     plain = [
         tokenizer.encode(line, add_special_tokens=False).ids for line in (*LINES[:2], "", "model")
     ]
-    lines = found.encode_lines([*LINES[:2], "", "model"])
+    lines = encode_lines(found, [*LINES[:2], "", "model"])
     assert [line.tolist() for line in lines] == plain
     assert {line.dtype for line in lines} == {np.dtype(np.uint16)}
     # Special tokens in the text are text.
-    (ids,) = found.encode_lines([LINES[2] + " model [SEP] <s>"])
+    (ids,) = encode_lines(found, [LINES[2] + " model [SEP] <s>"])
     special = [found.pad_id, found.cls_id, found.sep_id, found.mask_id]
     assert len(ids) and not np.isin(ids, special).any()
     # Truncation and padding of the file do not count.
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=40)
     found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
-    assert found.encode_lines(LINES[:1])[0].tolist() == plain[0]
+    assert encode_lines(found, LINES[:1])[0].tolist() == plain[0]
 
 
 def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n")
     plain = PlainTokenizer(load_vocabulary(tmp_path / "vocab.txt"))
     found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
-    for line, split in zip(LINES, found.encode_lines(LINES), strict=True):
+    for line, split in zip(LINES, encode_lines(found, LINES), strict=True):
         assert split.tolist() == plain.encode(line)
 
 
@@ -355,14 +356,14 @@ def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path) -> None:
     for name, members in IN_USE.items():
         path = written(tmp_path / "tokenizer.json", **members)
         theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
-        (ids,) = tokenizer_file.load(path).encode_lines([TEXT])
+        (ids,) = encode_lines(tokenizer_file.load(path), [TEXT])
         assert ids.tolist() == theirs, name
 
 
 def test_a_template_that_repeats_the_text_does_not_count(tmp_path: Path) -> None:
     text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     template = {"single": [text] * 50, "pair": [text, other], "special_tokens": {}}
-    plain = tokenizer_file.load(written(tmp_path / "plain.json")).encode_lines([TEXT])[0]
+    plain = encode_lines(tokenizer_file.load(written(tmp_path / "plain.json")), [TEXT])[0]
     members = {"post_processor": {"type": "TemplateProcessing", **template}}
     path = written(tmp_path / "tokenizer.json", **members)
-    assert tokenizer_file.load(path).encode_lines([TEXT])[0].tolist() == plain.tolist()
+    assert encode_lines(tokenizer_file.load(path), [TEXT])[0].tolist() == plain.tolist()

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if info is not None and info.world_size > 1:
         from mlperf_bert.distributed.network_test.all_ranks import examine
 
-        own = {name: partial(_make, name, options) for name in names if name != NETWORK}
+        own = [partial(_make, name, options) for name in names if name != NETWORK]
         return examine(info, own, options, printer.show_all, network=NETWORK in names)
     for name in names:
         printer.show(_network_alone(options) if name == NETWORK else _make(name, options))

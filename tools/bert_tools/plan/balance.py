@@ -35,7 +35,8 @@ from mlperf_bert.data.capacity import (
     waste,
 )
 from mlperf_bert.data.sampler import Sampler, default_quantiles, make_sampler
-from mlperf_bert.data.token_packets import gathered_bytes, token_dtype
+from mlperf_bert.data.token_packets import gathered_bytes
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

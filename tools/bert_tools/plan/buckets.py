@@ -18,7 +18,7 @@ from bert_tools.plan.answer import Answer
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.distributed.bucket_plan import MIB, Bucket, ReadyGradient, plan_buckets
+from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,10 @@ def answer(args: argparse.Namespace) -> Answer:
     dtype = args.dtype or (precision if precision in ELEMENT_BYTES else "fp32")  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
     gradients = backward_order(config.model, args.qkv, num_tokens, num_masked)
-    buckets = plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb)
+    buckets = [
+        ddp_bucket(bucket, ELEMENT_BYTES[dtype])
+        for bucket in plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb)
+    ]
     title = (
         f"{args.config.stem}: {dtype} gradients, q, k, v {args.qkv}, bucket cap {cap_mb:g} MiB; "
         f"{num_tokens} tokens, {num_masked} masked"
@@ -79,6 +82,29 @@ def answer(args: argparse.Namespace) -> Answer:
         lines=_in_words(title, buckets),
         pictures={picture: partial(_draw, title, buckets)} if picture else {},
         end=f"picture: {picture}" if picture else "",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DdpBucket:
+    """Gradients sent together, in one flat buffer; `offsets` are in elements of it."""
+
+    names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    numel: int
+    num_bytes: int
+    earliest_start: float
+
+
+def ddp_bucket(gradients: Sequence[ReadyGradient], element_bytes: int) -> DdpBucket:
+    """The bucket of gradients that share one, in the order in which they become ready."""
+    ends = list(accumulate(gradient.numel for gradient in gradients))
+    return DdpBucket(
+        names=tuple(gradient.name for gradient in gradients),
+        offsets=(0, *ends[:-1]),
+        numel=ends[-1],
+        num_bytes=element_bytes * ends[-1],
+        earliest_start=gradients[-1].ready_at,
     )
 
 
@@ -173,7 +199,7 @@ def _layer_norm(owner: str, size: int) -> _Part:
     return _Part({f"{owner}.LayerNorm.weight": (size,), f"{owner}.LayerNorm.bias": (size,)})
 
 
-def _in_words(title: str, buckets: Sequence[Bucket]) -> Iterator[str]:
+def _in_words(title: str, buckets: Sequence[DdpBucket]) -> Iterator[str]:
     rows = [
         (
             str(number),
@@ -196,7 +222,7 @@ def _in_words(title: str, buckets: Sequence[Bucket]) -> Iterator[str]:
     yield from ("", *aligned(_HEADER, rows, left=_HEADER[-1]), "", _LEGEND)
 
 
-def _draw(title: str, buckets: Sequence[Bucket]) -> "Figure":
+def _draw(title: str, buckets: Sequence[DdpBucket]) -> "Figure":
     """A row for each bucket: filling until its dot, from which on it can be sent."""
     figure = new_figure(9, 1.6 + _ROW_INCHES * len(buckets))
     axes = figure.subplots()

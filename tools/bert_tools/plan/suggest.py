@@ -32,7 +32,7 @@ from bert_tools.plan.recipes import (
 )
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from bert_tools.plan.scaling_law import ScalingLaw, fit_law
-from mlperf_bert.cli.explain import in_words as config_in_words
+from mlperf_bert.cli.config import in_words as config_in_words
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables

@@ -7,11 +7,12 @@ import base64
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import resources
 from itertools import accumulate
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from bert_tools.report.chart import Chart, Scale, Series, seconds, significant
 from bert_tools.report.charts import CONVERGENCE_POINT
@@ -60,9 +61,8 @@ _PARTS = {
 }
 
 
-def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]) -> str:
-    """The whole page for one run or several; `quiet`: what is not drawn, in words."""
-    style, script = _text_of("page.css"), _text_of("page.js")
+@cache
+def _template() -> Template:
     environment = Environment(
         autoescape=True,
         finalize=_finalized,
@@ -74,9 +74,15 @@ def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequen
     filters = (percent, run_class, significant, seconds, device_in_words)
     environment.filters |= {each.__name__: each for each in filters}
     environment.filters |= {"state_in_words": _state_in_words, "said": _said}
+    return environment.from_string(_text_of("page.html"))
+
+
+def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]) -> str:
+    """The whole page for one run or several; `quiet`: what is not drawn, in words."""
+    style, script = _text_of("page.css"), _text_of("page.js")
     first = numbers_of(runs[0])
     drawn = [(chart, chart.sample_scale(), chart.value_scale()) for chart in charts]
-    return environment.from_string(_text_of("page.html")).render(
+    return _template().render(
         runs=runs,
         drawn=drawn,
         style=style,

@@ -148,10 +148,7 @@ def span_loss_sum(scores: Tensor, batch: SpanBatch) -> Tensor:
 
     Each is over the real tokens of the window (BERT, arXiv 1810.04805, section 4.2). The published
     code and `transformers` also give the padding behind a window a share; here there is none.
-
-    Args:
-        scores: [T, 2], of being the first and of being the last token of the answer.
-        batch: of the same tokens.
+    `scores` are [T, 2], of being the first and of being the last token of the answer.
     """
     tokens = batch.tokens
     shape = (2, len(tokens.lengths), tokens.max_seqlen)

@@ -34,10 +34,8 @@ class Span:
 class StageClock:
     """Notes when a rank's stages compute, between `start` and `stop`.
 
-    Args:
-        rank: of the spans.
-        synchronize: called at both ends of each, to wait until the device has done what it was
-            asked to; slows a GPU down, so only some updates are measured.
+    `synchronize` is called at both ends of each span, to wait until the device has done what it was
+    asked to; it slows a GPU down, so only some updates are measured.
     """
 
     def __init__(self, rank: int, synchronize: Callable[[], object] = lambda: None) -> None:
@@ -48,12 +46,10 @@ class StageClock:
         self._spans: list[Span] = []
 
     def start(self, of_first_rank: float | None = None) -> None:
-        """Begin an update: now is its second 0.
+        """Begin an update: now is its second 0, or what `perf_counter` said on rank 0.
 
-        Args:
-            of_first_rank: what `perf_counter` said on rank 0 when all had met. Processes of one
-                machine have the same clock, so that is second 0 for all of them; leaving a
-                collective takes each of them another time.
+        That is when all had met. Processes of one machine have the same clock, so it is second 0
+        for all of them; leaving a collective takes each of them another time.
         """
         self._is_running = True
         self._began = perf_counter()

@@ -244,8 +244,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     """Answer, score, print."""
     import numpy as np
 
-    from bert_tools.squad.engines import Replicated, Team
-    from bert_tools.squad.evaluation import answer, score_windows
+    from bert_tools.squad.answers import answer
+    from bert_tools.squad.engines import Replicated, Team, score_windows
     from bert_tools.squad.model import make_part, whole
     from bert_tools.squad.questions import read_questions, write_predictions
     from bert_tools.squad.weights import read_model
@@ -329,8 +329,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 def _score(args: argparse.Namespace) -> int:
     """Print the scores, without a model."""
+    from bert_tools.squad.answers import score
     from bert_tools.squad.questions import read_predictions, read_questions
-    from bert_tools.squad.scores import score
 
     questions = read_questions(args.dev)
     scores = score(questions, read_predictions(args.predictions, questions))

@@ -93,12 +93,9 @@ def at_batch(settings: SquadSettings, batch: int, rule: RateRule) -> SquadSettin
 def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
     """Write down what is compared, or see that it is the same as before.
 
-    Returns:
-        "same" where it goes on; "new" where there was none; "other" where there was another one
-        of which no run has ended, as after a mistake in the options: this one takes its place.
-
-    Raises:
-        DataError: the directory has runs of another comparison, or cannot be written.
+    "same" where it goes on; "new" where there was none; "other" where there was another one of
+    which no run has ended, as after a mistake in the options: this one takes its place. Raises
+    DataError where the directory has runs of another comparison, or cannot be written.
     """
     path = out / STUDY
     begun: Begun = "new"
@@ -237,9 +234,8 @@ def _left(begun: float, done: int, of: int) -> str:
     if not done:
         return ""
     seconds = (time.monotonic() - begun) / done * (of - done)
-    return (
-        f"; about {seconds / 60:.0f} min left" if seconds >= 90 else f"; about {seconds:.0f} s left"
-    )
+    shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    return f"; about {shown} left"
 
 
 def write_comparison(out: Path, comparison: Comparison) -> dict[str, Any]:

@@ -33,8 +33,7 @@ class RunRecord:
     """One run. `values` are those of MEASURES that it tells; None is what nobody knows.
 
     `core_wait` is the share of its ranks' time in training that their threads waited for a core,
-    side by side. `same` is what runs
-    must have in common to be compared: processor, data, model, weights, precision.
+    side by side. `same` is what runs must have in common to be compared.
     """
 
     engine: str
@@ -86,7 +85,7 @@ def read_run(directory: Path) -> RunRecord:
         utilisation_means=record.text("device_utilisation_means"),
         core_wait=None
         if None in waits
-        else sum(_known(waits)) / (_seconds("train")(record) * ranks),
+        else sum(_known(waits)) / (_above_zero(record.record("seconds"), "train") * ranks),
         model_flops_per_s=_optional(record, "model_flops_per_s"),
         timeline=_timeline(record),
     )
@@ -264,25 +263,17 @@ def _cpu_ms(record: Record) -> float:
     return 1e3 * cpu_s / record.integer("samples", 1)
 
 
-def _seconds(key: str) -> Callable[[Record], float]:
-    return lambda record: _above_zero(record.record("seconds"), key)
-
-
-def _rate(key: str) -> Callable[[Record], float]:
-    return lambda record: _above_zero(record.record("samples_per_s"), key)
+def _above_zero_in(part: str, key: str) -> Callable[[Record], float]:
+    return lambda record: _above_zero(record.record(part), key)
 
 
 def _number(key: str) -> Callable[[Record], float]:
     return lambda record: record.number(key)
 
 
-def _memory_mib(record: Record) -> float:
-    return max(record.integers("peak_memory_bytes"), default=0) / MIB
-
-
 STUDY_MEASURES = (  # the study's columns, in its order
-    Measure("runtime_s", "runtime, s", _seconds("train"), timed=True),
-    Measure("samples_per_s", "samples/s", _rate("train"), timed=True),
+    Measure("runtime_s", "runtime, s", _above_zero_in("seconds", "train"), timed=True),
+    Measure("samples_per_s", "samples/s", _above_zero_in("samples_per_s", "train"), timed=True),
     Measure("validation_loss", "validation loss", _number("validation_loss")),
     Measure("utilisation", "utilisation, %", _utilisation, timed=True),
     Measure("efficiency", "stat. efficiency"),
@@ -290,14 +281,23 @@ STUDY_MEASURES = (  # the study's columns, in its order
     Measure("updates", "updates", lambda record: float(record.integer("updates", 1))),
 )
 MORE_MEASURES = (
-    Measure("end_to_end_s", "end to end, s", _seconds("end_to_end"), timed=True),
-    Measure("end_to_end_samples_per_s", "samples/s end to end", _rate("end_to_end"), timed=True),
+    Measure("end_to_end_s", "end to end, s", _above_zero_in("seconds", "end_to_end"), timed=True),
+    Measure(
+        "end_to_end_samples_per_s",
+        "samples/s end to end",
+        _above_zero_in("samples_per_s", "end_to_end"),
+        timed=True,
+    ),
     Measure("exact_match", "exact match", _number("exact_match")),
     Measure("f1", "F1", _number("f1")),
     Measure("noise_scale", "noise scale, samples", lambda run: _optional(run, "noise_scale")),
     Measure("bubble_measured", "bubble measured, %", lambda run: _bubble(run, "measured"), True),
     Measure("bubble_formula", "by formula, %", lambda run: _bubble(run, "formula")),
-    Measure("memory_mib", "peak memory, MiB a rank", _memory_mib),
+    Measure(
+        "memory_mib",
+        "peak memory, MiB a rank",
+        lambda run: max(run.integers("peak_memory_bytes"), default=0) / MIB,
+    ),
     Measure("mfu", "MFU, %", timed=True),
     Measure("cpu_ms", "CPU ms a sample", _cpu_ms),
 )

@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -38,7 +39,8 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bert_tools.squad.batches import SpanBatch, UpdatePlan
+from bert_tools.squad.answers import Scores
+from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader, evaluation_batches
 from bert_tools.squad.bubble import StageClock
 from bert_tools.squad.model import (
     EMBEDDINGS,
@@ -53,12 +55,14 @@ from bert_tools.squad.model import (
 )
 from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSettings
 from bert_tools.squad.weights import Start
+from bert_tools.squad.windows import Windows
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array
 
 MakeBatch = Callable[[Int64Array], SpanBatch]  # of windows' numbers, on the engine's device
 REPLICA, STAGE = "replica", "stage"
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # of a batch of an evaluation
 MOST_AHEAD = 8  # batches of an evaluation that a stage may have sent and the next not yet taken
 
 
@@ -446,3 +450,23 @@ def make_engine(
     if settings.engine.kind != "pipeline":
         return Replicated(settings.engine.kind, part_of(whole(start.model)), team)
     return Pipelined(settings, start.model, part_of, plan, team, clock)
+
+
+def score_windows(engine: Engine, windows: Windows) -> Scores:
+    """Float32 on every rank; called by all of them. Data-parallel ranks share the windows.
+
+    A pipeline has them go through its stages one batch after the other.
+    """
+    device = engine.parts[0].device
+    at_once = TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU
+    batches = evaluation_batches(windows.lengths, at_once)
+    reader = WindowReader(windows)
+    found = np.zeros((len(windows.input_ids), 2), dtype=np.float32)
+    for part in engine.parts:
+        part.eval()
+    for which, scores in engine.scores(batches, lambda each: reader.batch(each).to(device)):
+        found[reader.places(batches[which])] = scores.float().cpu().numpy()
+    for part in engine.parts:
+        part.train()
+    # Zero but on one rank: their sum is exact.
+    return engine.team.sum(torch.from_numpy(found).to(device)).cpu().numpy()

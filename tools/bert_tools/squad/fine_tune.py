@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bert_tools.squad.answers import Scores, answer
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
-from bert_tools.squad.engines import make_engine, make_team
-from bert_tools.squad.evaluation import Scores, answer, score_windows
+from bert_tools.squad.engines import make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
 from bert_tools.squad.measures import measured_usage, squad_flops
 from bert_tools.squad.model import draw_weights, parameter_shapes
@@ -47,6 +47,7 @@ from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_ra
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 
 WEIGHTS, VOCABULARY = "model", "vocab.txt"  # in a run's directory
@@ -96,7 +97,7 @@ def fine_tune(
         settings = replace(settings, vocab=run_dir / VOCABULARY)
     prepared = on_every_rank(info, lambda: _prepare(settings, speaks=info.rank == 0))
     plan = UpdatePlan.make(prepared.train_windows.lengths, settings)
-    clock = StageClock(info.rank, lambda: _synchronize(device))
+    clock = StageClock(info.rank, lambda: finish_queued_work(device))
     making = (settings, prepared.start, plan, make_team(settings.engine, device), device, clock)
     engine = on_every_rank(info, lambda: make_engine(*making))
     reader = WindowReader(prepared.train_windows)
@@ -210,7 +211,7 @@ def _train(
     whereabouts.at("step", 1)
     with StopRequest(info.world_size, device) as request, line, measured_usage(device) as usage:
         log = loop.run(shown, request.agreed)
-        _synchronize(device)
+        finish_queued_work(device)
     whereabouts.at("end")  # evaluation and saving may take as long as they take
     return log, usage
 
@@ -347,8 +348,3 @@ def _write(
             shutil.rmtree(folder, ignore_errors=True)
         save_for_transformers(folder, prepared.start.model, weights, prepared.vocabulary)
     write_file(run_dir / RESULT, write_json(record))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

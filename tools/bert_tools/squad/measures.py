@@ -62,12 +62,9 @@ def measured_usage(device: torch.device) -> Iterator[dict[str, Any]]:
 def sampled_by_nvml(
     nvml: Any, handle: Any, samples: list[float], interval_s: float = SAMPLE_S
 ) -> Iterator[None]:
-    """Have a thread add a GPU's utilisation, 0 .. 1, again and again; nothing if NVML tells none.
+    """Have a thread add a GPU's utilisation, 0 .. 1, to `samples` again and again.
 
-    Args:
-        nvml: the module `pynvml`, or what has its function `nvmlDeviceGetUtilizationRates`.
-        handle: of the GPU.
-        samples: filled within.
+    Nothing where NVML tells none. `nvml` is the module `pynvml`, `handle` the GPU's.
     """
     ended = threading.Event()
 

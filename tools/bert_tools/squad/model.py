@@ -107,10 +107,8 @@ class SpanModel(nn.Module):
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
 
-        Args:
-            hidden: [T, D], what the part before gave; None for the first part.
-            batch: on this device.
-            result: what the last part gives.
+        `hidden`, [T, D], is what the part before gave; None for the first. `result` is what the
+        last part gives.
         """
         tokens = batch.tokens
         layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
@@ -193,9 +191,7 @@ def balanced_split(costs: Sequence[float], parts: int) -> list[int]:
 
     The largest sum of a part is the least that neighbours allow: exact, by dynamic programming. Of
     equal splits the one with more in the later parts is taken, as the first has the embeddings.
-
-    Raises:
-        ConfigError: more parts than costs.
+    Raises ConfigError for more parts than costs.
     """
     count = len(costs)
     if parts > count:

@@ -191,10 +191,11 @@ def sent_buckets(element_bytes: int) -> tuple[SentBucket, ...]:
     begins = np.concatenate([[0.0], ends[:-1]])
     buckets = []
     for bucket in plan_buckets(order, element_bytes, DEFAULT_CAP_MB):
-        number = phase_of[bucket.names[-1]]
+        number = phase_of[bucket[-1].name]
         length = ends[number] - begins[number]
-        fraction = (bucket.earliest_start - begins[number]) / length if length else 1.0
-        buckets.append(SentBucket(bucket.num_bytes, number, float(fraction)))
+        fraction = (bucket[-1].ready_at - begins[number]) / length if length else 1.0
+        num_bytes = element_bytes * sum(gradient.numel for gradient in bucket)
+        buckets.append(SentBucket(num_bytes, number, float(fraction)))
     return tuple(buckets)
 
 

@@ -15,7 +15,8 @@ from mlperf_bert.config.sections import BalancePolicy, Deal, SamplerName
 from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import IntArray
-from mlperf_bert.data.token_packets import gathered_bytes, token_dtype
+from mlperf_bert.data.token_packets import gathered_bytes
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 Float64Array = NDArray[np.float64]
 

@@ -4,20 +4,25 @@ Only the module of the command that was asked for is loaded, and what is heavy w
 """
 
 import argparse
+import errno
 import importlib
 import importlib.util
+import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import takewhile
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from mlperf_bert import package_version
-from mlperf_bert.common.code_caches import set_code_caches
+from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
 from mlperf_bert.common.errors import (
     FAULT,
     INTERRUPTED,
     MISTAKE,
+    NOBODY_READS,
     STOPPED,
     ConfigError,
     UserError,
@@ -25,10 +30,10 @@ from mlperf_bert.common.errors import (
     say,
     say_error,
 )
-from mlperf_bert.common.exit import is_out_of_memory, is_out_of_room, leave, tell_fault
 from mlperf_bert.config.options import check_paths
 from mlperf_bert.signals.signal_watch import Ended, EndingInOrder, end_with_script
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
 # Name: the module with `add_arguments` and `run`, and what --help says. The submission is whole
 # without the package of the tools: what is not installed is not offered.
@@ -73,8 +78,8 @@ def entry() -> NoReturn:
     except SystemExit as leaving:  # argparse, which has said why
         status = leaving.code if isinstance(leaving.code, int) else FAULT
     except Exception as error:  # a fault of ours: told here, because a rank does not come further
-        status = tell_fault(error)
-    leave(status)
+        status = _tell_fault(error)
+    _leave(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,13 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error(error)
         return error.exit_status
     except OSError as error:
-        if DEBUG in words or not is_out_of_room(error):
+        if DEBUG in words or error.errno not in _NO_ROOM:
             raise
         where = one_line(str(error.filename or "stdout or a file"))
         say_error(f"{where}: {error.strerror}; make room there, or write to another place")
         return MISTAKE
     except Exception as error:
-        if DEBUG in words or not is_out_of_memory(error):
+        if DEBUG in words or not _is_out_of_memory(error):
             raise
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
         problem, remedy = one_line(str(error).partition("\n")[0]), "see `mlperf_bert plan memory`"
@@ -136,6 +141,74 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process with `status`, or with that of output which cannot be written."""
+    flushed = _flush_stdout(speaks=status != MISTAKE)
+    _flush(sys.stderr)  # or the interpreter's end tries again, and leaves with 120
+    if "mlperf_bert.distributed.session" in sys.modules:
+        # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
+        # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
+        # and after an error NCCL's are still up. How it trained counts, not who reads of it; but
+        # other commands are for what they print.
+        remove_temporary()
+        os._exit(MISTAKE if flushed == MISTAKE and "train" not in sys.argv[1:3] else status)
+    sys.exit(flushed or status)
+
+
+def _tell_fault(error: Exception) -> int:
+    """Show the traceback of the exception at hand; the status to leave with."""
+    if _is_gone(error) and _is_unread(sys.stdout):
+        return NOBODY_READS
+    with suppress(OSError):
+        sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
+    return FAULT
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is Python's, or torch's, which need not be imported; on a CPU that has no kind."""
+    torch = sys.modules.get("torch")
+    is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether it may be of a pipe without a reader, or of a terminal that was closed."""
+    return isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
+
+
+def _is_unread(stream: TextIO | None) -> bool:
+    """Whether what reads it has gone."""
+    if stream is None:
+        return False
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _flush_stdout(*, speaks: bool) -> int:
+    """Write what is still to be written; 0, or the status for what has become of it."""
+    error = _flush(sys.stdout)
+    if error is None:
+        return 0
+    if _is_gone(error):
+        return NOBODY_READS
+    if speaks:
+        say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
+    return MISTAKE
+
+
+def _flush(stream: TextIO | None) -> OSError | None:
+    """Write what is still to be written; where that fails, why, and it is dropped."""
+    if stream is None:  # closed from the beginning
+        return None
+    try:
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _report(
     record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)
     parts.metrics_file.write(record)
     parts.reporter.progress(record, latest.accuracy.mlm_accuracy if latest else None)
-    for remark in remarks + parts.health.judge(record):
+    for remark in remarks + [alarm.line for alarm in parts.health.alarms(record)]:
         parts.reporter.line(remark)
     if evaluated:
         parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mlperf_bert.common.errors import CheckpointError, DataError, UnreadableError
-from mlperf_bert.common.records import Record, read_record, write_json
+from mlperf_bert.common.records import Record, Share, parse, read_record, write_json
 from mlperf_bert.common.untrusted import (
     file_sha256,
     in_brief,
@@ -49,6 +49,7 @@ _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_NUMBERS = 1000
+_MOST = 10**6  # ranks, and skipped steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +100,14 @@ class CheckpointState:
     step: int
     samples: int
     seed: int
-    mlm_accuracy: float | None  # of these very weights, or not known
+    mlm_accuracy: Share | None  # of these very weights, or not known
     vocabulary_sha256: str
     data_sha256: str = "unknown"  # of both sets
-    world_size: int = 1
+    world_size: Annotated[int, 1, _MOST] = 1
     ended: Status | None = None  # how, where the run is over
     seconds: float = 0.0  # of training, all parts of the run together
-    skipped_in_a_row: int = 0  # steps up to this one
-    best_mlm_accuracy: float | None = None  # of all weights that were evaluated
+    skipped_in_a_row: Annotated[int, 0, _MOST] = 0  # steps up to this one
+    best_mlm_accuracy: Share | None = None  # of all weights that were evaluated
     health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
     noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_meter.NoiseRecord`
 
@@ -204,12 +205,9 @@ def read_manifest(directory: Path) -> Manifest:
         for name in files.values:
             if name not in _NAMES and not _SHARD_NAME.fullmatch(name):
                 raise files.error(in_brief(name), "is no file of a checkpoint")
-        return Manifest(
-            step=record.integer("step"),
-            samples=record.integer("samples"),
-            vocabulary_sha256=record.text("vocabulary_sha256"),
-            version=record.text("version"),
-            commit=record.optional_text("commit"),
+        return parse(
+            Manifest,
+            record,
             config=record.record("config").values,
             files={name: _file_entry(files.record(name)) for name in files.values},
             origin={name: origin.text(name) for name in origin.values} if origin else {},
@@ -265,7 +263,14 @@ def read_state(directory: Path) -> CheckpointState:
     """
     manifest = read_manifest(directory)
     with _as_damage():
-        state = _parse(read_record(directory / STATE, missing="is missing", remedy=ELSE))
+        record = read_record(directory / STATE, missing="is missing", remedy=ELSE)
+        state = parse(
+            CheckpointState,
+            record,
+            ended=read_status(record, "ended") if record.has("ended") else None,
+            health=_numbers(record, "health"),
+            noise=_numbers(record, "noise") if record.has("noise") else {},  # since 2026-11-22
+        )
     same = (manifest.step, manifest.samples, manifest.vocabulary_sha256)
     is_named_so = step_of(directory) in (-1, state.step)
     if (state.step, state.samples, state.vocabulary_sha256) != same or not is_named_so:
@@ -284,24 +289,6 @@ def verify(directory: Path) -> CheckpointState:
         raise CheckpointError(str(directory), problem, remedy)
     verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})
     return read_state(directory)
-
-
-def _parse(record: Record) -> CheckpointState:
-    return CheckpointState(
-        step=record.integer("step"),
-        samples=record.integer("samples"),
-        seed=record.integer("seed"),
-        mlm_accuracy=record.optional_share("mlm_accuracy"),
-        vocabulary_sha256=record.text("vocabulary_sha256"),
-        data_sha256=record.text("data_sha256"),
-        world_size=record.integer("world_size", low=1, high=10**6),
-        ended=read_status(record, "ended") if record.has("ended") else None,
-        seconds=record.number("seconds"),
-        skipped_in_a_row=record.integer("skipped_in_a_row", high=10**6),
-        best_mlm_accuracy=record.optional_share("best_mlm_accuracy"),
-        health=_numbers(record, "health"),
-        noise=_numbers(record, "noise") if record.has("noise") else {},  # None before 2026-11-22
-    )
 
 
 def _numbers(record: Record, key: str) -> dict[str, float]:

@@ -99,8 +99,8 @@ def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start
     """What `--resume` means here: "none", "auto", or a directory with a checkpoint.
 
     Reads every byte of a checkpoint; one that is damaged is passed over by "auto", which begins
-    anew only where there has never been one. Raises CheckpointError or ConfigError where the run
-    cannot go on from what was asked for, UnreadableError where nobody can say.
+    anew only where there has never been one. Raises CheckpointError, ConfigError or DataError where
+    the run cannot go on from what was asked for, UnreadableError where nobody can say.
     """
     if resume == "none":
         return NEW_RUN
@@ -202,12 +202,7 @@ def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
     """How the run ended, unless a signal ended it or nothing says so."""
     if not is_there(directory.outcome):
         return None
-    try:
-        outcome = read_outcome(directory.outcome)
-    except UnreadableError:
-        raise
-    except DataError as error:
-        raise ConfigError(*error.args) from None
+    outcome = read_outcome(directory.outcome)
     return None if outcome.stopped_by else outcome
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from mlperf_bert.checkpoint.manifest import CheckpointState
@@ -23,6 +23,7 @@ AUTO_INTERVAL_S = 600.0
 BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
 
 
+@dataclass(kw_only=True)
 class Saving:
     """Begins checkpoints where they are due; every rank calls it at the same steps.
 
@@ -32,46 +33,35 @@ class Saving:
     known at that step, and none is saved as the best.
     """
 
-    def __init__(
-        self,
-        *,
-        config: RunConfig,
-        identity: CheckpointState,
-        start: Start,
-        writer: CheckpointWriter,
-        metrics: Metrics,
-        health: Health,
-        reporter: "Reporter",
-        write_outcome: Callable[[RunOutcome], None],
-    ) -> None:
-        """`identity` says of the run what does not change; every rank calls `write_outcome`."""
-        self._config = config
-        self._identity = identity
-        self._start = start
-        self._writer = writer
-        self._metrics = metrics
-        self._health = health
-        self._reporter = reporter
-        self._write_outcome = write_outcome
+    config: RunConfig
+    identity: CheckpointState  # says of the run what does not change
+    start_of_run: Start
+    writer: CheckpointWriter
+    metrics: Metrics
+    health: Health
+    reporter: "Reporter"
+    write_outcome: Callable[[RunOutcome], None]  # called by every rank
+
+    def __post_init__(self) -> None:
         self._started = time.perf_counter()
-        self._last_saved = start.step
+        self._last_saved = self.start_of_run.step
         self._best = -1.0
 
     def prepare(self) -> None:
         """Take what memory it needs, in the untimed init phase."""
-        if self._config.checkpoint.save != "never" and self._config.checkpoint.interval_steps != 0:
-            self._writer.prepare()
+        if self.config.checkpoint.save != "never" and self.config.checkpoint.interval_steps != 0:
+            self.writer.prepare()
 
     def start(self) -> None:
         """Training begins now; the counters of a resumed run go on."""
         self._started = time.perf_counter()
-        state = self._start.state
+        state = self.start_of_run.state
         if state is None:
-            self._metrics.start()
+            self.metrics.start()
         else:
-            self._metrics.start(state.skipped_in_a_row, state.noise)
+            self.metrics.start(state.skipped_in_a_row, state.noise)
             self._best = -1.0 if state.best_mlm_accuracy is None else state.best_mlm_accuracy
-            self._health.restore(state.health)
+            self.health.restore(state.health)
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +69,7 @@ class Saving:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """After an error, give a checkpoint that is being written a moment."""
         if kind is not None:
-            self._writer.leave()
+            self.writer.leave()
 
     def is_due(self, step: int, step_s: float | None) -> bool:
         """Whether a checkpoint belongs after this step, whatever an evaluation finds.
@@ -87,7 +77,7 @@ class Saving:
         `step_s` is what a step takes, the same number on every rank, where it is known.
         """
         interval = self._interval(step_s)
-        if interval is None or not self._metrics.interval_is_full:
+        if interval is None or not self.metrics.interval_is_full:
             return False
         return step - self._last_saved >= interval
 
@@ -102,8 +92,8 @@ class Saving:
             self._best = max(self._best, accuracy)
         if not (self.is_due(step, step_s) or (is_best and self._best_is_due(step, step_s))):
             return
-        if not self._writer.begin(self._state(step, samples, accuracy)):
-            self._reporter.line(
+        if not self.writer.begin(self._state(step, samples, accuracy)):
+            self.reporter.line(
                 f"no checkpoint after step {step}: the one before is still being written; "
                 "raise checkpoint.interval_steps, or write to a faster disk"
             )
@@ -135,7 +125,7 @@ class Saving:
             mlm_accuracy=None if evaluated is None else evaluated.accuracy.mlm_accuracy,
             stopped_by=None if is_over else stopped_by,
         )
-        self._write_outcome(outcome)
+        self.write_outcome(outcome)
         if failure is not None:
             raise failure
         return outcome
@@ -148,29 +138,29 @@ class Saving:
         ended: Status | None,
     ) -> None:
         try:
-            self._writer.finish()
+            self.writer.finish()
         except CheckpointError:
             pass  # told now, and the next one may have room
         finally:
             self._tell()
-        if self._config.checkpoint.save == "never":
-            self._reporter.line("nothing saved: checkpoint.save is 'never'")
+        if self.config.checkpoint.save == "never":
+            self.reporter.line("nothing saved: checkpoint.save is 'never'")
             return
-        self._writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples), ended))
+        self.writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples), ended))
         try:
-            self._writer.finish()
+            self.writer.finish()
         finally:
             self._tell()
 
     def _tell(self) -> None:
         """Report what the writer has done."""
-        for line in self._writer.lines():
-            self._reporter.line(line)
+        for line in self.writer.lines():
+            self.reporter.line(line)
 
     def _interval(self, step_s: float | None) -> int | None:
         """Steps between two checkpoints; None where there are none, or none yet."""
-        steps = self._config.checkpoint.interval_steps
-        if self._config.checkpoint.save == "never" or steps == 0:
+        steps = self.config.checkpoint.interval_steps
+        if self.config.checkpoint.save == "never" or steps == 0:
             return None
         if steps != "auto":
             return steps
@@ -181,7 +171,7 @@ class Saving:
         interval, since = self._interval(step_s), step - self._last_saved
         if interval is None:
             return False
-        is_auto = self._config.checkpoint.interval_steps == "auto"
+        is_auto = self.config.checkpoint.interval_steps == "auto"
         return since >= (BEST_SHARE * interval if is_auto else 1)
 
     def _state(
@@ -192,21 +182,21 @@ class Saving:
         ended: Status | None = None,
     ) -> CheckpointState:
         return replace(
-            self._identity,
+            self.identity,
             step=step,
             samples=samples,
             mlm_accuracy=accuracy,
             ended=ended,
             seconds=self._seconds(),
-            skipped_in_a_row=self._metrics.skipped_in_a_row(),
+            skipped_in_a_row=self.metrics.skipped_in_a_row(),
             best_mlm_accuracy=self._best if self._best >= 0 else None,
-            health=self._health.state(),
-            noise=self._metrics.noise_state(),
+            health=self.health.state(),
+            noise=self.metrics.noise_state(),
         )
 
     def _seconds(self) -> float:
         """Of training, in all parts of the run together."""
-        before = 0.0 if self._start.state is None else self._start.state.seconds
+        before = 0.0 if self.start_of_run.state is None else self.start_of_run.state.seconds
         return before + time.perf_counter() - self._started
 
 

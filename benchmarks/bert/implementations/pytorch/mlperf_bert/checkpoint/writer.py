@@ -24,8 +24,8 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -65,8 +65,6 @@ from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 POLL_S = 0.1
 PATIENCE_S = 5.0  # with the thread of a run that failed
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
-NO_FP8: Mapping[str, Tensor] = MappingProxyType({})
-NOBODYS: Mapping[str, str] = MappingProxyType({})
 
 # Of a rank's files: name -> tensors on the host, and the file's metadata.
 Part = dict[str, tuple[Mapping[str, Tensor], Mapping[str, str]]]
@@ -237,53 +235,39 @@ class _Status(NamedTuple):
     gives_up: bool  # to wait, as far as this rank is concerned; rank 0's word counts
 
 
+@dataclass
 class CheckpointWriter:
     """Writes the checkpoints of a run below `directory`, one at a time.
 
     Every rank makes one, and calls its methods at the same time as the others, but `lines`. Rank 0
     creates the directory and removes what a killed run left.
 
-    Args:
-        fp8_state: of the model, live.
-        keep_last: so many of the newest stay, and the best.
-        after: the step from which the run of this directory goes on: what is there of later ones
-            was passed over.
-        commit, origin: of the code and of the run's first weights, for manifests.
+    `after` is the step from which the run of this directory goes on: what is there of later ones
+    was passed over.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        optimizer: FlatOptimizer,
-        config: RunConfig,
-        info: RankInfo,
-        device: torch.device,
-        *,
-        fp8_state: Mapping[str, Tensor] = NO_FP8,
-        keep_last: int | None = None,
-        commit: str | None = None,
-        after: int | None = None,
-        origin: Mapping[str, str] = NOBODYS,
-    ) -> None:
-        self._directory = directory
-        self._optimizer = optimizer
-        self._fp8_state = fp8_state
-        self._config = config
-        self._info = info
-        self._device = device
-        self._keep_last = keep_last
-        self._commit = commit
-        self._after = after
-        self._origin = dict(origin)
-        self._copies = HostCopies(device)
+    directory: Path
+    optimizer: FlatOptimizer
+    config: RunConfig
+    info: RankInfo
+    device: torch.device
+    _: KW_ONLY
+    fp8_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, live
+    keep_last: int | None = None  # so many of the newest stay, and the best
+    commit: str | None = None  # of the code
+    after: int | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)  # of the run's first weights
+
+    def __post_init__(self) -> None:
+        self._copies = HostCopies(self.device)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
         self._writing = 0  # step of the checkpoint that is being written
         self._abandoned = threading.Event()
         self._lines: list[str] = []
         # Notes of another attempt must not be taken for this one's.
-        self._token: str = from_rank_zero(info, os.urandom(4).hex())
-        on_rank_zero(info, self._set_up)
+        self._token: str = from_rank_zero(self.info, os.urandom(4).hex())
+        on_rank_zero(self.info, self._set_up)
 
     def leave(self) -> None:
         """The run failed: give what is being written a moment."""
@@ -306,8 +290,8 @@ class CheckpointWriter:
         """
         if self._are_busy(self._statuses()):
             return False
-        if self._info.rank == 0:
-            sweep(self._directory)
+        if self.info.rank == 0:
+            sweep(self.directory)
         self._writing, self._error = state.step, None
         self._abandoned.clear()
         part = self._copy()
@@ -327,7 +311,7 @@ class CheckpointWriter:
         moved, since = -1, time.monotonic()
         while True:
             silent_s = time.monotonic() - since
-            statuses = self._statuses(gives_up=silent_s > self._config.run.hang_timeout_s)
+            statuses = self._statuses(gives_up=silent_s > self.config.run.hang_timeout_s)
             error = next((each.error for each in statuses if each.error), None)
             if not self._are_busy(statuses):
                 break
@@ -340,18 +324,18 @@ class CheckpointWriter:
                 since = time.monotonic()
             time.sleep(POLL_S)
         if error is not None:
-            if self._info.rank == 0 and not statuses[0].gives_up:
-                sweep(self._directory)  # parts of ranks that went on when another had failed
-            final = step_directory(self._directory, self._writing)
+            if self.info.rank == 0 and not statuses[0].gives_up:
+                sweep(self.directory)  # parts of ranks that went on when another had failed
+            final = step_directory(self.directory, self._writing)
             raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
 
     def _copy(self) -> Part:
-        return take_part(self._optimizer, self._fp8_state, self._info, self._device, self._copies)
+        return take_part(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
 
     def _are_busy(self, statuses: list[_Status]) -> bool:
         """Whether any rank still writes; rank 0 stops to wait for one that failed."""
         others = next((each.error for each in statuses[1:] if each.error), None)
-        if others is not None and self._info.rank == 0 and statuses[0].is_busy:
+        if others is not None and self.info.rank == 0 and statuses[0].is_busy:
             self._error = others
             self._abandoned.set()
         return any(each.is_busy for each in statuses)
@@ -359,37 +343,37 @@ class CheckpointWriter:
     def _statuses(self, gives_up: bool = False) -> list[_Status]:
         is_busy = self._thread is not None and self._thread.is_alive()
         own = _Status(is_busy, self._error, moved_bytes(self._thread), gives_up)
-        return [_Status(*each) for each in from_all_ranks(self._info, list(own))]
+        return [_Status(*each) for each in from_all_ranks(self.info, list(own))]
 
     def _set_up(self) -> None:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            sweep(self._directory)
-            if self._after is not None:
-                put_aside(self._directory, self._after)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            sweep(self.directory)
+            if self.after is not None:
+                put_aside(self.directory, self.after)
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
-            raise CheckpointError(str(self._directory), problem, NO_ROOM) from None
+            raise CheckpointError(str(self.directory), problem, NO_ROOM) from None
 
     def _work(self, state: CheckpointState, part: Part) -> None:
         """What the thread does; raises nothing."""
         started = time.perf_counter()
-        final = step_directory(self._directory, state.step)
+        final = step_directory(self.directory, state.step)
         partial = final.with_name(f".{final.name}.{self._token}.partial")
         try:
             self._copies.wait()
             entries = write_part(partial, part)
-            if self._info.rank > 0:
-                leave_note(partial, self._info.rank, entries)
+            if self.info.rank > 0:
+                leave_note(partial, self.info.rank, entries)
                 return
-            for rank in range(1, self._optimizer.num_shards):
+            for rank in range(1, self.optimizer.num_shards):
                 entries |= await_note(partial, rank, self._abandoned)
             entries[STATE] = _write_bytes(partial / STATE, state.to_json())
             complete(partial, final, self._manifest(state, entries))
         except Exception as error:  # whatever it is, nobody else would ever hear of it
-            own = f"rank {self._info.rank} on {host_name()}: {_reason(error)}"
+            own = f"rank {self.info.rank} on {host_name()}: {_reason(error)}"
             self._error = self._error or own  # another rank's, where that one failed first
-            if self._info.rank == 0:
+            if self.info.rank == 0:
                 discard(partial)
                 problem = f"could not be written ({self._error}): {NO_ROOM}"
                 self._lines.append(f"checkpoint {final.name} {problem}")
@@ -403,8 +387,8 @@ class CheckpointWriter:
         """Point LATEST at the new checkpoint, then remove old ones."""
         try:
             write_file(final.with_name(LATEST), f"{final.name}\n".encode())
-            if self._keep_last is not None:
-                prune(self._directory, self._keep_last)
+            if self.keep_last is not None:
+                prune(self.directory, self.keep_last)
         except (OSError, UserError) as error:
             self._lines.append(f"checkpoint {final.name} is there, older ones stay: {error}")
 
@@ -414,10 +398,10 @@ class CheckpointWriter:
             samples=state.samples,
             vocabulary_sha256=state.vocabulary_sha256,
             version=package_version(),
-            commit=self._commit,
-            config=config_to_tables(self._config),
+            commit=self.commit,
+            config=config_to_tables(self.config),
             files=dict(sorted(entries.items())),
-            origin=self._origin,
+            origin=dict(self.origin),
         )
 
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if info.launcher == "single":
         ranks = config.parallel.ranks_per_node
         return run_on_ranks(args.command_line, ranks, agreed_statuses=(FAULT, STOPPED))
-    return examine(info, {}, options, _print)
+    return examine(info, (), options, _print)
 
 
 def _print(findings: Sequence[Finding]) -> None:

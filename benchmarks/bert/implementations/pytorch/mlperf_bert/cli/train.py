@@ -1,6 +1,7 @@
 """The sub-command `train`: its options, and which of them starts ranks, a rank, or a reader."""
 
 import argparse
+import secrets
 import shlex
 import time
 from contextlib import closing
@@ -126,7 +127,7 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
-    from mlperf_bert.common.seeds import choose_seed
+    from mlperf_bert.common.seeds import SEED_BITS
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.parts.build import Run
     from mlperf_bert.parts.loader import dismiss_reader
@@ -145,7 +146,8 @@ def _train_in(
             return _leave(args, info, start.ended.status == "success", stopped_by=None)
         seed = start.seed
         if seed is None:
-            seed = from_rank_zero(info, choose_seed(config.run.seed))
+            drawn, wanted = secrets.randbits(SEED_BITS), config.run.seed
+            seed = from_rank_zero(info, drawn if wanted == "random" else wanted)
         run = Run(
             config=config,
             seed=seed,

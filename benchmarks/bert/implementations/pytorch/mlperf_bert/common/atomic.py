@@ -104,12 +104,8 @@ def _not_written(path: Path, error: OSError) -> DataError:
 def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
     """Yield a directory to fill; on success it becomes `path`, on failure it goes away.
 
-    Args:
-        path: must not be there, or be an empty directory.
-        num_bytes: about as many as will be written.
-
-    Raises:
-        CheckpointError: there is something at `path` already, or it cannot be written.
+    `path` must not be there, or be an empty directory; about `num_bytes` will be written. Raises
+    CheckpointError where there is something already, or it cannot be written.
     """
     path = Path(os.path.abspath(path))
     beside = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")

@@ -50,18 +50,12 @@ def _compile(function: Function, **options: Any) -> Function:
     return cast(Function, njit(nogil=True, **options)(function))
 
 
-def cache_directory(function: Any) -> str | None:
-    """Where the machine code of a compiled function is kept; None where it is not."""
-    path: str | None = function.stats.cache_path
-    return path
-
-
 @contextmanager
-def usable_cache(function: Callable[..., Any]) -> Iterator[None]:
+def usable_cache(function: Any) -> Iterator[None]:
     """Where `function` is compiled or loaded: ConfigError if its cache is damaged or full."""
     try:
         yield
     except (OSError, EOFError, pickle.UnpicklingError) as error:
-        where = cache_directory(function) or "numba's cache"
+        where = function.stats.cache_path or "numba's cache"
         remedy = "delete its .nbi and .nbc files, or make room"
         raise ConfigError(where, f"cannot be used ({error})", remedy) from None

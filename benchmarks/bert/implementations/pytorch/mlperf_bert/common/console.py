@@ -4,7 +4,6 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NoReturn, Self
 
 from rich.console import Console
@@ -38,10 +37,8 @@ class LiveLine:
 
     No work ends because nobody can read it: a full disk or a closed pipe loses the line alone.
 
-    Args:
-        stderr: else stdout.
-        speaks: False prints nothing, as on all ranks but one.
-        moves: False prints plain lines on a terminal, too, as where several processes share it.
+    It goes to stderr, else to stdout. Who does not speak prints nothing, as all ranks but one; what
+    does not move is plain lines on a terminal too, as where several processes share it.
     """
 
     def __init__(self, *, stderr: bool = True, speaks: bool = True, moves: bool = True) -> None:
@@ -57,12 +54,7 @@ class LiveLine:
             self._try(self._live.start)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._try(self._live.stop)
 
     def update(self, text: str) -> None:
@@ -93,13 +85,7 @@ class LiveLine:
 
 
 class Counted(LiveLine):
-    """`planned 3 of 9 steps, 12 steps/s, 1 s left`, on stderr.
-
-    Args:
-        done: what is done to each, as `planned`.
-        unit: what they are, as `steps`.
-        total: how many there are.
-    """
+    """`planned 3 of 9 steps, 12 steps/s, 1 s left`, on stderr: `done`, `total` and `unit`."""
 
     def __init__(self, done: str, unit: str, total: int) -> None:
         super().__init__()

@@ -33,10 +33,8 @@ def one_line(text: str) -> str:
 class UserError(Exception):
     """Base of everything the command line reports as one line, without a traceback.
 
-    Args:
-        where: config field, file or argument at fault.
-        problem: what is wrong with it, with the offending value.
-        remedy: what to do about it.
+    `where` is the config field, file or argument at fault, `problem` what is wrong with it, with
+    the offending value, `remedy` what to do about it.
     """
 
     exit_status = MISTAKE

@@ -59,12 +59,8 @@ class Health:
         self._masked_tokens = masked_tokens or MASKED_TOKENS_IF_UNKNOWN
         self._values: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
 
-    def judge(self, record: Mapping[str, Any]) -> list[str]:
-        """Lines about one record: its keys `step`, `loss`, `mlm_accuracy` and `skipped_steps`."""
-        return [alarm.line for alarm in self.alarms(record)]
-
     def alarms(self, record: Mapping[str, Any]) -> list[Alarm]:
-        """The same in their parts."""
+        """Of one record: its keys `step`, `loss`, `mlm_accuracy` and `skipped_steps`."""
         found = [
             self._judge_loss(record["step"], record["loss"]),
             self._judge_accuracy(record["step"], record["mlm_accuracy"]),

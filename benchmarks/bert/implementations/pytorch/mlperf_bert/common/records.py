@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import (
@@ -16,6 +17,10 @@ from mlperf_bert.common.untrusted import (
 )
 
 Word = TypeVar("Word", bound=str)
+Parsed = TypeVar("Parsed")
+# Fields of what `parse` makes: a bare file name, and a number of 0 .. 1.
+FileName = Annotated[str, "bare"]
+Share = Annotated[float, "share"]
 
 _MOST_NAME_BYTES = 255  # of Linux file systems
 
@@ -57,10 +62,6 @@ class Record:
             raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
         return value
 
-    def optional_text(self, key: str) -> str | None:
-        """A non-empty string; None where it is null or not there."""
-        return self.text(key) if self.has(key) else None
-
     def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
         """One of some words; the first of them where the key is not there."""
         value = self.values.get(key, choices[0])
@@ -83,10 +84,8 @@ class Record:
             raise self.error(key, f"is {in_brief(value)}, not a number")
         return float(value)
 
-    def optional_share(self, key: str) -> float | None:
-        """A number of 0 .. 1; None where it is null or not there."""
-        if not self.has(key):
-            return None
+    def share(self, key: str) -> float:
+        """A number of 0 .. 1."""
         value = self.number(key)
         if not 0 <= value <= 1:
             raise self.error(key, f"is {in_brief(value)}, not in 0 .. 1")
@@ -134,14 +133,9 @@ class Record:
 def read_record(path: Path, *, missing: str, remedy: str) -> Record:
     """Parse the JSON object in `path`.
 
-    Args:
-        path: the file.
-        missing: the problem to report when there is no such file.
-        remedy: what the user can do about any problem with it.
-
-    Raises:
-        DataError: missing, no regular file, too large, or not one JSON object; UnreadableError
-            where nobody can say.
+    `missing` is the problem to report when there is no such file, `remedy` what the user can do
+    about any problem with it. Raises DataError where it is missing, no regular file, too large, or
+    not one JSON object; UnreadableError where nobody can say.
     """
     try:
         values = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
@@ -150,6 +144,36 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
     except ValueError as error:
         raise DataError(str(path), f"is not valid JSON ({error})", remedy) from None
     return Record(str(path), values, remedy)
+
+
+def parse(kind: type[Parsed], record: Record, **found: Any) -> Parsed:
+    """A dataclass from the keys of a record; `found` has those fields that are no plain values."""
+    for name, hint in _hints(kind).items():  # type: ignore[arg-type]
+        if name not in found:
+            found[name] = _plain_value(record, name, hint)
+    return kind(**found)
+
+
+@cache  # a set may have thousands of sidecars
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _plain_value(record: Record, key: str, hint: Any) -> Any:
+    if type(None) in get_args(hint):
+        return _plain_value(record, key, get_args(hint)[0]) if record.has(key) else None
+    if get_origin(hint) is Literal:
+        return record.choice(key, get_args(hint))
+    if hint in (FileName, Share):
+        return record.file_name(key) if hint is FileName else record.share(key)
+    of_kind: dict[Any, Callable[..., Any]] = {
+        int: record.integer,
+        str: record.text,
+        bool: record.flag,
+        float: record.number,
+        tuple: record.integers,
+    }
+    return of_kind[getattr(hint, "__origin__", hint)](key, *getattr(hint, "__metadata__", ()))
 
 
 def _fits_a_directory(name: str) -> bool:

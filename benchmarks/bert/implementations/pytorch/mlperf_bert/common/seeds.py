@@ -1,15 +1,8 @@
 """Every random stream of a run, derived from its one seed."""
 
 import hashlib
-import secrets
-from typing import Literal
 
 SEED_BITS = 31  # what the published logs and every checker take as a seed
-
-
-def choose_seed(configured: int | Literal["random"]) -> int:
-    """The configured seed, or a fresh one from the system's random source."""
-    return secrets.randbits(SEED_BITS) if configured == "random" else configured
 
 
 def derive_seed(seed: int, purpose: str, index: int = 0) -> int:

@@ -104,11 +104,8 @@ def _refuse_constant(word: str) -> NoReturn:
 def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> DataError:
     """What to raise where a file was not read: UnreadableError, unless the file is to blame.
 
-    Args:
-        path: the file.
-        error: why.
-        missing: the problem where there is no such file.
-        remedy: what to do about it where it is missing or of the wrong kind.
+    `missing` is the problem where there is no such file, `remedy` what to do about one that is
+    missing or of the wrong kind.
     """
     if error.errno in _NOT_THERE:
         return DataError(str(path), missing, remedy)

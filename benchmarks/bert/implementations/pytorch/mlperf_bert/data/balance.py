@@ -8,7 +8,7 @@ step from the length index, so denominators and imbalance are known everywhere w
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,11 +145,8 @@ def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, I
     7, 1978), where a slot is filled to the brim if one or two samples can (near to minimum bin
     slack: Gupta, Ho, Production Planning & Control 10, 1999). At 1024 slots of 3 samples on average
     and published lengths that is 1.004 of the mean; with best-fit decreasing instead, 1.007. Every
-    machine gets the same: integers decide.
-
-    Args:
-        cost: [n], each above zero; at least as many as slots.
-        num_slots: of equal speed.
+    machine gets the same: integers decide. `cost` is [n], each above zero, at least as many as
+    slots.
     """
     order = np.argsort(-cost, kind="stable")
     rows = _even_rows(_in_steps(cost)[order].tolist(), num_slots)
@@ -253,12 +250,16 @@ class StepPlan:
         stop = int(self.counts.ravel()[: number + 1].sum())
         return self.sample_ids[stop - int(self.counts[rank, forward]) : stop]
 
-    def denominators(self, rank: int, forward: int) -> dict[str, float]:
-        """Those of one forward, by the names that its batch has for them."""
-        return {
-            "mlm_denominator": float(self.mlm_denominators[rank, forward]),
-            "nsp_denominator": float(self.nsp_denominators[rank, forward]),
-        }
+    def forwards_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
+        """Of each forward the sample ids, and the denominators by the names of its batch."""
+        for forward in range(self.counts.shape[1]):
+            yield (
+                self.ids_of(rank, forward),
+                {
+                    "mlm_denominator": float(self.mlm_denominators[rank, forward]),
+                    "nsp_denominator": float(self.nsp_denominators[rank, forward]),
+                },
+            )
 
 
 class StepPlanner:

@@ -76,11 +76,8 @@ class UnpaddedBatch:
     def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same batch with each block of memory under its tensors put through `change`.
 
-        A batch of `empty_batch` lies in a single block, and so takes one copy where tensor by
-        tensor would take ten.
-
-        Args:
-            change: gets a block as uint8 [bytes] and returns one of equal contents.
+        It gets a block as uint8 [bytes] and returns one of equal contents. A batch of `empty_batch`
+        lies in a single block, and so takes one copy where tensor by tensor would take ten.
         """
         changed: dict[int, Tensor] = {}
         tensors: dict[str, Any] = {}
@@ -109,14 +106,8 @@ def empty_batch(
     """A batch of B sequences and P masked positions in one block of memory, not filled in.
 
     torch gives page-locked memory to a new batch only when every copy that was queued from it has
-    finished, so a batch may be dropped as soon as its copy is queued.
-
-    Args:
-        lengths: of the B sequences.
-        masked_counts: of the B sequences.
-        num_pairs: how many of them, from the first on, have a next-sentence label; None: all.
-        pin_memory: page-locked host memory.
-        device: where the block is; None: on the host.
+    finished, so a batch may be dropped as soon as its copy is queued. The first `num_pairs`
+    sequences, None: all, have a next-sentence label. Without a `device` the block is on the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
     num_pairs = num_sequences if num_pairs is None else num_pairs

@@ -7,6 +7,7 @@ loader's thread does it steps ahead, over a process group of its own (distribute
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,10 +41,10 @@ class ExchangeSource(BatchSource):
         rank: int,
         group: dist.ProcessGroup,
         direction: Deal,
-        token: str,
+        token: np.dtype[Any],
         masks: DynamicMasks | None = None,
     ) -> None:
-        """Exchange over `group`, of CPU tensors; `token` is `token_packets.token_dtype`'s."""
+        """Exchange over `group`, of CPU tensors; `token` is the type of a token id on the wire."""
         super().__init__(rank, masks)
         self._reader = reader
         self._group = group
@@ -54,12 +55,12 @@ class ExchangeSource(BatchSource):
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
         """All ranks must call it. DataError too where another rank of the group could not read."""
         messages = self._all_gather(self._read(plan))
-        for forward, drawn in enumerate(zip(*map(unpack, messages), strict=True)):
-            yield make_batch(
-                dealt(drawn, self._group.rank(), self._direction),
-                plan.ids_of(self._rank, forward),
-                **plan.denominators(self._rank, forward),
-            )
+        drawn_by_forward = zip(*map(unpack, messages), strict=True)
+        for drawn, (ids, denominators) in zip(
+            drawn_by_forward, plan.forwards_of(self._rank), strict=True
+        ):
+            hand = dealt(drawn, self._group.rank(), self._direction)
+            yield make_batch(hand, ids, **denominators)
 
     def close(self) -> None:
         """Take the others out of an exchange that they may have begun: it would never end.

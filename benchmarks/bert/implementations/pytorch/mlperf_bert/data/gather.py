@@ -62,15 +62,9 @@ class Gatherer:
     def batch(
         self, ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
     ) -> UnpaddedBatch:
-        """The samples laid end to end in the order of `ids`, on the host.
+        """The samples of `ids`, int64 [n], laid end to end in that order, on the host.
 
-        Args:
-            ids: int64 [n], n >= 1, in any order.
-            mlm_denominator: see UnpaddedBatch.
-            nsp_denominator: see UnpaddedBatch.
-
-        Raises:
-            DataError: as `SampleReader.read`.
+        The denominators are the batch's. Raises DataError as `SampleReader.read`.
         """
         numbers, rows = self.reader.locate(ids)
         spans = self.spans(numbers, rows)
@@ -90,17 +84,10 @@ class Gatherer:
         return batch
 
     def spans(self, numbers: IntArray, rows: IntArray) -> IntArray:
-        """Start and end of each sample's tokens and of its masked positions within its shard.
+        """Start and end of each sample's tokens and of its masked positions, int64 [n, 4].
 
-        Args:
-            numbers: int64 [n], the samples' shards; mapped here where they are not yet.
-            rows: int64 [n], their rows there.
-
-        Returns:
-            int64 [n, 4].
-
-        Raises:
-            DataError: as `SampleReader.read`.
+        Within its shard, which `numbers` names, and `rows` the row there; both int64 [n]. Shards
+        that are not yet mapped are. Raises DataError as `SampleReader.read`.
         """
         for number in np.unique(numbers[self._table["num_samples"][numbers] == 0]).tolist():
             _fill_row(self._table[number], self.reader.shards[number].arrays())
@@ -193,8 +180,7 @@ class ReadAhead:
 
     def _locate(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Shard and row of this rank's samples, both int64 [n]."""
-        forwards = range(plan.counts.shape[1])
-        ids = np.concatenate([plan.ids_of(self._rank, forward) for forward in forwards])
+        ids = np.concatenate([ids for ids, _ in plan.forwards_of(self._rank)])
         return self._gatherer.reader.locate(ids)
 
 
@@ -225,19 +211,10 @@ def measure(
     max_masked: int,
     spans: NDArray[np.int64],
 ) -> int:
-    """Where the tokens and masked positions of samples lie within their shards.
+    """Write `spans`, as `Gatherer.spans` gives them; `table` is SHARD_ROW [shards].
 
-    Args:
-        table: SHARD_ROW [shards]; those of `numbers` are filled in.
-        numbers: int64 [n], the shard of each sample.
-        rows: int64 [n], its row there.
-        max_length: tokens of a sample at most.
-        max_masked: masked positions of a sample at most.
-        spans: int64 [n, 4], written: start and end of the tokens, of the masked positions.
-
-    Returns:
-        SPANS_ARE_GOOD, or 2 i (tokens) or 2 i + 1 (masked positions) where those of sample i are
-        not: empty, too long or outside the shard. `spans` holds them, as the shard has them.
+    Returns SPANS_ARE_GOOD, or 2 i (tokens) or 2 i + 1 (masked positions) where those of sample i
+    are not: empty, too long or outside the shard. `spans` holds them, as the shard has them.
     """
     for i in range(len(rows)):
         shard, row = table[numbers[i]], rows[i]
@@ -278,10 +255,8 @@ def fill(
 
     Where samples are no pairs, segment B begins at their end. `spans` are those that `measure`
     found good: the offsets are not read again, because a file that changes in between must not
-    move a write out of the batch.
-
-    Returns:
-        0, or the bits of those of CHECKED that hold a value out of range.
+    move a write out of the batch. Returns 0, or the bits of those of CHECKED that hold a value out
+    of range.
     """
     wrong = 0
     token, masked = 0, 0

@@ -12,27 +12,24 @@ files may hold stands on the field that it becomes.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Self,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.records import Record, read_record, without_defaults, write_json
+from mlperf_bert.common.records import (
+    FileName,
+    Record,
+    parse,
+    read_record,
+    without_defaults,
+    write_json,
+)
 from mlperf_bert.common.untrusted import MAX_JSON_BYTES, in_brief, map_file, read_regular_file
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, VocabularyFile
 
@@ -77,39 +74,6 @@ AtLeastOne = Annotated[int, 1, 2**63 - 1]
 Length = Annotated[int, 1, 65_535]
 Masked = Annotated[int, 1, 255]
 TokenId = int  # below the set's vocab_size
-FileName = Annotated[str, "bare"]
-
-Parsed = TypeVar("Parsed")
-
-
-def _parse(kind: type[Parsed], record: Record, **found: Any) -> Parsed:
-    """A dataclass from the keys of a record; `found` has those fields that are no plain values."""
-    for name, hint in _hints(kind).items():  # type: ignore[arg-type]
-        if name not in found:
-            found[name] = _plain_value(record, name, hint)
-    return kind(**found)
-
-
-@cache  # a set may have thousands of sidecars
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
-def _plain_value(record: Record, key: str, hint: Any) -> Any:
-    if type(None) in get_args(hint):
-        return _plain_value(record, key, get_args(hint)[0]) if record.has(key) else None
-    if get_origin(hint) is Literal:
-        return record.choice(key, get_args(hint))
-    if hint is FileName:
-        return record.file_name(key)
-    of_kind: dict[Any, Callable[..., Any]] = {
-        int: record.integer,
-        str: record.text,
-        bool: record.flag,
-        float: record.number,
-        tuple: record.integers,
-    }
-    return of_kind[getattr(hint, "__origin__", hint)](key, *getattr(hint, "__metadata__", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +152,10 @@ def read_sidecar(shard_path: Path) -> Sidecar:
     record = read_record(path, missing="the shard's sidecar is missing", remedy=SIDECAR_REMEDY)
     record.check_version(SHARD_FORMAT_VERSION)
     settings = record.record("settings")
-    sidecar = _parse(
+    sidecar = parse(
         Sidecar,
         record,
-        settings=_parse(
+        settings=parse(
             ShardSettings, settings, pick_eval=settings.optional_integer("pick_eval", low=1)
         ),
         datasets=_parse_datasets(record.record("datasets")),
@@ -204,7 +168,7 @@ def _parse_datasets(record: Record) -> dict[str, DatasetPlace]:
     places = {}
     for name, dtypes in DATASET_DTYPES:
         entry = record.record(name)
-        place = places[name] = _parse(DatasetPlace, entry)
+        place = places[name] = parse(DatasetPlace, entry)
         if place.dtype not in dtypes:
             raise entry.error("dtype", f"is {in_brief(place.dtype)}, not {' or '.join(dtypes)}")
     return places
@@ -304,12 +268,12 @@ class Manifest:
         corpus, baseline = (
             record.record(key) if record.has(key) else None for key in ("corpus", "baseline")
         )
-        manifest = _parse(
+        manifest = parse(
             cls,
             record,
-            shards=tuple(_parse(ShardEntry, entry) for entry in record.records("shards")),
-            index_files=tuple(_parse(IndexFile, item) for item in record.records("index_files")),
-            baseline=baseline and _parse(Baseline, baseline),
+            shards=tuple(parse(ShardEntry, entry) for entry in record.records("shards")),
+            index_files=tuple(parse(IndexFile, item) for item in record.records("index_files")),
+            baseline=baseline and parse(Baseline, baseline),
             corpus=corpus and {key: corpus.text(key) for key in corpus.values},
         )
         _check_manifest(record, manifest)
@@ -368,8 +332,8 @@ class StageRecord:
         part = None
         if record.has("part"):
             entry = record.record("part")
-            part = _parse(StagedPart, entry, settings=dict(entry.record("settings").values))
-        return _parse(cls, record, part=part)
+            part = parse(StagedPart, entry, settings=dict(entry.record("settings").values))
+        return parse(cls, record, part=part)
 
     def to_json(self) -> bytes:
         """The file's contents."""
@@ -404,19 +368,10 @@ def write_index(
     lengths: NDArray[np.uint16],
     masked_counts: NDArray[np.uint8],
 ) -> Manifest:
-    """Write the three arrays, then the manifest that completes the set.
+    """Write the arrays, by sample, both [N], then the manifest that completes the set; return it.
 
-    Args:
-        set_dir: the prepared set; `index/` is created.
-        manifest: `length_histogram` and `index_files` are filled in here.
-        lengths: uint16 [N], tokens of every sample.
-        masked_counts: uint8 [N], masked positions of every sample.
-
-    Returns:
-        The manifest as written.
-
-    Raises:
-        DataError: a file cannot be written, or there are more samples than 32 bits can number.
+    `length_histogram` and `index_files` are filled in here. Raises DataError where a file cannot be
+    written, or there are more samples than 32 bits can number.
     """
     num_samples = manifest.num_samples
     if not len(lengths) == len(masked_counts) == num_samples <= 2**32:

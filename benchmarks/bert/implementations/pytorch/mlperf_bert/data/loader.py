@@ -91,11 +91,7 @@ class DirectSource(BatchSource):
         return batches
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        for forward in range(plan.counts.shape[1]):
-            ids, denominators = (
-                plan.ids_of(self._rank, forward),
-                plan.denominators(self._rank, forward),
-            )
+        for ids, denominators in plan.forwards_of(self._rank):
             yield self._gatherer.batch(ids, **denominators)
 
 

@@ -129,11 +129,7 @@ class MpiSource(BatchSource):
         if not self._has_started:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
-        for forward in range(plan.counts.shape[1]):
-            ids, denominators = (
-                plan.ids_of(self._rank, forward),
-                plan.denominators(self._rank, forward),
-            )
+        for ids, denominators in plan.forwards_of(self._rank):
             yield make_batch(self._packet(), ids, **denominators)
 
     def close(self) -> None:
@@ -214,11 +210,11 @@ class WindowReader:
         peers: PeerExchange | None,
         *,
         window_steps: int,
-        token: str,
+        token: np.dtype[Any],
     ) -> None:
         """Read for `rank`; without `peers` what the plan gives to it, else what was drawn for it.
 
-        `token` is `token_packets.token_dtype`'s.
+        `token` is the type of a token id on the wire.
         """
         self._planner = planner
         self._reader = reader
@@ -250,10 +246,9 @@ class WindowReader:
             yield from self._exchanged(steps, self._peers, between)
             return
         for step in steps:
-            plan = self._planner.plan(step)
-            for forward in range(plan.counts.shape[1]):
+            for ids, _ in self._planner.plan(step).forwards_of(self._rank):
                 between()
-                yield narrowed(self._reader.read(plan.ids_of(self._rank, forward)), self._token)
+                yield narrowed(self._reader.read(ids), self._token)
 
     def _exchanged(
         self, steps: range, peers: PeerExchange, between: Callable[[], None]

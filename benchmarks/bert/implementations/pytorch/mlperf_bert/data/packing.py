@@ -24,14 +24,8 @@ def best_fit_decreasing(lengths: NDArray[np.integer], capacity: int) -> Int64Arr
 
     The longest first, each to the row in which it leaves the least space, and to a new one where
     none has enough. Sequences of one length are placed together, so that the work grows with the
-    number of distinct lengths.
-
-    Args:
-        lengths: integer [n], each at least 1.
-        capacity: tokens of a row.
-
-    Raises:
-        DataError: a sequence is longer than a row.
+    number of distinct lengths. `lengths` are integers [n], each at least 1; `capacity` is in
+    tokens. Raises DataError where a sequence is longer than a row.
     """
     longest = int(lengths.max(initial=0))
     if longest > capacity:

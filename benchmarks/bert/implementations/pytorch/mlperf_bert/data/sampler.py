@@ -357,13 +357,9 @@ def permute_many(
     """Images under a family of permutations: element i under number `numbers[i]`, of its size.
 
     The parts are digits whose product is hardly larger than the size (Black and Rogaway, CT-RSA
-    2002), so that groups of any sizes go through together and nearly all images fall inside.
-
-    Args:
-        index: int64 [n], each at least 0 and below its size.
-        sizes: int64 [n], at most 2**53; equal where the number is.
-        numbers: int64 [n], at least 0: which permutation.
-        key: what all of them are drawn from.
+    2002), so that groups of any sizes go through together and nearly all images fall inside. All
+    arrays are int64 [n]: `index` from 0 and below its size, `sizes` at most 2**53 and equal where
+    `numbers`, from 0, are.
     """
     limits = sizes.astype(np.uint64)
     high = np.ceil(np.sqrt(sizes)).astype(np.uint64)

@@ -106,16 +106,12 @@ class Shard:
             # HDF5 files align arrays of 64 bytes and more only; compiled code needs all aligned.
             views[name] = np.require(view, requirements="A")
             views[name].flags.writeable = False
-        self._check_ends(views["offsets"], len(views["input_ids"]), "offsets")
-        self._check_ends(
-            views["masked_lm_offsets"], len(views["masked_lm_ids"]), "masked_lm_offsets"
-        )
+        for name, into in (("offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
+            first, last, total = views[name][0], views[name][-1], len(views[into])
+            if first != 0 or last != total:
+                problem = f"runs from {first} to {last} over {total} elements"
+                raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
         return ShardArrays(**views)
-
-    def _check_ends(self, offsets: IntArray, total: int, name: str) -> None:
-        if offsets[0] != 0 or offsets[-1] != total:
-            problem = f"runs from {offsets[0]} to {offsets[-1]} over {total} elements"
-            raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
 
 
 class SampleReader:
@@ -157,11 +153,8 @@ class SampleReader:
     def read(self, ids: IntArray) -> Samples:
         """Read samples, one by one: the readable reference of `data/gather.py`.
 
-        Args:
-            ids: int64 [n], n >= 1, in any order.
-
-        Raises:
-            DataError: an id out of range, or a shard whose contents contradict the manifest.
+        `ids` are int64 [n]. Raises DataError for an id out of range, or a shard whose contents
+        contradict the manifest.
         """
         samples = self._collect(ids)
         # An out-of-range number would become an illegal memory access on a GPU, far from here.

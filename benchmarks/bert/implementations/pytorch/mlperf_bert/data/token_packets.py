@@ -34,13 +34,8 @@ _FIELDS: dict[str, tuple[int, str]] = {
 }
 
 
-def token_dtype(vocab_size: int) -> str:
-    """The type of a token on the wire: uint16 where the vocabulary allows it, else uint32."""
-    return "<u2" if vocab_size <= 2**16 else "<u4"
-
-
-def narrowed(samples: Samples, token: str) -> Samples:
-    """Samples in the types of the wire; `token` is `token_dtype`'s."""
+def narrowed(samples: Samples, token: np.dtype[Any]) -> Samples:
+    """Samples in the types of the wire; `token` is `vocabulary.word_pieces.token_dtype`'s."""
     return _made_of(lambda name: getattr(samples, name).astype(_dtype(name, token)))
 
 
@@ -59,7 +54,7 @@ def unpack(received: Bytes) -> list[Samples]:
         *sizes, token_bytes = received[:_HEADER_BYTES].view("<i8").tolist()
         arrays, start = {}, _HEADER_BYTES
         for name, (of, _) in _FIELDS.items():
-            kind = np.dtype(_dtype(name, f"<u{token_bytes}"))
+            kind = _dtype(name, np.dtype(f"<u{token_bytes}"))
             stop = start + sizes[of] * kind.itemsize
             arrays[name] = received[start:stop].view(kind)
             start = stop
@@ -86,7 +81,7 @@ def split(samples: Samples, counts: Int64Array) -> list[Samples]:
     return [take(samples, np.arange(start, stop)) for start, stop in spans]
 
 
-def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: str) -> int:
+def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: np.dtype[Any]) -> int:
     """Bytes that each of G ranks receives from the others in one step of an exchange.
 
     Both arrays, of the index, are [G, A, b]: what the ranks of one group drew for A forwards. The
@@ -100,13 +95,13 @@ def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: st
     )
     total = np.full(num_ranks, forwards * _HEADER_BYTES)
     for name, (of, _) in _FIELDS.items():
-        total += sizes[of] * np.dtype(_dtype(name, token)).itemsize
+        total += sizes[of] * _dtype(name, token).itemsize
     return int((num_ranks - 1) * (total.max() + SIZE_BYTES))
 
 
-def _dtype(name: str, token: str) -> str:
+def _dtype(name: str, token: np.dtype[Any]) -> np.dtype[Any]:
     dtype = _FIELDS[name][1]
-    return token if dtype == _TOKEN else dtype
+    return token if dtype == _TOKEN else np.dtype(dtype)
 
 
 def _made_of(array: Callable[[str], NDArray[Any]]) -> Samples:

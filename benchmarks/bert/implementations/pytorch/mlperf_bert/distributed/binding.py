@@ -86,7 +86,8 @@ def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -
     memory = f"memory as the system gives it ({refused})" if refused else "memory there"
     nodes = f"NUMA node{'s' * (len(choice.nodes) > 1)} {format_cpu_list(choice.nodes)}"
     words = f"CPUs {format_cpu_list(choice.cpus)} of {nodes}, {memory}"
-    cards = [nic.name for nic in machine.nics if _is_near(nic.kind, nic.numa_node, choice)]
+    near_cards = (nic for nic in machine.nics if nic.numa_node in choice.nodes)
+    cards = [nic.name for nic in near_cards if nic.kind == "infiniband"]
     return Binding(f"{words}, near {', '.join(cards)}" if cards else words, choice.num_cores)
 
 
@@ -153,10 +154,6 @@ def _allowed_cores(machine: Machine, node: NumaNode, allowed: Set[int]) -> list[
     usable = allowed & set(node.cpus)
     cores = (tuple(cpu for cpu in core if cpu in usable) for core in machine.cores)
     return [core for core in cores if core]
-
-
-def _is_near(kind: Literal["infiniband", "ethernet"], node: int | None, choice: Choice) -> bool:
-    return kind == "infiniband" and node in choice.nodes
 
 
 def _pci_bus_id(index: int) -> str:

@@ -34,21 +34,10 @@ class ReadyGradient:
     ready_at: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
-    """Gradients sent together, in one flat buffer; `offsets` are in elements of it."""
-
-    names: tuple[str, ...]
-    offsets: tuple[int, ...]
-    numel: int
-    num_bytes: int
-    earliest_start: float
-
-
 def plan_buckets(
     gradients: Iterable[ReadyGradient], element_bytes: int, cap_mb: float
-) -> list[Bucket]:
-    """DDP's buckets after its rebuild, in the order in which they are sent.
+) -> list[list[ReadyGradient]]:
+    """What shares a bucket after DDP's rebuild, in the order in which buckets are sent.
 
     Args:
         gradients: of all parameters, all of one dtype, in the order in which they become ready.
@@ -58,30 +47,29 @@ def plan_buckets(
     """
     is_default = ddp_bucket_cap_mb(cap_mb) is None
     limit = _cap_bytes(SMALL_FIRST_CAP_MB if is_default else cap_mb)
-    buckets: list[Bucket] = []
+    buckets: list[list[ReadyGradient]] = []
     waiting: list[ReadyGradient] = []
     for gradient in gradients:
         waiting.append(gradient)
         if element_bytes * sum(each.numel for each in waiting) >= limit:
-            buckets.append(_bucket(waiting, element_bytes))
+            buckets.append(waiting)
             waiting, limit = [], _cap_bytes(cap_mb)
-    if waiting:
-        buckets.append(_bucket(waiting, element_bytes))
-    return buckets
+    return [*buckets, waiting] if waiting else buckets
 
 
 def plan_in_reverse(
     numel_by_name: Mapping[str, int], element_bytes: int, cap_mb: float
-) -> list[Bucket]:
-    """`plan_buckets` where nothing is known but the order of the parameters.
+) -> list[list[str]]:
+    """Names by `plan_buckets` where nothing is known but the order of the parameters.
 
-    Gradients are taken to become ready in the reverse order, all at the end.
+    Gradients are taken to become ready in the reverse order.
     """
     ready = [
         ReadyGradient(name=name, numel=numel_by_name[name], ready_at=1.0)
         for name in reversed(list(numel_by_name))
     ]
-    return plan_buckets(ready, element_bytes, cap_mb)
+    buckets = plan_buckets(ready, element_bytes, cap_mb)
+    return [[gradient.name for gradient in bucket] for bucket in buckets]
 
 
 def ddp_bucket_cap_mb(cap_mb: float) -> float | None:
@@ -95,20 +83,6 @@ def ddp_bucket_cap_mb(cap_mb: float) -> float | None:
 
 def _cap_bytes(cap_mb: float) -> int:
     return int(cap_mb * MIB)
-
-
-def _bucket(gradients: list[ReadyGradient], element_bytes: int) -> Bucket:
-    offsets = [0]
-    for gradient in gradients:
-        offsets.append(offsets[-1] + gradient.numel)
-    numel = offsets.pop()
-    return Bucket(
-        names=tuple(gradient.name for gradient in gradients),
-        offsets=tuple(offsets),
-        numel=numel,
-        num_bytes=element_bytes * numel,
-        earliest_start=gradients[-1].ready_at,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +105,7 @@ class FlatTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class FlatBucket:
+class Bucket:
     """Tensors that are sent together: elements `start` to `stop` of the whole flat buffer."""
 
     start: int
@@ -163,7 +137,7 @@ class Segment:
 class FlatLayout:
     """The places of all tensors of a model, for a number of shards."""
 
-    buckets: tuple[FlatBucket, ...]
+    buckets: tuple[Bucket, ...]
     num_shards: int
 
     @property
@@ -188,12 +162,12 @@ class FlatLayout:
         pairs = zip(self.tensors, starts[1:], strict=True)
         return tuple(slice(each.stop, after) for each, after in pairs if each.stop < after)
 
-    def piece(self, bucket: FlatBucket, shard: int) -> slice:
+    def piece(self, bucket: Bucket, shard: int) -> slice:
         """The elements of the whole buffer that shard `shard` owns of a bucket."""
         size = (bucket.stop - bucket.start) // self.num_shards
         return slice(bucket.start + shard * size, bucket.start + (shard + 1) * size)
 
-    def piece_in_shard(self, bucket: FlatBucket) -> slice:
+    def piece_in_shard(self, bucket: Bucket) -> slice:
         """Where that piece is in the shard's own buffers: the same place in every shard."""
         return slice(bucket.start // self.num_shards, bucket.stop // self.num_shards)
 
@@ -235,7 +209,7 @@ def plan_layout(
         buckets: every name once.
         num_shards: equal parts of every bucket.
     """
-    planned: list[FlatBucket] = []
+    planned: list[Bucket] = []
     start = 0
     for names in buckets:
         tensors = []
@@ -245,7 +219,7 @@ def plan_layout(
             tensors.append(tensor)
             place = _round_up(tensor.stop, BLOCK)
         stop = start + _round_up(place - start, BLOCK * num_shards)
-        planned.append(FlatBucket(start, stop, tuple(tensors)))
+        planned.append(Bucket(start, stop, tuple(tensors)))
         start = stop
     return FlatLayout(tuple(planned), num_shards)
 

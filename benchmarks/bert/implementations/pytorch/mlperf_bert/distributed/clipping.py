@@ -265,38 +265,27 @@ class ClipState:
     def take(
         self, bucket: BucketGradients, *, ends_forward: bool
     ) -> list[tuple[BucketGradients, Tensor]]:
-        """One bucket of a backward: those that are to be sent now, each with what to send.
+        """Clip a bucket of a backward, and divide by the ranks: what is to be sent now, of which.
 
-        None, one, or all that were held, in the order in which they came.
+        Of no bucket, one, or all that were held, in the order in which they came. Of a forward that
+        is not the update's last, the result is put aside and zeros remain; with the last, it is
+        added.
         """
         self._held.append(bucket)
         if self._clip.policy == "whole_before_allreduce" and not ends_forward:
             return []
         held, self._held = self._held, []
-        sent = self.clip(held, ends_forward=ends_forward)
-        return list(zip(held, sent, strict=True)) if self._is_last_forward else []
-
-    def clip(self, buckets: Sequence[BucketGradients], *, ends_forward: bool) -> list[Tensor]:
-        """Clip and divide by the ranks: one bucket, or all of a forward at once; what to send.
-
-        Of a forward that is not the update's last, the result is put aside and zeros remain; with
-        the last, it is added.
-        """
-        whole = self._clip.policy == "whole_before_allreduce"
-        sent: list[Tensor] = []
-        for together in [buckets] if whole else [[bucket] for bucket in buckets]:
-            # What is put aside has no padding, which may be all that a rank receives of a bucket.
-            factor = self._factor(together) + self._poison
-            if not self._is_last_forward:
-                self._poison = 0 * factor
-            for bucket in together:
-                sent.append(self._multiply(bucket, factor))
+        # What is put aside has no padding, which may be all that a rank receives of a bucket.
+        factor = self._factor(held) + self._poison
+        if not self._is_last_forward:
+            self._poison = 0 * factor
+        sent = [self._multiply(each, factor) for each in held]
         if ends_forward and self._norms:
             self._forward_norms.append(combine_norms(self._norms))
             self._norms = []
-        for bucket in buckets:
-            self._exchange_with_put_aside(bucket)
-        return sent
+        for each in held:
+            self._exchange_with_put_aside(each)
+        return list(zip(held, sent, strict=True)) if self._is_last_forward else []
 
     def finish(self) -> ClipOutcome:
         """What was found since the last call, once all that was sent has arrived.
@@ -370,9 +359,8 @@ class ClipState:
         return future.then(lambda done: bucket.reduced.copy_(done.value()[0]))
 
 
-def clip_hook(state: ClipState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """What `register_comm_hook(state, clip_hook)` of a DistributedDataParallel model takes."""
-    return state.on_bucket(bucket)
+# What `register_comm_hook(state, clip_hook)` of a DistributedDataParallel model takes.
+clip_hook = ClipState.on_bucket
 
 
 def _first_value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -513,7 +501,7 @@ class ClipOnOneRank:
         element_bytes = max(each.element_size() for each in trained.values())
         numel_by_name = {name: each.numel() for name, each in trained.items()}
         planned = plan_in_reverse(numel_by_name, element_bytes, bucket_cap_mb)
-        self._buckets = [[trained[name] for name in bucket.names] for bucket in planned]
+        self._buckets = [[trained[name] for name in names] for names in planned]
         self._each_forward = clip.accumulation == "each_forward"
         self._state = ClipState(clip, trained.values(), 1, forwards=forwards, wire=wire)
 
@@ -523,9 +511,8 @@ class ClipOnOneRank:
         yield
         if is_last or self._each_forward:
             self._state.begin_forward(is_last=is_last)
-            self._state.clip(
-                [_with_gradients(bucket) for bucket in self._buckets], ends_forward=True
-            )
+            for number, bucket in enumerate(self._buckets, 1):
+                self._state.take(_with_gradients(bucket), ends_forward=number == len(self._buckets))
 
     def finish(self) -> ClipOutcome:
         """What was clipped."""

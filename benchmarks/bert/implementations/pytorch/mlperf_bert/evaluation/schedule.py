@@ -47,11 +47,6 @@ class InTurn:
         """Capture what will be replayed, in the untimed init phase."""
         self._evaluator.prepare(self._evaluated)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether an evaluation was begun whose result was not asked for."""
-        return self._pending is not None
-
     def begin(self, samples: int) -> float:
         """Evaluate the weights as they are, after `samples` trained sequences.
 

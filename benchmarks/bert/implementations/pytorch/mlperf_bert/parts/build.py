@@ -199,7 +199,7 @@ def _assemble(
         saving=Saving(
             config=config,
             identity=identity,
-            start=run.start,
+            start_of_run=run.start,
             writer=_writer(run, model, optimizer),
             metrics=metrics,
             health=health,
@@ -403,7 +403,7 @@ def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLa
         config.parallel.bucket_cap_mb,
     )
     shapes = {name: tuple(each.shape) for name, each in trained.items()}
-    return plan_layout(shapes, [bucket.names for bucket in buckets], num_shards)
+    return plan_layout(shapes, buckets, num_shards)
 
 
 def _reduction(

@@ -23,10 +23,10 @@ from mlperf_bert.data.mpi_readers import (
 from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
-from mlperf_bert.data.token_packets import token_dtype
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 
 def build_loader(

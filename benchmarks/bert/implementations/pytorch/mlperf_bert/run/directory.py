@@ -190,10 +190,8 @@ def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
 
 
 def _versions(*names: str) -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(names)
     for name in names:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
     return versions

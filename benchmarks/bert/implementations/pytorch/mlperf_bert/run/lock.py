@@ -25,10 +25,8 @@ class RunLock:
     the file, not the lock. The lock is POSIX's and not flock's: children do not inherit it, and
     network file systems know it. A process must hold no second one on the same run.
 
-    Args:
-        root: the run directory, which is made, and goes again where nothing else is left in it;
-            None on the other ranks, for which this does nothing.
-        name: of the run in it.
+    `root` is the run directory, which is made, and goes again where nothing else is left in it; it
+    is None on the other ranks, for which this does nothing.
     """
 
     def __init__(self, root: Path | None, name: str) -> None:

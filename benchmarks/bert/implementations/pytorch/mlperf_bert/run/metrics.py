@@ -206,14 +206,11 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class MetricsFile:
-    """Appends records; on ranks other than 0 nothing is kept.
+    """Appends records; without a path, on ranks other than 0, nothing is kept.
 
-    Args:
-        path: the file; None keeps nothing.
-        after_step: the step after which a resumed run goes on: later records, which it makes anew,
-            are taken out. None begins a new file.
-
-    Raises ConfigError or DataError where the file cannot be read or written.
+    `after_step` is the step after which a resumed run goes on: later records, which it makes anew,
+    are taken out. None begins a new file. Raises ConfigError or DataError where the file cannot be
+    read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:

@@ -40,12 +40,9 @@ class MlperfLog:
     The methods are called in the order in which they stand here, `eval_*` and `tracked_stats`
     repeatedly. Each record is on disk when its method returns, and names the line that called it.
 
-    Args:
-        path: the file to create; its directory must exist. None, of all ranks but one, writes
-            nothing: the seed of a run may be logged only once.
-
-    Raises ConfigError if the file exists, cannot be created or written, or mlperf_logging is not
-    installed.
+    `path`, whose directory must exist, is created. None, of all ranks but one, writes nothing: the
+    seed of a run may be logged only once. Raises ConfigError if the file exists, cannot be created
+    or written, or mlperf_logging is not installed.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -53,9 +50,21 @@ class MlperfLog:
         self._handler: logging.FileHandler | None = None
         self._logger: Any = None
         if path is not None:
-            logger_class = _import_logger_class()  # first, so that a failure leaves no empty file
+            try:  # first, so that a failure leaves no empty file
+                from mlperf_logging.mllog.mllog import MLLogger
+            except ImportError:
+                remedy = "run in the checkout: tools/venv.sh"
+                raise ConfigError("mlperf_logging", "is not installed", remedy) from None
             self._handler = _open_new(path)
-            self._logger = _make_logger(logger_class, self._handler)
+            # Made directly, not by logging.getLogger: known to nobody else, without a parent to
+            # pass records to. So mllog's default of printing to stdout stays off, and logs do not
+            # mix.
+            logger = logging.Logger("mlperf_log", logging.INFO)
+            logger.addHandler(self._handler)
+            # Paths inside the package are logged relative to it: where it is installed is nobody's
+            # matter.
+            root = re.escape(str(Path(mlperf_bert.__file__).resolve().parent.parent))
+            self._logger = MLLogger(logger, root_dir=root)
 
     def init_start(self, *, cache_cleared: bool) -> None:
         """Untimed initialisation begins; `cache_cleared`: the page cache was dropped before it."""
@@ -87,12 +96,8 @@ class MlperfLog:
     ) -> None:
         """What only our own `mlperf_bert package` asks; other checkers ignore keys they don't know.
 
-        Args:
-            config: says the target accuracy and whether the division's rules were enforced.
-            number_of_nodes: machines that the run was started on.
-            number_of_ranks: training processes on all of them, one an accelerator.
-            resumed_from: step and samples of the checkpoint from which the run goes on, if any.
-            initial_weights: loaded from a checkpoint that was given, or drawn at random.
+        `resumed_from` has step and samples of the checkpoint from which the run goes on, if any;
+        `initial_weights` were loaded from a checkpoint that was given, or drawn at random.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
         self._record("event", "rules_enforced", config.mlperf.enforce_rules)
@@ -141,10 +146,7 @@ class MlperfLog:
     ) -> None:
         """The clock stops: the target was reached (`success`) or not (`aborted`).
 
-        Args:
-            samples: sequences trained in the whole run.
-            eval_samples: size of the evaluation set.
-            status: as above.
+        `samples` were trained in the whole run, `eval_samples` are in the evaluation set.
         """
         self._record("end", "block_stop", first_epoch_num=1, epoch_count=1)
         self._record("end", "epoch_stop", epoch_num=1)
@@ -232,25 +234,6 @@ def _open_new(path: Path) -> logging.FileHandler:
     except OSError as error:
         problem = f"cannot be created ({error.strerror})"
         raise ConfigError(str(path), problem, "choose a directory you can write to") from None
-
-
-def _import_logger_class() -> Any:
-    try:
-        from mlperf_logging.mllog.mllog import MLLogger
-    except ImportError:
-        remedy = "run in the checkout: tools/venv.sh"
-        raise ConfigError("mlperf_logging", "is not installed", remedy) from None
-    return MLLogger
-
-
-def _make_logger(logger_class: Any, handler: logging.FileHandler) -> Any:
-    # Made directly, not by logging.getLogger: known to nobody else, without a parent to pass
-    # records to. So mllog's default of printing to stdout stays off, and logs do not mix.
-    logger = logging.Logger("mlperf_log", logging.INFO)
-    logger.addHandler(handler)
-    # Paths inside the package are logged relative to it: where it is installed is nobody's matter.
-    root = re.escape(str(Path(mlperf_bert.__file__).resolve().parent.parent))
-    return logger_class(logger, root_dir=root)
 
 
 def _free_text(field: Literal["submission_org", "submission_platform"], config: RunConfig) -> str:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from mlperf_bert.common.records import Record, read_record, write_json
+from mlperf_bert.common.records import Record, Share, parse, read_record, write_json
 from mlperf_bert.common.untrusted import in_brief
 
 OUTCOME_SCHEMA_VERSION = 1
@@ -26,7 +26,7 @@ class RunOutcome:
     steps: int
     samples: int
     seconds: float
-    mlm_accuracy: float | None
+    mlm_accuracy: Share | None
     stopped_by: str | None
 
     def to_json(self) -> bytes:
@@ -41,14 +41,7 @@ def read_outcome(path: Path) -> RunOutcome:
     seconds = record.number("seconds")
     if seconds < 0:
         raise record.error("seconds", f"is {in_brief(seconds)}, less than none")
-    return RunOutcome(
-        status=read_status(record, "status"),
-        steps=record.integer("steps"),
-        samples=record.integer("samples"),
-        seconds=seconds,
-        mlm_accuracy=record.optional_share("mlm_accuracy"),
-        stopped_by=record.optional_text("stopped_by"),
-    )
+    return parse(RunOutcome, record, status=read_status(record, "status"), seconds=seconds)
 
 
 def as_status(value: object) -> Status | None:

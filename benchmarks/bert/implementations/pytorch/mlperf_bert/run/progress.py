@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from mlperf_bert.common.atomic import LineFile
@@ -25,13 +24,8 @@ class Reporter:
         self._shown.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shown.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._shown.__exit__(*error)
         if self._file:
             self._file.close()
 

@@ -49,19 +49,11 @@ class StragglerWatch:
     """
 
     def __init__(
-        self,
-        run: RunSection,
-        info: RankInfo,
-        model: BertForPretraining,
-        device: torch.device,
+        self, run: RunSection, info: RankInfo, model: BertForPretraining, device: torch.device
     ) -> None:
-        """Watch `model`; called by every rank at the same time, before any step, and any capture.
+        """Watch the bare `model`, whose parameters are on `device`.
 
-        Args:
-            run: says what is slow (`straggler_factor`), and whether steps are captured.
-            info: this rank.
-            model: the bare one, with its parameters on `device`.
-            device: that computes the steps.
+        Called by every rank at the same time, before any step, and any capture.
         """
         self._factor = run.straggler_factor
         self._info = info

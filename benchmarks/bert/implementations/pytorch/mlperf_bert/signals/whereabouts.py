@@ -102,7 +102,7 @@ class Watch:
                 return
 
 
-class Heartbeat:
+class Heartbeat(Watch):
     """Watches the steps that were queued on a device, while used as a context.
 
     What a graph replays, NCCL's own watchdog cannot see.
@@ -116,16 +116,12 @@ class Heartbeat:
     def __init__(
         self, timeout_s: float, on_hang: Callable[[int], None], *, poll_s: float = POLL_S
     ) -> None:
+        def say(step: int, seconds: float) -> bool:
+            on_hang(step)
+            return True
+
         self._steps: deque[tuple[int, Callable[[], bool]]] = deque()
-        self._on_hang = on_hang
-        self._watched = Watch(self._oldest, timeout_s, self._say, poll_s=poll_s)
-
-    def __enter__(self) -> Self:
-        self._watched.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watched.__exit__()
+        super().__init__(self._oldest, timeout_s, say, poll_s=poll_s)
 
     def watch(self, step: int, is_done: Callable[[], bool]) -> None:
         """From now on, wait for a step: `is_done` says whether it has ended, without waiting."""
@@ -136,10 +132,6 @@ class Heartbeat:
         while self._steps and self._steps[0][1]():
             self._steps.popleft()
         return self._steps[0][0] if self._steps else None
-
-    def _say(self, step: int, seconds: float) -> bool:
-        self._on_hang(step)
-        return True
 
 
 def end_process(line: str) -> None:

@@ -12,13 +12,12 @@ alone (`growth`), and files that go too far are refused before.
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
@@ -146,11 +145,6 @@ class TokenizerFile:
 
     def __len__(self) -> int:
         return self.vocab_size
-
-    def encode_lines(self, lines: Sequence[str]) -> list[NDArray[Any]]:
-        """Token ids of each line, uint16 or uint32 (`token_dtype`), without special tokens."""
-        encoder = FileEncoder(self)
-        return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]
 
 
 class FileEncoder:

@@ -39,8 +39,8 @@ WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _REMEDY = "give the vocabulary of these weights with --vocab"
 _MOST_TOKENS = 2**24
-# How a tokenizer.json says what vocabulary/word_pieces.py does. Its words end at 200 letters, the
-# library's at 100 where nobody asked for more: that is no other vocabulary.
+# How a tokenizer.json says what vocabulary/word_pieces.py does; ours says the first of each. Words
+# end at 200 letters there, the library's at 100 where nobody asked for more: that is no other one.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "normalizer": {
@@ -135,6 +135,10 @@ def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
 
 def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
     """`tokenizer.json` of a list of word pieces."""
+    as_ours = {
+        section: {name: allowed[0] for name, allowed in settings.items()}
+        for section, settings in _AS_OURS.items()
+    }
     return {
         "version": "1.0",
         "truncation": None,
@@ -143,20 +147,12 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
             (_added(token, words.ids[token]) for token in SPECIAL_TOKENS),
             key=lambda added: int(added["id"]),
         ),
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": True,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "normalizer": as_ours["normalizer"],
+        "pre_tokenizer": as_ours["pre_tokenizer"],
         "post_processor": _template({"[CLS]": words.cls_id}, {"[SEP]": words.sep_id}),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
+            **as_ours["model"],
             "max_input_chars_per_word": MAX_WORD_CHARS,
             "vocab": words.ids,
         },

@@ -11,7 +11,7 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -62,8 +62,8 @@ _ASKED_PER_S = 4000  # by all ranks together, while they wait
 _LAST_WORDS_S = 2.0  # for the reasons of other ranks, once rank 0's collectives failed
 _MORE_S = 30.0  # over a limit that other ranks keep, and of patience with a request to the store
 
-OwnChecks = Mapping[str, Callable[[], list[Finding]]]
-"""What the first rank of each node looks at alone, by name; none of them raises."""
+OwnChecks = Sequence[Callable[[], list[Finding]]]
+"""What the first rank of each node looks at alone; none of them raises."""
 
 
 class MeetingError(UserError):
@@ -164,7 +164,7 @@ def examine(
     of its node. Returns the exit status, the same on all ranks; 1 on those that lost rank 0.
     """
     # A process group that was given up leaves threads behind: with this module loaded,
-    # common.exit.leave ends the process without waiting for them.
+    # __main__ ends the process without waiting for them.
     importlib.import_module("mlperf_bert.distributed.session")
     try:
         return _examine(info, own_checks, options, show, network)
@@ -188,7 +188,7 @@ def _examine(
     meeting.send("here", introduction(info, options))
     if info.rank != 0:
         if info.local_rank == 0:
-            meeting.send("findings", _made(own_checks))
+            meeting.send("findings", as_json(_made(own_checks))["checks"])
         patience = (1 + len(own_checks)) * options.timeout_s + _MORE_S
         if meeting.hear("measure", patience):
             _measured(info, meeting, options)
@@ -246,15 +246,12 @@ def _device(info: RankInfo, options: Options) -> torch.device:
     return choose_device(options.wanted_device, info, options.share_gpu)
 
 
-def _made(checks: OwnChecks) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for check in checks.values():
-        rows += as_json(check())["checks"]
-    return rows
+def _made(checks: OwnChecks) -> list[Finding]:
+    return [finding for check in checks for finding in check()]
 
 
 def _of_all_nodes(
-    own: list[dict[str, Any]], here: Here, meeting: Meeting, options: Options, num_checks: int
+    own: list[Finding], here: Here, meeting: Meeting, options: Options, num_checks: int
 ) -> list[Finding]:
     """The nodes' own checks in one list; `own` are those of rank 0's node."""
     if not own:
@@ -263,10 +260,11 @@ def _of_all_nodes(
     for rank in sorted(here):
         firsts.setdefault(here[rank]["node"], rank)
     others = [rank for rank in firsts.values() if rank != 0]
-    sent = meeting.receive("findings", others, num_checks * options.timeout_s) if others else {}
     if not others:
-        return from_json(own)
-    by_host = {_label(here, rank): from_json(rows) for rank, rows in {0: own, **sent}.items()}
+        return own
+    sent = meeting.receive("findings", others, num_checks * options.timeout_s)
+    by_host = {_label(here, 0): own}
+    by_host |= {_label(here, rank): from_json(rows) for rank, rows in sent.items()}
     silent = [_label(here, rank) for rank in others if rank not in sent]
     findings = merged(by_host)
     if silent:

@@ -1,20 +1,31 @@
-"""What is measured of gradients' noise, against gradients computed apart; on one and two ranks."""
+"""What is measured of steps, on one and two ranks: the gradients' noise, and who is slow.
 
+Noise is held against gradients computed apart. A rank whose own work is slow is named by all ranks,
+though all have the same step time.
+"""
+
+import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
-from small_runs import Run, start
+from small_runs import CPU, Run, start
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.step.eager import training_loss_sums
 
 STEPS, INTERVAL = 4, 2
@@ -27,6 +38,10 @@ CASES = {
     "flat unclipped": ("parallel.data_parallel=flat", "clip.policy=none"),
     "shard_world lamb": ("parallel.data_parallel=shard_world", "optim.name=lamb"),
 }
+WATCHED_STEPS = 3
+SHORT_S, LONG_S = 0.01, 0.15
+MODES = ("ddp", "flat", "shard_world")
+EQUAL, UNEQUAL = (100, 100), (100, round(100 * LONG_S / SHORT_S))  # tokens of the ranks, as planned
 
 
 def trained(run: Run) -> dict[str, Any]:
@@ -40,6 +55,25 @@ def trained(run: Run) -> dict[str, Any]:
     return {
         "measured": torch.stack(measured) if measured else None,
         "weights": run.optimizer.exact_weights(),
+    }
+
+
+def watched(run: Run, sleep_s: float, tokens: tuple[int, int]) -> dict[str, Any]:
+    """Steps whose forwards sleep on this rank; the planned tokens need not be the real ones."""
+    model = cast(BertForPretraining, run.model)
+    watch = StragglerWatch(run.config.run, run.info, model, CPU)
+    plan = SimpleNamespace(num_tokens=np.array(tokens)[:, None])
+    batch = cast(StepBatch, SimpleNamespace(plan=plan, wait_ms=0.0))
+    run.steps(1, 1)  # warm-up: none of it counts
+    model.bert.encoder.register_forward_pre_hook(lambda *_: time.sleep(sleep_s))
+    for step in range(2, WATCHED_STEPS + 2):
+        watch.step_begins(batch)
+        run.step(step, run.micro_batches(step))
+    run.optimizer.settle()
+    return {
+        "lines": watch.compare((0.0, 1)),
+        "slowest": watch.slowest_over_median,
+        "then": watch.compare((0.0, 1)),
     }
 
 
@@ -253,15 +287,43 @@ def test_measuring_reads_nothing_back(tiny_config: Path, forwards: int) -> None:
     assert counted.found == 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_rank_that_sleeps_is_named(ranks: list[dict[str, Any]], mode: str) -> None:
+    one, other = (each[mode] for each in ranks)
+    assert one == other
+    (line,) = one["lines"]
+    assert line.startswith(f"rank 1 on {socket.gethostname()} is slow: ")
+    assert line.endswith("(run.straggler_factor 1.5)")
+    assert float(line.split("is slow: ")[1].split(" s")[0]) >= LONG_S
+    assert one["slowest"] > 1.5
+
+
+def test_a_rank_with_more_tokens_is_not_named(ranks: list[dict[str, Any]]) -> None:
+    for each in ranks:
+        assert each["more tokens"]["lines"] == []
+        assert each["more tokens"]["slowest"] < 1.5
+
+
+def test_steps_before_a_comparison_do_not_count_in_the_next(ranks: list[dict[str, Any]]) -> None:
+    assert all(each[mode]["then"] == [] for each in ranks for mode in MODES)
+
+
 def all_cases(config: Path, info: RankInfo) -> dict[str, Any]:
-    """Of each way to reduce gradients, what was measured and the weights, measuring on and off."""
+    """Of each way to reduce gradients, what was measured and the weights, measuring on and off.
+
+    And who is slow: rank 1 sleeps longer.
+    """
     found = {}
     for name, settings in CASES.items():
         for interval in (INTERVAL, 0):
             case = (*settings, f"run.noise_interval_steps={interval}")
             run = start(config, info, case, torch.float64)
             found[f"{name} {'on' if interval else 'off'}"] = trained(run)
-    return found
+    sleep_s = LONG_S if info.rank == 1 else SHORT_S
+    for mode in MODES:
+        run = start(config, info, (f"parallel.data_parallel={mode}",))
+        found[mode] = watched(run, sleep_s, EQUAL)
+    return found | {"more tokens": watched(start(config, info, ()), sleep_s, UNEQUAL)}
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_bytes_that_exchanges_send(balanced: Asked, histogram: Path) -> None:
     one = Path("one.csv")
     one.write_text("length,count\n20,1000\n")
     rows = rows_by_policy(balanced(SIZES, "--histogram", one))
-    packet = gathered_bytes(np.full((2, 1, 6), 20), np.full((2, 1, 6), 3), "<u2")
+    packet = gathered_bytes(np.full((2, 1, 6), 20), np.full((2, 1, 6), 3), np.dtype("<u2"))
     for policy, group in ((NEAR, 4), (FAR, 8)):
         assert rows[policy]["exchanged_bytes_per_rank"] == (group - 1) * packet
     # A node of one rank exchanges nothing inside it.

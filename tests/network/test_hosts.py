@@ -1,8 +1,11 @@
 """Two network namespaces as two hosts: a run crosses the link between them, and survives no cut.
 
+While ranks of one of them run, nobody outside it can speak to it.
+
 Left out by ./run_tests.sh; `make test-real` runs them.
 """
 
+import errno
 import json
 import os
 import re
@@ -12,12 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from listening import listeners, tree
-from support import PACKAGE, REPOSITORY, TOOLS, make_tiny_inputs, metrics_losses, run_process
+from listening import is_loopback, listeners, tree
+from support import (
+    PACKAGE,
+    REPOSITORY,
+    TOOLS,
+    make_tiny_inputs,
+    metrics_losses,
+    run_cli,
+    run_process,
+)
 
 sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-21-overlap"))
 from overlap_link import ADDRESSES, INTERFACE, linked_namespaces
@@ -33,6 +45,9 @@ pytestmark = [
 HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_NODES = ("parallel.nodes=2", "parallel.local_batch_size=8", "run.seed=11")
 ENDLESS = ("run.max_steps=1000000", "eval.interval_samples=10000000")
+TWO_RANKS = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
+ANSWER = "import socket, sys; print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))"
+REFUSED = f"{errno.ECONNREFUSED}\n"
 TIMEOUT_S = 8  # run.hang_timeout_s of the run whose link is cut
 SLACK_S = 8  # for a rank to see it and say so, on a machine that has other work
 
@@ -48,12 +63,16 @@ def hosts() -> Iterator[tuple[str, ...]]:
         yield names
 
 
+def sets_of(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def start(
     hosts: tuple[str, ...], tiny: tuple[Path, Path], run_dir: Path, *settings: str
 ) -> list[subprocess.Popen[str]]:
     """torchrun on each host, as one starts it by hand on two machines."""
     data, config = tiny
-    sets = [word for setting in (*TWO_NODES, *settings) for word in ("--set", setting)]
+    sets = sets_of(*TWO_NODES, *settings)
     train = ["-m", "mlperf_bert", "train", "--config", config, "--data", data, "--run-dir", run_dir]
     quiet = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
     processes = []
@@ -98,11 +117,10 @@ def test_a_run_crosses_the_link(
 
     data, config = tiny
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    one_host = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8", "run.seed=11")
     run_process(
         *(sys.executable, *launcher, "-m", "mlperf_bert", "train", "--config", config),
         *("--data", data, "--run-dir", tmp_path / "together"),
-        *(word for setting in one_host for word in ("--set", setting)),
+        *sets_of(*TWO_RANKS, "run.seed=11"),
     )
     apart, together = metrics_losses(tmp_path / "apart"), metrics_losses(tmp_path / "together")
     assert len(apart) == 20
@@ -134,7 +152,7 @@ def test_ranks_listen_on_the_address_of_the_nodes_alone(
     """As srun starts them, with no port and no interface given; nothing comes out of a pickle."""
     data, config = tiny
     words = ["train", "--config", config, "--data", data, "--run-dir", tmp_path / "run"]
-    words += [word for setting in (*TWO_NODES, *ENDLESS) for word in ("--set", setting)]
+    words += sets_of(*TWO_NODES, *ENDLESS)
     audit = tmp_path / "audit.jsonl"
     tasks = [start_task(rank, host, words, audit) for rank, host in enumerate(hosts)]
     metrics = tmp_path / "run/run_0/metrics.jsonl"
@@ -194,3 +212,66 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[object]]:
+    """Those that start ranks by themselves; `bench` starts none."""
+    data, config = tiny
+    two, endless = sets_of(*TWO_RANKS), sets_of(*ENDLESS)
+    given = ["--config", config, "--data", data]
+    trained = directory / "trained"
+    run_cli("train", *given, "--run-dir", trained, "--set", "run.max_steps=1")
+    weights = trained / "run_0/checkpoints"
+    squad = ["--layers", 2, "--hidden", 16, "--updates", 10000, "--device", "cpu"]
+    return {
+        "train": ["train", *given, "--run-dir", directory / "run", *two, *endless],
+        "evaluate": ["evaluate", "--checkpoint", weights, "--data", data, "--ranks", 2],
+        "doctor": ["doctor", "--only", "network", "--device", "cpu"],
+        "squad": ["squad", "train", "--engine", "pipeline:2", "--run-dir", directory / "s", *squad],
+        "tune": ["tune", *given, "--space", "around", "--study", directory / "study", *two],
+    }
+
+
+def test_nobody_outside_can_connect(
+    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """All commands at once: most of their time is the start of their ranks."""
+    with ExitStack() as stack:
+        running = {
+            name: stack.enter_context(started(hosts[0], words, tmp_path / f"{name}.output"))
+            for name, words in commands(tiny, tmp_path).items()
+        }
+        stack.callback(lambda: [process.terminate() for process in running.values()])
+        found: dict[str, set[str]] = {name: set() for name in running}
+        deadline = time.monotonic() + 120
+        while not all(map(have_met, found.values())):
+            assert time.monotonic() < deadline, found
+            for name, process in running.items():
+                has_ended = process.poll() is not None
+                found[name] |= set(listeners(tree(process.pid)))
+                output = tmp_path / f"{name}.output"
+                assert have_met(found[name]) or not has_ended, output.read_text()
+        assert all(is_loopback(place) for places in found.values() for place in places), found
+        for place in found["train"] - {"unix"}:  # which is still there
+            for host in hosts:  # from the machine's own other address, and a neighbour's
+                assert answer(host, place) == REFUSED, place
+    print(*(f"{name}: {' '.join(sorted(places))}" for name, places in found.items()), sep="\n")
+
+
+def have_met(places: set[str]) -> bool:
+    """Whether both ranks of a command listened, for gloo's connections."""
+    return len(places - {"unix"}) >= 2
+
+
+def started(host: str, words: Sequence[object], output: Path) -> subprocess.Popen[bytes]:
+    command = ["ip", "netns", "exec", host, sys.executable, "-m", "mlperf_bert", *map(str, words)]
+    with output.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+
+def answer(host: str, place: str) -> str:
+    """What a connection gets that comes from `host` to the port, at the first one's address."""
+    command = ["ip", "netns", "exec", host, sys.executable, "-SEc", ANSWER, ADDRESSES[0]]
+    return subprocess.run(
+        [*command, place.rpartition(":")[2]], capture_output=True, text=True, check=True
+    ).stdout

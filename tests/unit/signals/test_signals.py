@@ -1,5 +1,6 @@
-"""What a signal does at once, before the first step and at a second Ctrl-C; the status file."""
+"""What a signal does: at once, or as one decision of all ranks at one step; the status file."""
 
+import itertools
 import os
 import re
 import signal
@@ -7,30 +8,45 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlperf_bert.common import errors
-from mlperf_bert.signals import signal_watch
-from mlperf_bert.signals.signal_watch import SIGNALS, CtrlC, SignalWatch, write_status
+from mlperf_bert.signals import signal_watch, stop_request
+from mlperf_bert.signals.signal_watch import (
+    SIGNALS,
+    CaughtSignals,
+    CtrlC,
+    SignalWatch,
+    write_status,
+)
+from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
 from support import REPOSITORY
 
+CPU = torch.device("cpu")
 HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """They are as before, whatever stays caught."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Statuses with which the process would have been left; handlers are as before."""
+    """Statuses with which the process would have been left."""
     statuses: list[int] = []
-    before = {number: signal.getsignal(number) for number in SIGNALS}
     with monkeypatch.context() as patched:
         patched.setattr(signal_watch.os, "_exit", statuses.append)
         yield statuses
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def training() -> Whereabouts:
@@ -70,9 +86,12 @@ def test_one_rank_speaks_for_all(left: list[int], capsys: pytest.CaptureFixture[
     assert (left, capsys.readouterr().err) == ([], "")
 
 
-def test_handlers_are_given_back_where_nothing_came() -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: SignalWatch(training(), speaks=True), lambda: StopRequest(1, CPU)]
+)
+def test_handlers_are_given_back_where_nothing_came(make: Callable[[], CaughtSignals]) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with SignalWatch(training(), speaks=True):
+    with make():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
@@ -98,6 +117,7 @@ def test_a_second_ctrl_c_is_one_that_comes_later() -> None:
 STUCK = """
 import ctypes
 from mlperf_bert.signals.signal_watch import SignalWatch
+from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
 whereabouts = Whereabouts()
 whereabouts.at("step", 1)
@@ -129,7 +149,12 @@ def test_ctrl_c_twice_ends_a_stuck_process_that_began_in_the_background() -> Non
 def test_readers_see_one_whole_status_while_ranks_write_it(tmp_path: Path) -> None:
     path = tmp_path / "status_0"
     assert write_status(path, 3)
-    ranks = [threading.Thread(target=_write_often, args=(path,)) for _ in range(4)]
+
+    def write_often() -> None:
+        for _ in range(50):
+            write_status(path, 75)
+
+    ranks = [threading.Thread(target=write_often) for _ in range(4)]
     for rank in ranks:
         rank.start()
     seen = set()
@@ -138,11 +163,6 @@ def test_readers_see_one_whole_status_while_ranks_write_it(tmp_path: Path) -> No
     assert seen <= {"3\n", "75\n"}
     assert path.read_text() == "75\n"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def _write_often(path: Path) -> None:
-    for _ in range(50):
-        write_status(path, 75)
 
 
 def test_a_file_that_cannot_be_written_is_a_warning(
@@ -166,3 +186,84 @@ def test_the_shell_knows_the_same_statuses() -> None:
     assert {"TARGET_MISSED", "STOPPED"} <= {name for name, _ in names}
     for name, number in names:
         assert getattr(errors, name) == int(number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> None:
+    with StopRequest(1, CPU) as stop:
+        assert stop.agreed(1) is None
+        os.kill(os.getpid(), number)
+        assert stop.agreed(2) == number.name
+
+
+def test_a_second_signal_does_not_end_a_rank_that_saves() -> None:
+    with StopRequest(1, CPU) as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.agreed(1) == "SIGUSR1"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.agreed(2) == "SIGTERM"  # named, because scancel may bring both
+    os.kill(os.getpid(), signal.SIGTERM)  # nor one that leaves after that
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("step_s", "most"), [(0.01, 102), (4.0, 1), (1e-6, 1000)])
+def test_ranks_ask_each_other_about_once_a_second(
+    step_s: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank has the signal from the start; until the next question nobody knows."""
+    asked: list[int] = []
+    other_has_signal = False
+    clock = Clock()
+    step = 0
+
+    def all_reduce(numbers: torch.Tensor, operation: object) -> None:
+        asked.append(step)
+        if other_has_signal:
+            numbers[0] = float(signal.SIGTERM)
+
+    monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
+    with StopRequest(2, CPU, clock=clock) as stop:
+        for step in range(1, 2001):
+            clock.now += step_s
+            assert stop.agreed(step) is None
+        gaps = {after - before for before, after in itertools.pairwise(asked)}
+        assert max(gaps) <= most
+        assert max(gaps) * step_s <= max(1.01, step_s)
+        other_has_signal = True
+        answers = []
+        for step in range(2001, 2001 + max(gaps)):
+            clock.now += step_s
+            answers.append(stop.agreed(step))
+        assert [answer for answer in answers if answer] == ["SIGTERM"]
+        assert stop.step_s == pytest.approx(step_s)
+
+
+def test_seconds_a_step_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_reduce(numbers: torch.Tensor, operation: object) -> None:
+        numbers[1] = max(float(numbers[1]), 0.5)
+
+    monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
+    clock = Clock()
+    with StopRequest(2, CPU, clock=clock) as stop:
+        assert stop.step_s is None
+        for step, seconds, slowest in ((121, 0.2, 0.5), (123, 0.8, 0.8)):  # as of a resumed run
+            clock.now += seconds * (2 if step > 121 else 1)
+            stop.agreed(step)
+            assert stop.step_s == pytest.approx(slowest)
+
+
+def test_one_rank_measures_for_about_a_second() -> None:
+    clock = Clock()
+    with StopRequest(1, CPU, clock=clock) as stop:
+        for step in range(1, 10):
+            clock.now += 0.125
+            stop.agreed(step)
+            assert stop.step_s == (None if step < 8 else 0.125)

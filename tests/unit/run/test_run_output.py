@@ -1,0 +1,202 @@
+"""What a run writes: metrics.jsonl and what is in it, outcome.json, and what a person sees."""
+
+import errno
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlperf_bert.common.atomic import LineFile
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.run.metrics import MetricsFile
+from mlperf_bert.run.outcome import REMEDY, RunOutcome, read_outcome
+from mlperf_bert.run.progress import Reporter, progress_line
+from support import run_process
+
+REACHED = RunOutcome(
+    status="success", steps=120, samples=1920, seconds=3.5, mlm_accuracy=0.72, stopped_by=None
+)
+STOPPED = replace(REACHED, status="aborted", mlm_accuracy=None, stopped_by="SIGTERM")
+RECORD = {
+    "step": 120,
+    "samples": 3840,
+    "samples_per_s": 412.4,
+    "tokens_per_s": 21_456.7,
+    "loss": 5.12345,
+    "learning_rate": 0.0021,
+    "step_ms": 500.0,
+}
+PEAK = "import torch; from mlperf_bert.run.metrics import memory_bytes; "
+PEAK += "said = lambda: print(memory_bytes(torch.device('cpu'))); "
+PEAK += "said(); x = bytearray(2**28); said()"
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_run_makes_later_records_anew(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    for step in (5, 10, 15):
+        first.write({"step": step, "loss": float("nan")})
+    first.close()
+    with path.open("a") as file:
+        file.write('{"step": 20, "lo')  # a run killed while it wrote
+    second = MetricsFile(path, after_step=10)
+    second.write({"step": 12, "loss": 1.0})
+    second.close()
+    assert steps(path) == [5, 10, 12]
+    assert json.loads(path.read_text().splitlines()[0])["loss"] is None
+
+
+def test_a_new_run_writes_over_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("kept\n")
+    with pytest.raises(ConfigError, match="File exists"):
+        MetricsFile(path)
+    MetricsFile(None, after_step=3).write({"step": 1})
+    assert path.read_text() == "kept\n"
+
+
+class FullFor:
+    """A raw file whose writes fail for a while, after half of the line."""
+
+    def __init__(self, file: object, failures: int) -> None:
+        self.file, self.failures = file, failures
+
+    def write(self, contents: bytes) -> int:
+        if self.failures:
+            self.failures -= 1
+            self.file.write(contents[: len(contents) // 2])  # type: ignore[attr-defined]
+            raise OSError(28, "No space left on device")
+        return self.file.write(contents)  # type: ignore[attr-defined,no-any-return]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.file, name)
+
+
+def test_a_full_disk_costs_lines_and_one_warning(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    path = tmp_path / "lines"
+    lines = LineFile(path, warnings.append)
+    lines.append("one")
+    lines._file = FullFor(lines._file, 2)  # type: ignore[assignment]
+    for line in ("two", "three", "four"):
+        lines.append(line)
+    lines.close()
+    assert path.read_text() == "one\nfour\n"
+    assert len(warnings) == 1 and "No space left on device" in warnings[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own count is taken")
+def test_a_process_does_not_count_what_started_it() -> None:
+    held = np.ones(2**28, np.uint8)  # 256 MiB, resident, while both run
+    alone, more = map(int, run_process(sys.executable, "-c", PEAK).stdout.split())
+    assert held.nbytes <= more - alone + 2**26
+    assert alone < 2**30
+
+
+def test_an_outcome_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    with pytest.raises(DataError, match="is missing"):
+        read_outcome(path)
+    for outcome in (REACHED, STOPPED):
+        path.write_bytes(outcome.to_json())
+        assert read_outcome(path) == outcome
+    assert json.loads(path.read_bytes()) == {
+        "schema_version": 1,
+        "status": "aborted",
+        "steps": 120,
+        "samples": 1920,
+        "seconds": 3.5,
+        "mlm_accuracy": None,
+        "stopped_by": "SIGTERM",
+    }
+    path.write_bytes(REACHED.to_json()[:-20])
+    with pytest.raises(DataError, match="is not valid JSON"):
+        read_outcome(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("schema_version", 2, "schema_version: is 2, this program reads 1"),
+        ("status", "fine", "status: is 'fine', neither success nor aborted"),
+        ("status", None, "status: is None, not a non-empty string"),
+        ("steps", -1, "steps: is -1, not an integer"),
+        ("samples", 1.5, "samples: is 1.5, not an integer"),
+        ("seconds", "1", "seconds: is '1', not a number"),
+        ("seconds", -1, "seconds: is -1.0, less than none"),
+        ("mlm_accuracy", 1.01, "mlm_accuracy: is 1.01, not in 0 .. 1"),
+        ("mlm_accuracy", -0.1, "mlm_accuracy: is -0.1, not in 0 .. 1"),
+        ("stopped_by", 15, "stopped_by: is 15, not a non-empty string"),
+    ],
+)
+def test_a_wrong_value_is_named(key: str, value: object, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    path.write_text(json.dumps({**json.loads(REACHED.to_json()), key: value}))
+    with pytest.raises(DataError) as raised:
+        read_outcome(path)
+    assert reason in str(raised.value) and str(raised.value).endswith(REMEDY)
+
+
+def test_progress_line_has_every_figure() -> None:
+    line = progress_line(RECORD, 0.2034, max_steps=8000)
+    for words in (
+        "step 120/8000",
+        "412 samples/s",
+        "21,457 tokens/s",
+        "loss 5.1235",
+        "lr 2.100e-03",
+        "accuracy 0.2034",
+        "1:05:40 left",
+    ):
+        assert words in line
+    assert "accuracy -" in progress_line(RECORD, None, max_steps=8000)
+
+
+def test_plain_lines_off_a_terminal_and_on_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "stdout.log"
+    with Reporter(log, max_steps=8000) as reporter:
+        reporter.line("evaluation [bold]12[/bold]")
+        reporter.progress(RECORD, None)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "evaluation [bold]12[/bold]"  # text is never taken for markup
+    assert printed[1].startswith("step 120/8000")
+    assert [line.split(" ", 1)[1] for line in log.read_text().splitlines()] == printed
+
+
+def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter(None, max_steps=10) as reporter:
+        reporter.line("never seen")
+        reporter.progress(RECORD, None)
+    assert capsys.readouterr().out == ""
+
+
+class FullDisk(io.StringIO):
+    """Takes nothing until there is room again."""
+
+    is_full = True
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_what_found_no_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr("sys.stdout", disk)
+    with Reporter(tmp_path / "stdout.log", max_steps=10) as reporter:
+        reporter.line("lost")
+        disk.is_full = False
+        reporter.line("shown")
+    assert disk.getvalue() == "shown\n"
+    assert "lost" in (tmp_path / "stdout.log").read_text()
