@@ -17,6 +17,19 @@ WORDS = tuple(f"w{number}" for number in range(NUM_CYCLES * CYCLE_LENGTH))
 VOCAB_SIZE = len(SPECIAL_WORDS) + len(WORDS)
 MAX_SEQ_LENGTH = 24
 MAX_PREDICTIONS = 4
+# A model that learns it in seconds; the last section of a config that goes on with it.
+EASY_MODEL = f"""
+[model]
+vocab_size = {VOCAB_SIZE}
+hidden_size = 64
+num_layers = 2
+num_heads = 4
+intermediate_size = 128
+max_position_embeddings = {MAX_SEQ_LENGTH}
+hidden_dropout = 0.0
+attention_dropout = 0.0
+initializer_range = 0.1
+"""
 
 
 def make_easy_data(directory: Path, segments: Segments = "pair") -> Path:

@@ -18,7 +18,7 @@ import torch
 from mlperf_logging.rcp_checker.rcp_checker import check_directory, get_submission_epochs
 
 from checkpoint_cases import save_checkpoint
-from easy_text import MAX_PREDICTIONS, MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
+from easy_text import EASY_MODEL, MAX_PREDICTIONS, MAX_SEQ_LENGTH, make_easy_data
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
@@ -39,17 +39,7 @@ CONFIG = f"""
 max_steps = 1500
 seed = 1
 device = "cpu"
-[model]
-vocab_size = {VOCAB_SIZE}
-hidden_size = 64
-num_layers = 2
-num_heads = 4
-intermediate_size = 128
-max_position_embeddings = {MAX_SEQ_LENGTH}
-hidden_dropout = 0.0
-attention_dropout = 0.0
-initializer_range = 0.1
-[data]
+{EASY_MODEL}[data]
 max_seq_length = {MAX_SEQ_LENGTH}
 max_predictions = {MAX_PREDICTIONS}
 [parallel]

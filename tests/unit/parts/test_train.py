@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from easy_text import MAX_SEQ_LENGTH, VOCAB_SIZE, make_easy_data
+from easy_text import EASY_MODEL, MAX_SEQ_LENGTH, make_easy_data
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.run_config import RunConfig
@@ -35,17 +35,7 @@ ENCODER = f"""
 max_steps = 600
 seed = 1
 device = "cpu"
-[model]
-vocab_size = {VOCAB_SIZE}
-hidden_size = 64
-num_layers = 2
-num_heads = 4
-intermediate_size = 128
-max_position_embeddings = {MAX_SEQ_LENGTH}
-hidden_dropout = 0.0
-attention_dropout = 0.0
-initializer_range = 0.1
-objective = "mlm"
+{EASY_MODEL}objective = "mlm"
 [data]
 max_seq_length = {MAX_SEQ_LENGTH}
 max_predictions = 7

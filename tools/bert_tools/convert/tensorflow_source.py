@@ -30,9 +30,8 @@ PUBLISHED = MappingProxyType(
     }
 )
 _INDEX = ".index"
-_OTHER = re.compile(
-    r"\.meta$|\.data-\d{5}-of-\d{5}$"
-)  # of .meta, a program's graph, nothing is read
+# Of .meta, a program's graph, nothing is read.
+_OTHER = re.compile(r"\.meta$|\.data-\d{5}-of-\d{5}$")
 _MOST_FILES = 1000  # looked at in a directory
 _REMEDY = "give the name that TensorFlow saved it under, such as DIR/model.ckpt-28252"
 

@@ -18,8 +18,9 @@ _FIRST = ("init_stop", "run_start", "epoch_start", "block_start")
 _EVALUATION = ("eval_start", "eval_accuracy", "eval_stop")
 _REPEATED = (*_EVALUATION, "tracked_stats")
 _LAST = ("block_stop", "epoch_stop", "train_samples", "eval_samples", "run_stop")
-# Each stands once in a log of ours (mlperf_log.py): its name among the facts, and its type.
-_SINGLE: Mapping[str, tuple[str, type]] = {
+# Each stands once in a log of ours (mlperf_log.py): its name among the facts (None: it is none),
+# and its type.
+_SINGLE: Mapping[str, tuple[str | None, type]] = {
     "submission_benchmark": ("benchmark", str),
     "submission_division": ("division", str),
     "seed": ("seed", int),
@@ -31,8 +32,8 @@ _SINGLE: Mapping[str, tuple[str, type]] = {
     "initial_weights": ("initial_weights", str),
     "number_of_nodes": ("nodes", int),
     "number_of_ranks": ("ranks", int),
-    "run_start": ("", type(None)),
-    "run_stop": ("", type(None)),
+    "run_start": (None, type(None)),
+    "run_stop": (None, type(None)),
 }
 _MAY_LACK = ("initial_weights",)  # older logs do; the closed division asks for it (own_checks.py)
 # Before `init_stop`: what ten runs need not have in common, or what is asked of each alone.

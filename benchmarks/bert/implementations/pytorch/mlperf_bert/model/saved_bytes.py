@@ -55,9 +55,10 @@ class PaddedAttention:
             most = int(np.bincount(row, weights=queries).max())
             return cls._of([(int(row.max()) + 1, longest, most)])
         order = np.argsort(-lengths, kind="stable")
-        groups = [order[start:end] for start, end in pairwise(cut_by_ratio(lengths[order]))]
         if policy == "reference":
             groups = np.split(order, len(order))  # one by one, nothing padded
+        else:
+            groups = [order[start:end] for start, end in pairwise(cut_by_ratio(lengths[order]))]
         return cls._of(
             [(len(own), int(lengths[own].max()), int(queries[own].max())) for own in groups]
         )

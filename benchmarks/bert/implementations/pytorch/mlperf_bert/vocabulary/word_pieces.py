@@ -62,7 +62,7 @@ class Vocabulary:
     mask_id: int = field(init=False)
 
     def __post_init__(self) -> None:
-        for token in SPECIAL_TOKENS:
+        for token in SPECIAL_TOKENS:  # pad_id, unk_id, cls_id, sep_id, mask_id
             object.__setattr__(self, f"{token[1:-1].lower()}_id", self.ids[token])
 
     def __len__(self) -> int:
