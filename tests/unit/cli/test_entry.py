@@ -34,6 +34,31 @@ def test_only_ranks_skip_the_interpreters_end(module: str, ends: bool) -> None:
     assert ("the interpreter ends" in done.stdout) == ends
 
 
+ENDED_WHILE_SAYING = """
+import os, signal, sys
+import mlperf_bert.__main__ as program
+from mlperf_bert.__main__ import entry
+from mlperf_bert.common.errors import ConfigError
+
+def refuse(args):
+    try:
+        raise ConfigError("the shard", "is cut", "prepare it again")
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+program.check_paths = refuse
+sys.argv = ["mlperf_bert", "config", {config!r}, "--get", "run.max_steps"]
+entry()
+"""
+
+
+def test_a_rank_that_is_ended_while_it_says_its_error_says_it() -> None:
+    code = ENDED_WHILE_SAYING.format(config=str(CONFIGS / "cpu_tiny.toml"))
+    done = run_process(sys.executable, "-c", code)
+    assert done.returncode == 2
+    assert done.stderr == "mlperf_bert: error: the shard: is cut; prepare it again\n"
+
+
 def run_into(stdout: int, *command: object) -> subprocess.CompletedProcess[str]:
     """Run Python with this stdout, buffered as it usually is."""
     environ = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}

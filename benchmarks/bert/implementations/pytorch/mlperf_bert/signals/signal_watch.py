@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from mlperf_bert.common.errors import INTERRUPTED, STOPPED, say
+from mlperf_bert.common.errors import INTERRUPTED, STOPPED, UserError, say
 from mlperf_bert.signals.whereabouts import Whereabouts
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
@@ -89,7 +89,11 @@ class Ended(KeyboardInterrupt):
 
 
 class EndingInOrder(CaughtSignals):
-    """Has the first signal raise Ended, with its name; Ctrl-C does as before."""
+    """Has the first signal raise Ended, with its name; Ctrl-C does as before.
+
+    Not while an error of the user's is being told, which ends the process by itself: a launcher
+    ends all ranks when the first has left, and what they had to say would be lost.
+    """
 
     keeps_them = True  # a session that ends sends two or three
 
@@ -100,6 +104,8 @@ class EndingInOrder(CaughtSignals):
         """Raise Ended, once."""
         if not self.first:
             self.first = number
+            if isinstance(sys.exception(), UserError):
+                return
             raise Ended(signal.Signals(number).name)
 
 
