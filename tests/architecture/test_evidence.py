@@ -1,4 +1,4 @@
-"""What documents show is there: tables made of the logs' data, commands that a fresh clone can run."""
+"""What documents show is there: tables made of the logs' data, commands for a fresh clone."""
 
 from pathlib import Path
 
