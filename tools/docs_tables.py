@@ -23,7 +23,7 @@ from mlperf_bert.common.errors import DataError, UserError
 PLACES = (
     "*.md",
     "docs/*.md",
-    "logs/*/README.md",
+    "logs/**/README.md",
     "benchmarks/bert/implementations/*/README.md",
 )
 OPENING = re.compile(r"<!-- made by: (.+) -->")

@@ -1,11 +1,16 @@
 """What documents show is there: tables made of the logs' data, commands for a fresh clone."""
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY, copy_checkout, run_shell
+from support import REPOSITORY, contents, copy_checkout, run_shell
 
+PAGES = [page.read_text() for page in sorted((REPOSITORY / "logs").rglob("README.md"))]
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+READS = ("sh", "sh long")  # of which `make test-real` runs the second
 MADE = "<!-- made by: python -c 'print(\"| a |\\n|---|\\n| 1 |\")' -->\n"
 TABLE = "| a |\n|---|\n| 1 |\n"
 
@@ -56,3 +61,41 @@ def test_what_cannot_be_made_changes_no_page(clone: Path, text: str, said: str) 
     assert (status, printed, error.count("\n")) == (2, "", 1) and said in error
     assert page.read_text() == text
     page.unlink()
+
+
+def commands(kind: str) -> list[str]:
+    """Lines of the logs' fenced blocks of a kind."""
+    blocks = (block for page in PAGES for found, block in BLOCK.findall(page) if found == kind)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_every_command_of_a_log_says_whether_it_measures() -> None:
+    for page in PAGES:
+        assert {kind for kind, _ in BLOCK.findall(page)} <= {*READS, "sh measured", "text"}, page
+        assert not re.search(r"^\n {4}\S", BLOCK.sub("", page), re.MULTILINE), page
+
+
+@pytest.mark.parametrize("kind", [READS[0], pytest.param(READS[1], marks=pytest.mark.real)])
+def test_commands_of_logs_work_on_committed_files(kind: str, clone: Path) -> None:
+    """They fail without those files, and write again what is there; pictures are not compared."""
+    before = written(clone)
+    for command in commands(kind):
+        done = run_shell(command, clone, timeout=120)
+        assert done.returncode == 0, command + done.stderr[-2000:]
+    assert commands(kind) and written(clone) == before
+
+
+def written(tree: Path) -> dict[str, bytes]:
+    files = contents(tree / "logs").items()
+    return {name: each for name, each in files if not name.endswith((".png", ".pyc"))}
+
+
+def test_git_takes_whatever_a_study_writes() -> None:
+    """`runs/` without a slash before it once left out the records of two studies."""
+    folders = ("runs", "build", "dist", "results", "checkpoints", "data", ".cache")
+    names = [f"logs/2026-01-01-study/{folder}/record.json" for folder in folders]
+    command = ["git", "check-ignore", "--", *names]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode == 128:
+        pytest.skip("not a git checkout")
+    assert done.stdout == ""
