@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from support import REPOSITORY, contents, copy_checkout, run_shell
 
 PAGES = [page.read_text() for page in sorted((REPOSITORY / "logs").rglob("README.md"))]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TYPED = (  # heads of tables that no data of ours is behind
+    "| block | reference | fused |",  # counted by hand
+    "| optimizer | global batch | max_norm |",  # records that are lost
+    "| seed 2 | 8,000 |",
+    "| run | bucket / none, no hook",
+)
+# To be made by a command: leave this out when they are.
+NOT_YET = ("cluster_model.md", "hyperparameters.md", "scaling.md", "preparation")
+TYPED += ("| layers x hidden, batch |", "| experiment |")
 READS = ("sh", "sh long")  # of which `make test-real` runs the second
 MADE = "<!-- made by: python -c 'print(\"| a |\\n|---|\\n| 1 |\")' -->\n"
 TABLE = "| a |\n|---|\n| 1 |\n"
@@ -61,6 +71,24 @@ def test_what_cannot_be_made_changes_no_page(clone: Path, text: str, said: str) 
     assert (status, printed, error.count("\n")) == (2, "", 1) and said in error
     assert page.read_text() == text
     page.unlink()
+
+
+def typed_tables(page: Path) -> Iterator[str]:
+    """Heads of the tables most of whose cells are figures, and that no command makes."""
+    text = re.sub(r"(?s)<!-- made by: .*?<!-- end -->", "", page.read_text())
+    for head, rows in re.findall(r"(?m)^(\|.*)\n\|[-:| ]+\|\n((?:\|.*\n?)+)", text):
+        cells = [c for row in rows.splitlines() for c in row.strip("|").split("|")[1:]]
+        figures = sum(bool(re.match(r"[ *~<(+-]*\d", cell)) for cell in cells)
+        if figures > len(cells) / 2:
+            yield head
+
+
+def test_no_table_of_figures_is_typed() -> None:
+    pages = {*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("logs/**/README.md")}
+    pages -= {REPOSITORY / "docs" / "log.md"}  # history
+    pages = {page for page in pages if not any(name in str(page) for name in NOT_YET)}
+    found = {head for page in pages for head in typed_tables(page)}
+    assert [head for head in found if not head.startswith(TYPED)] == []
 
 
 def commands(kind: str) -> list[str]:
