@@ -4,7 +4,7 @@
 
 A table that a command prints stands between the lines `<!-- made by: COMMAND -->` and
 `<!-- end -->`. COMMAND runs at the top of the tree, without a shell; `python` and `mlperf_bert` are
-those of this interpreter. Every command runs once, then every file is replaced in which a table
+those of this interpreter and this tree. Every command runs once, then every file is replaced in which a table
 differs. With --check nothing is written: each difference is a line, and the exit status is 1.
 """
 
@@ -26,6 +26,7 @@ PLACES = (
     "logs/**/README.md",
     "benchmarks/bert/implementations/*/README.md",
 )
+PACKAGES = ("benchmarks/bert/implementations/pytorch", "tools")
 OPENING = re.compile(r"<!-- made by: (.+) -->")
 END = "<!-- end -->"
 
@@ -85,8 +86,9 @@ def run(command: str, root: Path) -> tuple[str, str]:
     own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-m", "mlperf_bert"]}
     program, *arguments = shlex.split(command)
     words = [*own.get(program, [program]), *arguments]
-    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    environment = os.environ | quiet  # noqa: TID251, this launches
+    settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    settings["PYTHONPATH"] = ":".join(str(root / place) for place in PACKAGES)
+    environment = os.environ | settings  # noqa: TID251, this launches
     try:
         done = subprocess.run(
             words, cwd=root, env=environment, capture_output=True, text=True, timeout=120
