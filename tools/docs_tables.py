@@ -1,11 +1,12 @@
 """The tables of figures in the documents, made again from the logs' data.
 
-    python tools/docs_tables.py [--check] [--root DIR] [FILE ...]
+    python tools/docs_tables.py [--check] [--root DIR]
 
 A table that a command prints stands between the lines `<!-- made by: COMMAND -->` and
 `<!-- end -->`. COMMAND runs at the top of the tree, without a shell; `python` and `mlperf_bert` are
-those of this interpreter and this tree. Every command runs once, then every file is replaced in which a table
-differs. With --check nothing is written: each difference is a line, and the exit status is 1.
+those of this interpreter and that tree. Every command runs once, then every file is replaced in
+which a table differs. With --check nothing is written: each difference is a line, and the exit
+status is 1.
 """
 
 import argparse
@@ -35,12 +36,10 @@ def main() -> int:
     """Make the tables; 1 if --check found a difference, 2 if a document or a command is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
-    parser.add_argument("files", nargs="*", metavar="FILE", help="default: all documents")
+    parser.add_argument("--root", type=Path, metavar="DIR", default=Path(__file__).parents[1])
     options = parser.parse_args()
     root: Path = options.root.resolve()
-    documents = [root / name for name in options.files]
-    documents = documents or sorted(path for place in PLACES for path in root.glob(place))
+    documents = sorted({path for place in PLACES for path in root.glob(place)})
     try:
         made = {path: remade(path, root) for path in documents}
     except UserError as error:
@@ -84,16 +83,16 @@ def remade(path: Path, root: Path) -> tuple[str, list[str]]:
 def run(command: str, root: Path) -> tuple[str, str]:
     """What the command prints at the top of the tree, and what is wrong, in a line."""
     own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-m", "mlperf_bert"]}
-    program, *arguments = shlex.split(command)
-    words = [*own.get(program, [program]), *arguments]
     settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     settings["PYTHONPATH"] = ":".join(str(root / place) for place in PACKAGES)
     environment = os.environ | settings  # noqa: TID251, this launches
     try:
+        program, *arguments = shlex.split(command)
+        words = [*own.get(program, [program]), *arguments]
         done = subprocess.run(
             words, cwd=root, env=environment, capture_output=True, text=True, timeout=120
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     if done.returncode:
         said = done.stderr.strip().splitlines()
