@@ -43,7 +43,7 @@ def test_interpreted_and_compiled_they_do_what_they_should(job: str, tmp_path: P
 def compile_kernels(keep: Path, *arguments: str) -> Rows:
     done = run_process(
         *(sys.executable, REPOSITORY / "tools" / "kernel_table.py"),
-        *("--json", "--keep", keep, *arguments),
+        *("--keep", keep, *arguments),
         TRITON_CACHE_DIR=str(keep / "cache"),
     )
     assert done.returncode == 0, done.stderr
@@ -99,7 +99,7 @@ def test_instructions_an_element_stay_what_they_were(compiled: tuple[Rows, Path]
 
 
 def test_the_log_is_of_these_kernels(compiled: tuple[Rows, Path]) -> None:
-    """`docs/performance.md` is made of it; `python tools/kernel_table.py --json` makes it anew."""
+    """`docs/performance.md` is made of it; `python tools/kernel_table.py` makes it anew."""
     import triton
 
     path = LOG / f"triton-{'.'.join(triton.__version__.split('.')[:2])}.json"
