@@ -3,8 +3,8 @@
     python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR]
 
 JSON, an object a kernel: registers a thread, bytes of stack, spilled loads and stores, shared
-memory, programs that a multiprocessor holds, matrix instructions, stores of single bytes and of 16, and
-instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
+memory, programs that a multiprocessor holds, matrix instructions, stores of single bytes and of
+16, and instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
 `logs/2026-11-22-kernels/step_budget.py` makes times of them.
 """
 
