@@ -57,9 +57,8 @@ class Staging:
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
         """Queue the copies without waiting for them; called within `thread_context`."""
         on_device = tuple(map(self._on_device, batches))
-        return StagedBatches(
-            on_device, None if self._stream is None else self._stream.record_event()
-        )
+        copied = None if self._stream is None else self._stream.record_event()
+        return StagedBatches(on_device, copied)
 
     def _on_device(self, batch: UnpaddedBatch) -> UnpaddedBatch:
         """The batch in memory of its own there."""
