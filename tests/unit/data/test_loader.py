@@ -207,6 +207,12 @@ def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is(
     assert_same_batch(received(small, staging), pad(small, SMALL))
     assert received(large, staging).shape is LARGE
 
+    def copy(block: torch.Tensor, memory: torch.Tensor) -> None:
+        memory.fill_(1)  # which is what is received
+
+    for staging in (Staging(CPU, copy), CapacityStaging((SMALL,), 1, CPU, copy)):
+        assert set(received(small, staging).block.tolist()) == {1}
+
 
 def test_all_ranks_choose_the_shape_that_the_longest_needs() -> None:
     plan = plan_of([9, 10, 9, 10], world_size=2)

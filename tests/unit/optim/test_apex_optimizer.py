@@ -147,6 +147,7 @@ class FusedMixedPrecisionLamb(_Fused):
                 moments = self.state[each]["exp_avg"], self.state[each]["exp_avg_sq"]
                 args = (each.grad.float() / (scale * clip), *moments, int(group["step"]))
                 if master is None:
+                    assert moments[0].dtype == each.dtype
                     lamb_update(each.data, *args, **constants, layer_adaptation=adapt)
                     each.grad.fill_(7.0)  # apex keeps the update there
                     continue
@@ -301,13 +302,11 @@ SMALL = (
 )
 
 
-def test_every_shipped_config_of_lamb_takes_both() -> None:
-    configs = [load_config(path, ["run.seed=1"]) for path in CONFIGS.glob("*.toml")]
-    taken = [each for each in configs if (each.optim.name, each.run.device) == ("lamb", "cuda")]
+def test_every_shipped_lamb_config_takes_both() -> None:
+    taken = [path for path in CONFIGS.glob("*.toml") if 'name = "lamb"' in path.read_text()]
     assert len(taken) >= 8
-    for path in CONFIGS.glob("*.toml"):
-        if load_config(path) in taken:
-            load_config(path, BOTH)
+    for path in taken:
+        load_config(path, BOTH)
 
 
 def test_a_shipped_config_trains_with_both_and_goes_on(

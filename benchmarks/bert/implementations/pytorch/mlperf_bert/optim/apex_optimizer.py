@@ -101,9 +101,7 @@ class ApexLAMB(ApexOptimizer):
             grad_averaging=True,
             max_grad_norm=math.inf,  # clipping is done elsewhere; 0 would clip everything
             use_nvlamb=adapted,
-            reduced_precision_dtype=None
-            if self.shard.weights is None
-            else self.shard.weights.dtype,
+            reduced_precision_dtype=getattr(self.shard.weights, "dtype", None),
         )
 
 
