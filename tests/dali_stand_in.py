@@ -6,11 +6,17 @@ pipeline's own memory, which the next `run` overwrites; `feed_ndarray` wants equ
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+# One block at a time, when it is asked for.
+HOW = {
+    **{"batch_size": 1, "num_threads": 1, "prefetch_queue_depth": 1},
+    **{"exec_pipelined": False, "exec_async": False},
+}
 
 
 class Pipeline:
@@ -18,26 +24,16 @@ class Pipeline:
 
     runs = 0  # of all pipelines
 
-    def __init__(
-        self,
-        *,
-        batch_size: int,
-        num_threads: int,
-        device_id: int | None,
-        exec_pipelined: bool,
-        exec_async: bool,
-        prefetch_queue_depth: int,
-    ) -> None:
-        assert batch_size == num_threads == prefetch_queue_depth == 1 and device_id is None
-        assert not exec_pipelined and not exec_async
+    def __init__(self, *, device_id: int | None, **how: int | bool) -> None:
+        assert device_id is None and how == HOW
         self._memory, self._fed = np.empty(0, dtype=np.uint8), dict[str, list[Any]]()
         self._is_built = False
 
-    def __enter__(self) -> Self:
-        return self
+    def __enter__(self) -> None:
+        """Within, its operators are made."""
 
     def __exit__(self, *_: object) -> None:
-        """What was made within belongs to it."""
+        """They are."""
 
     def set_outputs(self, *names: str) -> None:
         self._fed = {name: [] for name in names}

@@ -143,24 +143,15 @@ class FusedMixedPrecisionLamb(_Fused):
             adapt = self._use_nvlamb or constants["weight_decay"] != 0
             tensors = zip(group["params"], full["params"], strict=True)
             for each, master in () if is_skipped else tensors:
-                assert each.grad.dtype == each.dtype
+                exact = each.data if master is None else master
                 moments = self.state[each]["exp_avg"], self.state[each]["exp_avg_sq"]
+                assert each.grad.dtype == each.dtype and moments[0].dtype == exact.dtype
                 args = (each.grad.float() / (scale * clip), *moments, int(group["step"]))
-                if master is None:
-                    assert moments[0].dtype == each.dtype
-                    lamb_update(each.data, *args, **constants, layer_adaptation=adapt)
-                    each.grad.fill_(7.0)  # apex keeps the update there
-                    continue
-                # The update is in the gradient's dtype between the two kernels.
-                assert each.dtype == self.reduced_precision_dtype
-                unscaled = {**constants, "lr": 1.0}
-                moved = master.clone()
-                lamb_update(moved, *args, **unscaled, layer_adaptation=False)
-                each.grad.copy_(master - moved)
-                norms = master.norm(), each.grad.float().norm()
-                ratio = trust_ratio(*norms) if adapt else 1.0
-                master.sub_(constants["lr"] * ratio * each.grad.float())
-                each.data.copy_(master)
+                moved, at_rate_1 = exact.clone(), {**constants, "lr": 1.0}
+                lamb_update(moved, *args, **at_rate_1, layer_adaptation=False)
+                update = each.grad.copy_(exact - moved).float()  # apex keeps it there
+                ratio = trust_ratio(exact.norm(), update.norm()) if adapt else 1.0
+                each.data.copy_(exact.sub_(constants["lr"] * ratio * update))
 
     def _copied(self, parameter: Tensor) -> Tensor | None:
         return parameter.float() if parameter.dtype == self.reduced_precision_dtype else None
