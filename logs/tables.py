@@ -354,7 +354,9 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "squad": lambda: shown_in(SQUAD, 0),
     "squad-batches": lambda: shown_in("2026-11-22-squad/batches/table.md", 0),
     "squad-differences": lambda: shown_in(SQUAD, 1),
+    "squad-figures": lambda: shown_in(SQUAD, 4),
     "squad-more": lambda: shown_in(SQUAD, 2),
+    "squad-study": lambda: shown_in(SQUAD, 3),
     "ten-runs": ten_runs,
     "tensorflow": lambda: fuzzed(
         "2026-11-22-tensorflow/fuzz.jsonl", "processor_seconds", "processor seconds"
