@@ -9,8 +9,8 @@ occurs nowhere else (a word that is met again costs next to nothing). Every work
 number of parts. In turn with them the first part is prepared in a process of its own by the plain
 way: the reference's procedure line by line in Python, tokenizer and examples, without compiled
 code, by us, as the reference's own code is not here. All runs must give the same examples. Rates
-are given a second of time, and a
-second of processor time, which other programs on the machine do not change much.
+are given a second of time, and a second of processor time, which other programs on the machine do
+not change much.
 """
 
 import argparse
@@ -33,13 +33,13 @@ from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.documents import read_text
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from bench_prepare import write_corpus
 from plain_examples import as_documents, plain_examples
 
+ROOT = Path(__file__).resolve().parents[2]
 PART_BYTES = 27_000_000
 OFFICIAL_PARTS = 500
 OFFICIAL_EXAMPLES = 156_726_829
