@@ -28,18 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.documents import read_text
-from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-
-from bench_prepare import write_corpus
-from plain_examples import as_documents, plain_examples
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 PART_BYTES = 27_000_000
 OFFICIAL_PARTS = 500
 OFFICIAL_EXAMPLES = 156_726_829
@@ -63,6 +53,8 @@ class Run:
 
 def write_parts(directory: Path, num_parts: int, part_bytes: int) -> tuple[list[Path], Path]:
     """Parts of about `part_bytes`, and a vocabulary."""
+    from bench_prepare import write_corpus
+
     vocab_path, sample = directory / "vocab.txt", directory / "sample.txt"
     write_corpus(sample, vocab_path, 20_000)
     per_sentence = sample.stat().st_size / 20_000
@@ -89,6 +81,12 @@ def with_new_words(line: str, rng: random.Random) -> str:
 
 def prepare_plainly(part: Path, vocab_path: Path, out: Path) -> None:
     """One part with the official settings, by the plain way but for the writing of the shard."""
+    from mlperf_bert.data.index import ShardSettings
+    from mlperf_bert.prepare.build import write_shard
+    from mlperf_bert.prepare.documents import read_text
+    from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
+    from plain_examples import as_documents, plain_examples
+
     vocabulary, source = load_vocabulary(vocab_path), read_text(part)
     tokenizer = PlainTokenizer(vocabulary)
     documents: list[list[list[int]]] = [[]]
@@ -189,30 +187,33 @@ def commit() -> str:
 
 def report(result: dict[str, Any]) -> None:
     """Print the tables of docs/preparation_scale.md."""
-    print(
-        "| processes | examples/s a core | over the plain way | a processor second | peak memory |"
-    )
-    print("|---|---|---|---|---|")
     measured = {key[8:]: value for key, value in result.items() if key.startswith("workers_")}
-    plain = measured[PLAIN]["examples_per_s_per_core"]
+    plain = measured.get(PLAIN)
+    header = ["processes", "examples/s a core", "a processor second", "peak memory"]
+    _row(*header, *(["over the plain way"] if plain else []))
+    _row(*["---"] * (5 if plain else 4))
     for workers, one in measured.items():
-        rate = one["examples_per_s_per_core"]
-        print(
-            f"| {workers} | {rate:,.0f} | {rate / plain:.1f} x | "
-            f"{one['examples_per_cpu_s']:,.0f} | {one['peak_bytes'] / 1e9:.2f} GB |"
-        )
+        rates = (one["examples_per_s_per_core"], one["examples_per_cpu_s"])
+        cells = [workers, *(f"{rate:,.0f}" for rate in rates), f"{one['peak_bytes'] / 1e9:.2f} GB"]
+        _row(*cells, *([f"{rates[0] / plain['examples_per_s_per_core']:.1f} x"] if plain else []))
     most = measured[max(measured.keys() - {PLAIN}, key=int)]
-    print("\n| cores | hours for the official set | by processor seconds | of the plain way |")
-    print("|---|---|---|---|")
+    rates = [most["examples_per_s_per_core"], most["examples_per_cpu_s"]]
+    print()
+    header = ["cores", "hours for the official set", "by processor seconds"]
+    _row(*header, *(["of the plain way"] if plain else []))
+    _row(*["---"] * (4 if plain else 3))
     for cores in CORES:
         # No more processes work at a time than there are parts, and the last ones work alone.
         examples = OFFICIAL_EXAMPLES * -(-OFFICIAL_PARTS // cores) / OFFICIAL_PARTS
-        rates = (most["examples_per_s_per_core"], most["examples_per_cpu_s"], plain)
-        print(
-            f"| {cores} | " + " | ".join(f"{examples / rate / 3600:,.2f}" for rate in rates) + " |"
-        )
+        every = [*rates, plain["examples_per_s_per_core"]] if plain else rates
+        _row(str(cores), *(f"{examples / rate / 3600:,.2f}" for rate in every))
     on_disk = most["bytes_per_example"] * OFFICIAL_EXAMPLES
     print(f"\n{most['bytes_per_example']:.0f} bytes an example: {on_disk / 1e9:.0f} GB for all")
+
+
+def _row(*cells: str) -> None:
+    edge = "" if cells[0] == "---" else " "
+    print(f"|{edge}{f'{edge}|{edge}'.join(cells)}{edge}|")
 
 
 def main() -> None:
