@@ -17,6 +17,8 @@
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
 #   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
 #            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own
+#   STAGEDIR directory on a disk of each node: before each run a node copies there what its ranks will read in it,
+#            once the run's seed is drawn; a copy for another seed makes way   [DATADIR is read where it is]
 #   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>,
 #                                                   runs/<job>-<config>-2 for its second call, and so on]
 #   NEXP     number of runs                         [1]
@@ -26,6 +28,8 @@
 #                                                   [none: begin; auto in a job that SLURM has requeued]
 #   MAX_RESTARTS   how often a run that crashed, or lost a rank, goes on from its last checkpoint   [0]
 #   CONT     image for SLURM's pyxis, SIF file for Apptainer: where ranks run   [on the node itself]
+#   SHARP=1  gradients are added up in the switches, by NCCL's CollNet; 0: never; in a SLURM job   [NCCL's choice]
+#   MEMLOCK=0        leaves the limit of locked memory; else a SLURM job lifts it for its ranks where it may
 #   CLEAR_CACHES=0   leaves the page cache alone; CACHE_CLEARED=1 says that it was dropped already
 #   NETWORK_TEST=0   skips the all-reduce before the first run of several ranks
 set -euo pipefail
@@ -159,7 +163,12 @@ if [ "$where" = slurm ]; then
     nodes_wanted=$(setting parallel.nodes)
     processes=$(setting processes_per_node)
     srun_ranks "$nodes_wanted" "$processes"
+    [ "$nodes_wanted" = 1 ] || warn_of_locked_memory
     test_network
+fi
+if [ -n "${STAGEDIR:-}" ]; then
+    # shellcheck source=benchmarks/bert/implementations/pytorch/launch/stage.sh
+    . "$root/$launch/stage.sh" # stage; DATADIR is the copy
 fi
 missed=0
 for ((i = 0; i < NEXP; i++)); do

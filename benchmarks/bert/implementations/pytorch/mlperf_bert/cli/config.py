@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from math import ceil
@@ -56,7 +57,8 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
     """One line of options, for `sbatch $(mlperf_bert config --slurm FILE) run_and_time.sh`.
 
     One task a rank, with `data.loader = "mpi_readers"` one more for its reader; GPUs only where
-    `run.device` asks for them. Raises ConfigError for a path that would not survive the shell.
+    `run.device` asks for them and SLURM does not say that it counts none. Raises ConfigError for a
+    path that would not survive the shell.
     """
     file = str(path.absolute())
     plain = _PLAIN.match(file)
@@ -70,9 +72,22 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
         f"--nodes={parallel.nodes}",
         f"--ntasks-per-node={config.processes_per_node}",
     ]
-    if config.run.device == "cuda":
+    if config.run.device == "cuda" and not slurm_counts_no_gpus():
         options.append(f"--gpus-per-node={parallel.ranks_per_node}")
     return " ".join([*options, f"--export=ALL,CONFIG={file}"])
+
+
+def slurm_counts_no_gpus() -> bool:
+    """Whether SLURM answers, and no node has a generic resource `gpu`: sbatch then refuses to give any.
+
+    The nodes are allocated whole, with their GPUs. Without SLURM here nothing is known.
+    """
+    command = ["sinfo", "--noheader", "--format=%G"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and not re.search(r"\bgpu\b", done.stdout)
 
 
 def in_words(config: RunConfig) -> str:
