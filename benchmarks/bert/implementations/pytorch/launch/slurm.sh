@@ -13,7 +13,7 @@ container=()      # words before the command
 # Directories that the container sees under their own names, links not followed, with commas between.
 mounted() {
     local path seen=$root
-    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint"; do
+    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint" "${INIT_CHECKPOINT:-}"; do
         case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$path ;; esac
     done
     echo "$seen${MOUNTS:+,$MOUNTS}"
@@ -24,6 +24,7 @@ if [ -n "${CONT:-}${SIF:-}" ]; then
     LOGDIR=$(realpath -s "$LOGDIR") CONFIG=$(realpath -s "$CONFIG")
     [ -z "${DATADIR:-}" ] || DATADIR=$(realpath -s "$DATADIR")
     [ -z "$checkpoint" ] || checkpoint=$(realpath -s "$checkpoint")
+    [ -z "${INIT_CHECKPOINT:-}" ] || INIT_CHECKPOINT=$(realpath -s "$INIT_CHECKPOINT")
 fi
 
 if [ -n "${CONT:-}" ]; then
