@@ -15,6 +15,8 @@
 #
 #   CONFIG   TOML file, or name of a shipped one    [cpu_tiny; with CORPUS own_text_cpu]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
+#   INIT_CHECKPOINT   weights to begin with, from `mlperf_bert convert`; the closed division wants them
+#                                                   [run.init_checkpoint of CONFIG, else drawn]
 #   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
 #            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own
 #   STAGEDIR directory on a disk of each node: before each run a node copies there what its ranks will read in it,
@@ -110,14 +112,21 @@ for ((i = 0; i < $#; i++)); do
     case ${options[i]} in
     --set) [ $((i + 1)) -eq $# ] || overrides+=(--set "${options[i + 1]}") ;;
     --set=*) overrides+=(--set "${options[i]#--set=}") ;;
+    --init-checkpoint) INIT_CHECKPOINT=${options[i + 1]:-} ;;
+    --init-checkpoint=*) INIT_CHECKPOINT=${options[i]#--init-checkpoint=} ;;
     esac
 done
+if [ -n "${INIT_CHECKPOINT:-}" ] && [ ! -d "$INIT_CHECKPOINT" ]; then
+    fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
+fi
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh
 . "$root/$launch/signals.sh" # with_signals
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh
 . "$root/$launch/where.sh" # where, PYTHON, leads, here, ranks, nodes, passed_on
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/one_run.sh
 . "$root/$launch/one_run.sh" # one_run
+init_checkpoint=()
+[ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" != rank ] || [ "$MAX_RESTARTS" = 0 ] ||
     fail "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun, which end with them; leave it out"
 
@@ -133,6 +142,17 @@ drop_caches() {
     [ "$where" != rank ] || return # the other scripts of a node may be reading already
     ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
         sudo -n /sbin/sysctl vm.drop_caches=3' >/dev/null 2>&1
+}
+
+check_start() { # whether runs may begin with the weights they are given, or with none
+    case $RESUME in
+    none) ;;
+    auto) ! begun $((NEXP - 1)) || return 0 ;; # the last of them: all have been begun
+    *) return 0 ;; # the checkpoint's
+    esac
+    [ "$where" = rank ] || # one line from the ranks is enough
+        "${here[@]}" -m mlperf_bert config "$CONFIG" ${overrides[@]+"${overrides[@]}"} \
+            ${init_checkpoint[@]+"${init_checkpoint[@]}"} --check-start "$DATADIR" || exit
 }
 
 test_network() { # an all-reduce of all ranks, before the clock
@@ -152,13 +172,15 @@ elif [ -n "${DATADIR:-}" ]; then
     [ -d "$DATADIR" ] || fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
 else
     corpus=$(setting data.corpus)
-    [ "$corpus" = embedded ] || fail "$CONFIG needs data; set DATADIR"
+    [ "$corpus" = embedded ] ||
+        fail "DATADIR is not set, and $CONFIG wants prepared data; make it with init_datasets.sh, and name it"
     DATADIR=$root/.cache/$(setting embedded_corpus_name)
     if [ "$leads" = 1 ]; then
         "${here[@]}" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
             ${overrides[@]+"${overrides[@]}"}
     fi
 fi
+check_start
 if [ "$where" = slurm ]; then
     nodes_wanted=$(setting parallel.nodes)
     processes=$(setting processes_per_node)

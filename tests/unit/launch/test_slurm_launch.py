@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.checkpoint.manifest import MANIFEST, Manifest
+from mlperf_bert.config.files import config_to_tables, load_config
+from mlperf_bert.data.index import Manifest as Prepared
 from support import CONFIGS, REPOSITORY
 
 SRUN = """#!/usr/bin/env bash
@@ -25,8 +28,19 @@ DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> dict[str, str]:
+def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
     """Environment of the shell of a job on two nodes, with a srun that knows no pyxis."""
+    weights = Manifest(  # all that is read of them before ranks are started
+        step=0,
+        samples=0,
+        vocabulary_sha256=Prepared.load(synthetic_data / "train").vocabulary_sha256,
+        version="1",
+        commit=None,
+        config=config_to_tables(load_config(DGX)),
+        files={},
+    )
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / MANIFEST).write_bytes(weights.to_json())
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("srun", SRUN), ("apptainer", "#!/bin/sh\n")):
@@ -43,7 +57,8 @@ def job(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_NUM_NODES": "2",
         "PYTHON": sys.executable,
         "CONFIG": str(DGX),
-        "DATADIR": str(tmp_path),
+        "DATADIR": str(synthetic_data),
+        "INIT_CHECKPOINT": str(tmp_path / "weights"),
         "LOGDIR": str(tmp_path / "logs"),
         "SEED": "5",
     }
@@ -82,6 +97,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
     assert f"-m mlperf_bert train --config {DGX} --data {job['DATADIR']}" in train
+    assert f"--init-checkpoint {job['INIT_CHECKPOINT']}" in train
     assert "--set run.seed=5" in train
     assert train.endswith("--cache-cleared --set run.device=cpu")  # this srun failed nothing
 
@@ -89,7 +105,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
 def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
     Path(job["FAKE_HELP"]).write_text("  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n")
     _, asked = run({**job, "CONT": "docker://mlperf-bert", "MOUNTS": "/scratch"})
-    mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], "/scratch"]
+    mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], job["INIT_CHECKPOINT"], "/scratch"]
     container = "--container-image=docker://mlperf-bert --container-name=mlperf_bert_7 "
     container += "--container-mounts="
     container += ",".join(f"{path}:{path}" for path in mounts)
@@ -111,7 +127,7 @@ def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> 
     checkpoint = tmp_path / "step_00000120"
     checkpoint.mkdir()
     _, asked = run({**job, "SIF": str(image), "RESUME": str(checkpoint)})
-    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']},{checkpoint}"
+    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']},{checkpoint},{job['INIT_CHECKPOINT']}"
     words = f"apptainer exec --nv --bind {binds} --pwd {REPOSITORY} {image} {sys.executable}"
     train = next(line for line in asked if " train " in line)
     assert f"--ntasks-per-node=8 {words} -m mlperf_bert train" in train
@@ -124,6 +140,9 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
         ("SLURM_JOB_NUM_NODES", "1", "the job has 1 nodes and"),
         ("CONFIG", "/nowhere.toml", "/nowhere.toml: No such file or directory"),
         ("DATADIR", "/nowhere", "DATADIR: there is no directory '/nowhere'"),
+        ("INIT_CHECKPOINT", "", "run.init_checkpoint: is not set; the closed division starts"),
+        ("INIT_CHECKPOINT", "/nowhere", "INIT_CHECKPOINT: there is no directory '/nowhere'"),
+        ("DATADIR", "", f"DATADIR is not set, and {DGX} wants prepared data; make it with"),
         ("RESUME", "/nowhere", "RESUME is '/nowhere'; set it to none, auto, or a directory with"),
         ("MAX_RESTARTS", "many", "MAX_RESTARTS is 'many'; set it to a number of at least 0"),
     ):

@@ -31,6 +31,7 @@ train_once() { # index, seed, restarts so far; the status of training
     resume=$(how_to_resume "$index" "$3")
     arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index")
     [ "$resume" = none ] || arguments+=(--resume "$resume")
+    arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"})
     arguments+=(--go-on-by "RESUME=auto LOGDIR=$(printf %q "$LOGDIR") ./run_and_time.sh")
     case $resume in
     none | auto) arguments+=(--set run.seed="$2") ;;

@@ -24,7 +24,8 @@ container=()      # words before the command
 # Directories that the container sees under their own names, links not followed, with commas between.
 mounted() {
     local path seen=$root
-    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint" "${STAGEDIR:-}" "$temporary"; do
+    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint" "${INIT_CHECKPOINT:-}" \
+        "${STAGEDIR:-}" "$temporary"; do
         case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$path ;; esac
     done
     echo "$seen${MOUNTS:+,$MOUNTS}"
@@ -35,6 +36,7 @@ if [ -n "${CONT:-}${SIF:-}" ]; then
     LOGDIR=$(realpath -s "$LOGDIR") CONFIG=$(realpath -s "$CONFIG")
     [ -z "${DATADIR:-}" ] || DATADIR=$(realpath -s "$DATADIR")
     [ -z "$checkpoint" ] || checkpoint=$(realpath -s "$checkpoint")
+    [ -z "${INIT_CHECKPOINT:-}" ] || INIT_CHECKPOINT=$(realpath -s "$INIT_CHECKPOINT")
 fi
 
 if [ -n "${CONT:-}" ]; then

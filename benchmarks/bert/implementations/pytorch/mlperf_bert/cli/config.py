@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.options import FILE_OR_NAME, add_set, find_config
+from mlperf_bert.config.options import FILE_OR_NAME, add_init_checkpoint, add_set, find_config
 from mlperf_bert.config.run_config import RunConfig, is_bert_large
 
 if TYPE_CHECKING:
@@ -31,18 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `config`."""
     parser.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
     add_set(parser)
+    add_init_checkpoint(parser)
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
     answer.add_argument("--explain", action="store_true", help="print what it means, in words")
     answer.add_argument("--slurm", action="store_true", help="print sbatch's options, on one line")
+    text = "print nothing, but refuse what a run on this data may not begin with"
+    answer.add_argument("--check-start", type=Path, metavar="DATA", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the config and print what was asked for. Raises ConfigError."""
     from mlperf_bert.config.files import config_to_toml, config_value, load_config
 
-    config = load_config(args.config, args.set)
-    if args.explain:
+    config = load_config(args.config, args.set, args.init_checkpoint)
+    if args.check_start:
+        from mlperf_bert.checkpoint.first_weights import check_first_weights
+
+        check_first_weights(config, args.check_start)
+    elif args.explain:
         print(in_words(config))
     elif args.slurm:
         print(sbatch_options(config, args.config))
