@@ -30,8 +30,8 @@
 #                                                   [none: begin; auto in a job that SLURM has requeued]
 #   MAX_RESTARTS   how often a run that crashed, or lost a rank, goes on from its last checkpoint   [0]
 #   CONT     image for SLURM's pyxis, SIF file for Apptainer: where ranks run   [on the node itself]
-#   SHARP=1  gradients are added up in the switches, by NCCL's CollNet; 0: never; in a SLURM job   [NCCL's choice]
-#   MEMLOCK=0        leaves the limit of locked memory; else a SLURM job lifts it for its ranks where it may
+#   SHARP    1: NCCL may add gradients up in the network's switches, 0: not; in a SLURM job   [NCCL_COLLNET_ENABLE]
+#   MEMLOCK=0        leaves the limit of locked memory; else a SLURM job lifts it for its ranks, where it may
 #   CLEAR_CACHES=0   leaves the page cache alone; CACHE_CLEARED=1 says that it was dropped already
 #   NETWORK_TEST=0   skips the all-reduce before the first run of several ranks
 set -euo pipefail
@@ -104,6 +104,7 @@ none | auto) ;;
     checkpoint=$RESUME
     ;;
 esac
+[[ ${STAGEDIR:-/} = /* ]] || fail "STAGEDIR is '$STAGEDIR'; give a path that is the same on every node, from / on"
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED is '$SEED'; set it to a number of at least 0"
 # An empty array is an unset variable to shells before 4.4, hence the ${name[@]+...} below.
 options=("$@")
@@ -129,6 +130,8 @@ init_checkpoint=()
 [ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" != rank ] || [ "$MAX_RESTARTS" = 0 ] ||
     fail "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun, which end with them; leave it out"
+[ "$where" != rank ] || [ -z "${STAGEDIR:-}" ] ||
+    fail "STAGEDIR is set, but the ranks were started by mpiexec or srun; run mlperf_bert stage-data once a node before"
 
 setting() { # name, overrides that come before the user's
     local name=$1

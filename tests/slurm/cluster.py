@@ -1,7 +1,7 @@
 """A SLURM cluster of two nodes on this machine: real daemons, started and stopped by a test.
 
-Both nodes are this host, so they differ by SLURM's names and by `local`, each node's own disk, only;
-the first one's name resolves nowhere: jobs get MASTER_ADDR.
+Both nodes are this host, so they differ by SLURM's names and by what is in `local`, each node's own
+disk; the first one's name resolves nowhere: jobs get MASTER_ADDR.
 """
 
 import os

@@ -7,6 +7,7 @@ in tests/slurm.
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -70,10 +71,12 @@ def srun_that(job: dict[str, str], asked: str, does: str) -> None:
     srun.write_text(SRUN + f"case $asked in {asked}) {does} ;; esac\n")
 
 
-def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run(
+    job: dict[str, str], *options: str, before: Sequence[str] = ()
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The script's outcome, and what srun was asked."""
     done = subprocess.run(
-        ["./run_and_time.sh", *options],
+        [*before, "./run_and_time.sh", *options],
         cwd=REPOSITORY,
         env=job,
         capture_output=True,
@@ -128,9 +131,50 @@ def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> 
     checkpoint.mkdir()
     _, asked = run({**job, "SIF": str(image), "RESUME": str(checkpoint)})
     binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']},{checkpoint},{job['INIT_CHECKPOINT']}"
-    words = f"apptainer exec --nv --bind {binds} --pwd {REPOSITORY} {image} {sys.executable}"
+    words = f"apptainer exec --nv --bind {binds} --env TMPDIR=/tmp --pwd {REPOSITORY} {image}"
+    words += f" {sys.executable}"
     train = next(line for line in asked if " train " in line)
     assert f"--ntasks-per-node=8 {words} -m mlperf_bert train" in train
+
+
+def test_apptainer_gets_a_place_for_temporary_files(job: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bert.sif").touch()
+    scratch, staged = tmp_path / "scratch", tmp_path / "staged"
+    own = {"SIF": str(tmp_path / "bert.sif"), "APPTAINER_TMPDIR": str(scratch)}
+    _, asked = run({**job, **own, "STAGEDIR": str(staged)})
+    assert asked[0].endswith(f"--ntasks-per-node=1 mkdir -p {staged} {scratch}")  # before mounts
+    binds = f"{job['LOGDIR']},{job['INIT_CHECKPOINT']},{staged},{scratch}"
+    assert all(f"{binds} --env TMPDIR={scratch} " in line for line in asked if " -m " in line)
+
+
+def test_staging_comes_before_the_clock_and_training_reads_the_copy(job: dict[str, str]) -> None:
+    _, asked = run({**job, "STAGEDIR": "/local/bert", "CACHE_CLEARED": "1"})
+    _, stage, caches, train = asked
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c " in stage
+    places = f"--data {job['DATADIR']} --out /local/bert --replace"
+    assert stage.endswith(f"stage-data --config {DGX} --set run.seed=5 {places}")
+    assert "drop_caches" in caches  # what was copied is in it
+    assert f"--config {DGX} --data /local/bert " in train
+
+
+def test_switches_reach_the_ranks(job: dict[str, str], tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    srun_that(job, "*' train '*", f'echo "${{NCCL_COLLNET_ENABLE-unset}} $(ulimit -l)" >>{found}')
+    limited = ["bash", "-c", 'ulimit -l 64; exec "$@"', "bash"]
+    if os.geteuid() == 0:
+        limited += ["setpriv", "--bounding-set=-sys_resource"]
+    liftable = ["bash", "-c", 'ulimit -S -l 64; exec "$@"', "bash"]
+    warned = []
+    for setting, before in (
+        ({}, limited),
+        ({"SHARP": "1", "MEMLOCK": "0"}, liftable),
+        ({}, liftable),
+    ):
+        done, _ = run({**job, **setting}, before=before)
+        warned.append("a rank may lock 64 KiB of memory only" in done.stderr)
+    assert warned == [True, False, False]
+    held, left, lifted = found.read_text().splitlines()
+    assert (held, left) == ("unset 64", "1 64") and lifted != held
 
 
 def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
@@ -143,6 +187,12 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
         ("INIT_CHECKPOINT", "", "run.init_checkpoint: is not set; the closed division starts"),
         ("INIT_CHECKPOINT", "/nowhere", "INIT_CHECKPOINT: there is no directory '/nowhere'"),
         ("DATADIR", "", f"DATADIR is not set, and {DGX} wants prepared data; make it with"),
+        ("SHARP", "yes", "SHARP is 'yes'; set it to 1 or 0, or leave it out"),
+        (
+            "STAGEDIR",
+            "scratch",
+            "STAGEDIR is 'scratch'; give a path that is the same on every node",
+        ),
         ("RESUME", "/nowhere", "RESUME is '/nowhere'; set it to none, auto, or a directory with"),
         ("MAX_RESTARTS", "many", "MAX_RESTARTS is 'many'; set it to a number of at least 0"),
     ):

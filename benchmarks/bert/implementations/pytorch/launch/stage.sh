@@ -1,15 +1,12 @@
 # shellcheck shell=bash disable=SC2016,SC2034,SC2154 # names shared with run_and_time.sh, and a shell on the node
 # Sourced by run_and_time.sh where STAGEDIR is set: before a run, each node copies what its ranks will read in it.
 
-[ "$where" != rank ] || fail "STAGEDIR is set, but the ranks were started by mpiexec or srun; leave it out, and \
-run mlperf_bert stage-data once a node before"
-case $STAGEDIR in /*) ;; *) fail "STAGEDIR is '$STAGEDIR'; give a path that is the same on every node, from / on" ;; esac
 staged_from=$DATADIR
 DATADIR=$STAGEDIR
 CACHE_CLEARED=0 # a copy is in the page cache
 once_a_node=()  # beginning of a command
-[ "$where" != slurm ] ||
-    once_a_node=("${nodes[@]}" ${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"})
+[ "$where" != slurm ] || # a node that fails ends by itself, the others' copies are kept
+    once_a_node=("${nodes[@]}" --kill-on-bad-exit=0 ${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"})
 
 stage() { # index, seed that the run gets; one line for all nodes, what each says in a file of LOGDIR
     local status=0 began=$SECONDS seed=$2 said=$LOGDIR/staging_$1.txt first

@@ -85,9 +85,9 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
 
 
 def slurm_counts_no_gpus() -> bool:
-    """Whether SLURM answers, and no node has a generic resource `gpu`: sbatch then refuses to give any.
+    """Whether SLURM answers, and none of its nodes has a generic resource `gpu`.
 
-    The nodes are allocated whole, with their GPUs. Without SLURM here nothing is known.
+    sbatch then refuses to give any, and whole nodes come with theirs. Without SLURM here: no.
     """
     command = ["sinfo", "--noheader", "--format=%G"]
     try:
