@@ -22,6 +22,13 @@ from tensorflow_cases import HEADS, HIDDEN, INTERMEDIATE, LAYERS, POSITIONS, V2,
 PAGE = "benchmarks/bert/implementations/pytorch/README.md"
 NAMED = "dgxa100_1x8x56x1"
 RUNS = 10
+# All that `package` may find, and why: the model is not BERT-large, and its batch not MLPerf's.
+SMALL = (
+    "the run was made with mlperf.enforce_rules = false",
+    "of 2.0.0 says: failed test: sorted(s['initialized_tensors'])",
+    "package_checker of 2.0.0 says: 10 files do not comply",
+    "RCP Test Failed: Missing RCP, please submit RCP with BS = 32",
+)
 CONFIG = f"""
 [run]
 max_steps = 300
@@ -143,6 +150,7 @@ def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree: Path) -> Non
     verdict = shell(tree, package)
     assert verdict.returncode == 1
     *problems, last = verdict.stdout.splitlines()
-    assert last.startswith(f"refused, runs/submission was not made: {RUNS} problems")
-    made_with = "the run was made with mlperf.enforce_rules = false"
-    assert all(made_with in problem for problem in problems) and len(problems) == RUNS
+    assert last.startswith("refused, runs/submission was not made: ")
+    assert {why for problem in problems for why in SMALL if why in problem} == set(SMALL)
+    others = [problem for problem in problems if not any(why in problem for why in SMALL)]
+    assert others == []

@@ -156,8 +156,8 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
     """The JSON object of `convert`: what became of every tensor, read from `out` too.
 
-    `weights_sha256` is what `run.init_checkpoint_sha256` is held against. `parameters` are numbers taken over, padding not counted; `dtypes` tensors of the source by
-    theirs; `copies` repeat another tensor, and are equal to it; `ignored` and `drawn` say why, and
+    `weights_sha256` is what `run.init_checkpoint_sha256` may ask for. `parameters` are numbers taken
+    over, padding not counted; `dtypes` tensors of the source by theirs; `copies` repeat another tensor, and are equal to it; `ignored` and `drawn` say why, and
     as part of which head; `rows` are the word embedding's here.
     """
     source, vocabulary = conversion.source, conversion.vocabulary
