@@ -156,9 +156,10 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
     """The JSON object of `convert`: what became of every tensor, read from `out` too.
 
-    `weights_sha256` is what `run.init_checkpoint_sha256` may ask for. `parameters` are numbers taken
-    over, padding not counted; `dtypes` tensors of the source by theirs; `copies` repeat another tensor, and are equal to it; `ignored` and `drawn` say why, and
-    as part of which head; `rows` are the word embedding's here.
+    `weights_sha256` is what `run.init_checkpoint_sha256` may ask for. `parameters` are numbers
+    taken over, padding not counted; `dtypes` tensors of the source by theirs; `copies` repeat
+    another tensor, and are equal to it; `ignored` and `drawn` say why, and as part of which head;
+    `rows` are the word embedding's here.
     """
     source, vocabulary = conversion.source, conversion.vocabulary
     taken = {name: source.weights[name] for name in conversion.shapes if name in source.weights}
