@@ -1,8 +1,9 @@
 """Closed-division logs of runs that truly reach 0.72, held against the MLCommons checkers.
 
-One run learns an easy language with two layers, from weights that were drawn and saved. Rulesets 2.0.0 and 2.1.0 ask for the tensors of 24,
-which do not learn in seconds: a second run starts from the first one's weights, with 22 layers
-before them that pass on what they get, and reaches the target with all 24.
+One run learns an easy language with two layers, from weights that were drawn and saved. Rulesets
+2.0.0 and 2.1.0 ask for the tensors of 24, which do not learn in seconds: a second run starts from
+the first one's weights, with 22 layers before them that pass on what they get, and reaches the
+target with all 24.
 """
 
 import json
