@@ -157,7 +157,7 @@ def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
     done = cluster.run(convert)
     assert done.returncode == 0, done.stderr
     assert f"slurm {CLOSED})" in submit and "NEXP=10" in submit
-    submit = submit.replace("NEXP=10", "SEED=1 LOGDIR=runs/walk")
+    submit = submit.replace("NEXP=10", "NETWORK_TEST=0 SEED=1 LOGDIR=runs/walk")
     submit = submit.replace(f"{CLOSED})", f"{CLOSED} {sets(*SMALL)})") + f" -- {sets(*SMALL)}"
     job = cluster.submit(submit)
     state = cluster.wait(job, 200)
