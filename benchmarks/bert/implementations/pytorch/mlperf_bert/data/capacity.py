@@ -91,15 +91,21 @@ class StaticShape:
         """Enough for any padding: sequences of `max_seqlen` that would fill all tokens."""
         return -(-self.tokens // self.max_seqlen)
 
-    def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """Whether forwards of those sizes fit, arrays of one form.
+    def least_padding(self, sequences: Int64Array) -> Int64Array:
+        """Padding tokens that a forward of so many sequences needs, an array of their form.
 
-        A sequence slot that is not used takes a padding token, as no slot that may be real is
-        empty.
+        Each is a dummy in a slot that may be real. No sequence has more than 1 + `max_masked` rows
+        in the last layer (`last_rows`): its first token, masked positions, used or not, and in the
+        last one with tokens the first tokens of the slots without.
         """
-        unused = self.sequences - sequences
-        fits = (unused >= 0) & (tokens + unused <= self.tokens) & (masked <= self.masked)
-        return bool(fits.all())
+        rows = self.masked + self.sequences
+        filled = max(-(-rows // (1 + self.max_masked)), self.sequences - self.max_masked)
+        return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
+
+    def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
+        """Whether forwards of those sizes, arrays of one form, and their least padding fit."""
+        fits = (sequences <= self.sequences) & (masked <= self.masked)
+        return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
 
 def forward_sizes(plan: StepPlan) -> Int64Array:
@@ -156,11 +162,12 @@ def plan_shapes(
     steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
     sizes = np.stack([forward_sizes(planner.plan(step)) for step in steps], axis=1)
     largest = CapacityPlan.of_sizes(sizes, num_steps)
-    # Unequal counts: a slot without a sequence takes a padding token.
-    free = int(largest.sequences - sizes[1].min())
-    largest = replace(largest, tokens=largest.tokens + free)
+    # Unequal counts leave slots without a sequence, which want a token or two together.
+    largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
+    padding = int(largest_shape.least_padding(sizes[1]).max())
+    largest = replace(largest, tokens=largest.tokens + padding)
     # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
-    tokens, _, masked = sizes.max(axis=2)
+    tokens, _, masked = sizes.max(axis=2) + [[padding], [0], [0]]
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
         for capacity in _fewest_capacities(largest, tokens, masked)
