@@ -20,7 +20,6 @@ CapacityBasis = Literal["exact", "bound"]
 RISK = 0.01  # that a bound is too low for one step or more of the run
 LADDER_CAPACITIES = 12
 TOKEN_MULTIPLE = 16  # so that transposes for FP8 need no zeros
-LADDER_STEP = 0.02  # of the next larger capacity
 PLANNED_STEPS = 256  # of a longer run: its other steps have a bound
 WASTE = 0.01  # of tokens, above which more than one capacity is worth its graph
 
@@ -118,21 +117,6 @@ def waste(capacity: int, sizes: Int64Array) -> float:
     return float(capacity / sizes.mean() - 1)
 
 
-def ladder_waste(largest: CapacityPlan, sizes: Int64Array) -> float:
-    """`waste` of tokens where each forward takes the smallest of several capacities that it can.
-
-    There are twelve up to `largest`, each with 2 % less room for tokens and masked positions than
-    the next; what none holds runs without padding. `plan balance` reckons with them; a run chooses
-    its own (`plan_shapes`). `sizes` are int64 [3, steps, R * A].
-    """
-    shares = np.array([(1 - LADDER_STEP) ** n for n in reversed(range(LADDER_CAPACITIES))])
-    room, masked_room = np.ceil(shares * largest.tokens), np.ceil(shares * largest.masked)
-    tokens, _, masked = sizes
-    number = np.maximum(np.searchsorted(room, tokens), np.searchsorted(masked_room, masked))
-    chosen = room[np.minimum(number, LADDER_CAPACITIES - 1)]
-    return float(np.where(number < LADDER_CAPACITIES, chosen, tokens).sum() / tokens.sum() - 1)
-
-
 def _bound(maxima: Int64Array, num_steps: int) -> int:
     """What the largest of `num_steps` steps exceeds in about 1 % of such runs, from some steps.
 
@@ -161,16 +145,23 @@ def plan_shapes(
     """
     steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
     sizes = np.stack([forward_sizes(planner.plan(step)) for step in steps], axis=1)
+    return shapes_of_sizes(sizes, num_steps, max_seqlen=max_seqlen, max_masked=max_masked)
+
+
+def shapes_of_sizes(
+    sizes: Int64Array, num_steps: int, *, max_seqlen: int, max_masked: int
+) -> tuple[StaticShape, ...]:
+    """The same from the sizes of some steps' forwards, int64 [3, steps, R * A]."""
     largest = CapacityPlan.of_sizes(sizes, num_steps)
     # Unequal counts leave slots without a sequence, which want a token or two together.
     largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
     padding = int(largest_shape.least_padding(sizes[1]).max())
     largest = replace(largest, tokens=largest.tokens + padding)
     # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
-    tokens, _, masked = sizes.max(axis=2) + [[padding], [0], [0]]
+    tokens, _, masked = sizes.max(axis=2)
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
-        for capacity in _fewest_capacities(largest, tokens, masked)
+        for capacity in _fewest_capacities(largest, tokens + padding, masked)
     )
     # Of those that are rounded to the same number of tokens, the last: it has the most masked.
     return tuple({shape.tokens: shape for shape in shapes}.values())
@@ -181,8 +172,25 @@ def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | N
 
     Of all ranks: NCCL wants them to replay graphs that were captured together.
     """
-    sizes = {"tokens": plan.num_tokens, "sequences": plan.counts, "masked": plan.num_masked}
-    return next((shape for shape in shapes if shape.holds(**sizes)), None)
+    return _first_that_holds(forward_sizes(plan), shapes)
+
+
+def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
+    """`waste` of tokens where each step is padded as in a captured run; int64 [3, steps, R * A].
+
+    What no shape holds runs without padding, as fast as its largest forward.
+    """
+    padded = [
+        shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()
+        for step in sizes.swapaxes(0, 1)
+    ]
+    return float(np.mean(padded) / sizes[0].mean() - 1)
+
+
+def _first_that_holds(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
+    tokens, sequences, masked = sizes
+    of_all = {"tokens": tokens, "sequences": sequences, "masked": masked}
+    return next((shape for shape in shapes if shape.holds(**of_all)), None)
 
 
 def _fewest_capacities(
