@@ -104,6 +104,12 @@ class Question:
         """Sequences a step."""
         return self.world_size * self.local_batch_size * self.grad_accum_steps
 
+    @property
+    def num_quantiles(self) -> int:
+        """Of the sampler `quantile`."""
+        auto = default_quantiles(self.global_batch_size)
+        return auto if self.quantiles == "auto" else self.quantiles
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceRow:
@@ -151,8 +157,7 @@ class BalanceRow:
 def answer(args: argparse.Namespace) -> Answer:
     """Measure all that can be. Raises ConfigError or DataError for what the user can mend."""
     config = None if args.config is None else load_config(args.config, args.set)
-    _settle(args, config)
-    question = _question(args)
+    question = asked_question(args, config)
     picture, end = _picture(args)
     index = asked_index(args)
     if question.global_batch_size > len(index.lengths):
@@ -169,7 +174,7 @@ def answer(args: argparse.Namespace) -> Answer:
             remedy = f"give --data or --histogram: {index.source} goes to {index.max_length}"
             raise ConfigError("--config", problem, remedy)
         name, left_out = config.data.sampler, {}
-        balances, samplers = policies_of(config), {name: _sampler(index, question, name)}
+        balances, samplers = policies_of(config), {name: sampler_of(index, question, name)}
     total = len(samplers) * len(balances) * question.draws
     with Counted("planned", "steps", total) as progress:
         rows = [
@@ -260,8 +265,9 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
     )
 
 
-def _question(args: argparse.Namespace) -> Question:
-    """What is asked. Raises ConfigError for an option that cannot be."""
+def asked_question(args: argparse.Namespace, config: RunConfig | None) -> Question:
+    """What is asked, by options or a config. Raises ConfigError for an option that cannot be."""
+    _settle(args, config)
     for name in ("nodes", "gpus_per_node", "local_batch_size"):
         check_least("--" + name.replace("_", "-"), getattr(args, name), 1)
     check_least("--draws", args.draws, 2)
@@ -313,13 +319,14 @@ def make_samplers(
     names: tuple[SamplerName, ...] = get_args(SamplerName)
     for name in names:
         try:
-            samplers[name] = _sampler(index, question, name)
+            samplers[name] = sampler_of(index, question, name)
         except ConfigError as error:
             left_out[name] = str(error)
     return samplers, left_out
 
 
-def _sampler(index: SampleIndex, question: Question, name: SamplerName) -> Sampler:
+def sampler_of(index: SampleIndex, question: Question, name: SamplerName) -> Sampler:
+    """One sampler over the index. Raises ConfigError where it cannot serve this batch."""
     return make_sampler(
         name,
         order_by_length=index.order_by_length,
@@ -374,14 +381,13 @@ def measure_row(
     by_tokens, by_cost, exchanged_bytes, times_ms = np.array(of_steps).T
     sizes = np.stack(of_forwards, axis=1)
     most_masked = int(index.masked_counts.max())
-    limits = {"max_seqlen": index.max_length, "max_masked": most_masked}
     capacity = CapacityPlan.of_sizes(sizes, question.steps).within(
         longest=index.max_length, most_masked=most_masked
     )
+    shapes = shapes_of_sizes(
+        sizes, question.steps, max_seqlen=index.max_length, max_masked=most_masked
+    )
     balanced = by_cost if question.balance_model == "cost" else by_tokens
-    quantiles = question.quantiles
-    if quantiles == "auto":
-        quantiles = default_quantiles(question.global_batch_size)
     return BalanceRow(
         sampler=name,
         policy=balance.policy,
@@ -390,7 +396,7 @@ def measure_row(
         balance_model=question.balance_model,
         world_size=question.world_size,
         local_batch_size=question.local_batch_size,
-        quantiles=quantiles if name == "quantile" else None,
+        quantiles=question.num_quantiles if name == "quantile" else None,
         imbalance_tokens=float(by_tokens.mean()),
         imbalance_tokens_error=float(by_tokens.std(ddof=1) / question.draws**0.5),
         imbalance_cost=float(by_cost.mean()),
@@ -401,9 +407,7 @@ def measure_row(
         capacity_basis=capacity.basis,
         capacity_waste=waste(capacity.tokens, sizes[0]),
         capacity_waste_masked=waste(capacity.masked, sizes[2]),
-        capacity_waste_ladder=captured_waste(
-            sizes, shapes_of_sizes(sizes, question.steps, **limits)
-        ),
+        capacity_waste_ladder=captured_waste(sizes, shapes),
         exchanged_bytes_per_rank=round(float(exchanged_bytes.mean())),
         padded_bytes_per_rank=_padded_bytes(index, question, balance.policy),
         planning_ms=float(np.median(times_ms)),

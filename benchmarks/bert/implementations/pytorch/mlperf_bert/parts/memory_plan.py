@@ -173,8 +173,8 @@ def refuse_what_cannot_fit(
         return
     largest = largest_batch(config, forward, device_bytes, evaluates=evaluates)
     problem = (
-        f"{config.parallel.local_batch_size} sequences a forward need about {plan.num_bytes / GIB:.1f} GiB, "
-        f"the device has {device_bytes / GIB:.1f} GiB"
+        f"{config.parallel.local_batch_size} sequences a forward need about "
+        f"{plan.num_bytes / GIB:.1f} GiB, the device has {device_bytes / GIB:.1f} GiB"
     )
     raise ConfigError("parallel.local_batch_size", problem, _remedy(config, largest))
 
