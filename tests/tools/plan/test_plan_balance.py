@@ -94,6 +94,25 @@ def test_every_sampler_meets_every_policy(balanced: Asked, histogram: Path) -> N
     assert rows[FAR]["exchanged_bytes_per_rank"] > rows[NEAR]["exchanged_bytes_per_rank"]
 
 
+def test_a_config_is_held_against_what_its_other_settings_allow(
+    balanced: Asked, told: Callable[..., str]
+) -> None:
+    words = "--config dgxa100_128x8x4x1 --set parallel.nodes=1"
+    result = balanced(words, "--set data.counts_per_rank=equal")
+    assert {row["sampler"] for row in result["rows"]} == {"uniform"}
+    assert set(rows_by_policy(result)) == {*POLICIES, UNEQUAL}
+    keys = [(row["policy"], row["counts_per_rank"]) for row in result["rows"]]
+    assert keys[:2] == [("presort_global", "equal"), ("presort_global", "unequal")]
+    clipped = balanced(
+        words, "--set data.counts_per_rank=equal --set", "clip.policy=whole_before_allreduce"
+    )
+    assert UNEQUAL not in rows_by_policy(clipped)
+    lines = told(f"balance --draws 3 --no-plot {words}").splitlines()
+    own, other = lines[-2].removeprefix("dgxa100_128x8x4x1: ").split("; ")
+    assert own.startswith("presort_global unequal: idle ") and other.startswith("presort_global: ")
+    assert f"{100 * result['rows'][1]['capacity_waste_ladder']:.1f} %" in own
+
+
 def test_small_batches_may_be_uneven_and_leave_samplers_out(
     balanced: Asked, histogram: Path
 ) -> None:

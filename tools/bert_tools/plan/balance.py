@@ -380,13 +380,10 @@ def measure_row(
         advance()
     by_tokens, by_cost, exchanged_bytes, times_ms = np.array(of_steps).T
     sizes = np.stack(of_forwards, axis=1)
-    most_masked = int(index.masked_counts.max())
-    capacity = CapacityPlan.of_sizes(sizes, question.steps).within(
-        longest=index.max_length, most_masked=most_masked
-    )
-    shapes = shapes_of_sizes(
-        sizes, question.steps, max_seqlen=index.max_length, max_masked=most_masked
-    )
+    longest, most = index.max_length, int(index.masked_counts.max())
+    capacity = CapacityPlan.of_sizes(sizes, question.steps)
+    capacity = capacity.within(longest=longest, most_masked=most)
+    shapes = shapes_of_sizes(sizes, question.steps, max_seqlen=longest, max_masked=most)
     balanced = by_cost if question.balance_model == "cost" else by_tokens
     return BalanceRow(
         sampler=name,
