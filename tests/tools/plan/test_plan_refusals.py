@@ -55,6 +55,11 @@ REFUSED = {
         f"--data {'x' * 200}": "is not a directory",
         "--data . --max-predictions 5": "does not go with --data",
     },
+    "balance": {
+        "--gpus-per-node 8 --local-batch-size 4": "--nodes: is missing",
+        "--config cpu_tiny": "--config: has sequences of 64 tokens at most",
+        "--config h100_1x8x96x1 --cost-b 0": "--cost-b: does not go with --config",
+    },
     BUCKETS: {
         "--bucket-cap-mb 0": "error: --bucket-cap-mb: is 0",
         "--bucket-cap-mb nan": "error: --bucket-cap-mb: is nan",

@@ -10,7 +10,7 @@ from bert_tools.plan.cluster import machine
 from bert_tools.plan.entries import FILTER_HELP, PUBLISHED
 from bert_tools.plan.recipes import ACCELERATORS
 from bert_tools.plan.samples_to_target import RECIPES
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.options import FILE_OR_NAME, add_config
 from mlperf_bert.config.sections import (
     MAX_PREDICTIONS,
     BalanceModel,
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _balance(parser: argparse.ArgumentParser) -> None:
-    _sizes(parser, "sequences of a rank and step")
+    add_config(parser, f"in the place of sizes: {FILE_OR_NAME}", required=False)
+    _sizes(parser, "sequences of a rank and step", required=False)
     _number(parser, "draws", 60, "steps planned for each row (default 60)")
     _number(parser, "seed", 0, "of the draws (default 0)")
     lengths = parser.add_mutually_exclusive_group()
@@ -65,16 +66,14 @@ def _balance(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--balance-model",
         choices=typing.get_args(BalanceModel),
-        default="tokens",
         help="what the policies make even (default tokens)",
     )
-    _number(parser, "cost-a", 1.0, "cost of a token (default 1)", "A")
+    _number(parser, "cost-a", None, "cost of a token (default 1)", "A", float)
     text = "cost of a token attended by a token (default: by BERT-large's multiply-adds)"
     _number(parser, "cost-b", None, text, "B", float)
     parser.add_argument(
         "--quantiles",
         type=_quantiles,
-        default="auto",
         metavar="auto|N",
         help="of the sampler 'quantile' (default auto)",
     )
@@ -196,13 +195,13 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE.png", help=text)
 
 
-def _sizes(parser: argparse.ArgumentParser, of_batch: str) -> None:
+def _sizes(parser: argparse.ArgumentParser, of_batch: str, *, required: bool = True) -> None:
     for name, text in (
         ("nodes", "nodes of the job"),
         ("gpus-per-node", "ranks of a node"),
         ("local-batch-size", of_batch),
     ):
-        parser.add_argument(f"--{name}", type=int, required=True, metavar="N", help=text)
+        parser.add_argument(f"--{name}", type=int, required=required, metavar="N", help=text)
 
 
 def _number(
