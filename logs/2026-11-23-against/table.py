@@ -30,6 +30,13 @@ def results(here: Path) -> dict[str, dict]:
     return {size: json.loads(path.read_text()) for size, path in paths.items() if path.exists()}
 
 
+def preliminary(found: dict[str, dict]) -> str:
+    """What stands behind figures that `run.sh` did not make."""
+    if len(found) == len(SIZES):
+        return ""
+    return "\n\n**Preliminary**: one short run on a machine where other jobs ran, to be replaced."
+
+
 def table(here: Path) -> str:
     """The rows: ours and the machine, then each other contender; a column for each size."""
     found = results(here)
@@ -46,7 +53,7 @@ def table(here: Path) -> str:
         ],
     ]
     rows += [[text, *(cell(r, name) for r in found.values())] for name, text in OTHERS.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + preliminary(found)
 
 
 def sentence(here: Path) -> str:
@@ -58,7 +65,7 @@ def sentence(here: Path) -> str:
     return (
         f"Against the strongest of the padded ways on a CPU ({' or '.join(ways)})\n"
         f"ours does **{ratios}** times as many sequences a second, at {sizes}"
-        " (layers x hidden, two threads)."
+        " (layers x hidden, two threads)." + preliminary(found)
     )
 
 
