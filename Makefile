@@ -63,10 +63,7 @@ docs-tables: setup
 # The measurements of docs/performance.md and docs/data.md; about 30 minutes on two cores.
 bench: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/bench_prepare.py
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --set model.num_layers=2 --set model.hidden_size=128
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against --seconds 900 \
-		--set model.num_layers=12 --set model.hidden_size=768 --set parallel.local_batch_size=8
+	logs/2026-11-23-against/run.sh
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16 --no-plot
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench loader

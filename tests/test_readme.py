@@ -34,6 +34,7 @@ def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[st
     elif " bench " in command:
         command += " --steps 1 --set model.num_layers=1 --set model.hidden_size=64"
         command += " --set parallel.local_batch_size=2"
+        command += " --no-compile" if " against" in command else ""
     return run_shell(command, directory, timeout=600)
 
 

@@ -32,7 +32,7 @@ if [[ $MODE == dry-run ]]; then
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
     TINY=(--set model.num_layers=1 --set model.hidden_size=64 --set model.vocab_size=128 --set data.max_seq_length=64)
-    PEER_SIZE=("${TINY[@]}" --steps 1)
+    PEER_SIZE=("${TINY[@]}" --steps 1 --no-compile)
     SHORT=(--steps 3 --seconds 0.1 --threads 1) PEAK_S=0.02 LONG_PEAK_S=0.02
     PAIRS=(--pairs 1 --steps 2 --threads 1) EVAL=(--samples 32 --rounds 1)
     LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)

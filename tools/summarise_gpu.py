@@ -26,7 +26,10 @@ COLUMNS = {  # of training steps: the key of `bench train`, and its format
     "of burst": ("mfu_of_burst", ".1%"),
     "padding": ("padding_share", ".1%"),
 }
-PEERS = ("padded", "padded_to_longest", "padded_compiled", "padded_flash", "unpadded_peer")
+PEERS = (
+    *("sorted", "sorted_compiled", "padded_to_longest"),
+    *("padded", "padded_compiled", "padded_flash", "unpadded_peer"),
+)
 LEFT_OUT = ("config", "schema_version")  # of what other parts printed
 RATES = {  # samples/s that come first and that are the goal, in bf16 and in FP8
     "H100": ((850, 900), (1139, 1200)),

@@ -10,9 +10,13 @@ import pytest
 import torch
 
 from bert_tools.bench import cli
-from bert_tools.bench.against import LARGEST_ROUNDED_DIFFERENCE, make_data, make_ours
+from bert_tools.bench.against import (
+    LARGEST_ROUNDED_DIFFERENCE,
+    make_data,
+    make_ours,
+    mixed_and_sorted,
+)
 from bert_tools.bench.peer import BUILDERS, make_other_peers, make_peer
-from bert_tools.bench.training_run import run_updates
 
 DEVICE = torch.device("cuda")
 SIZE = (
@@ -78,7 +82,7 @@ def test_other_side_runs_in_every_form() -> None:
     config = cli.small_config(*SIZE, "run.seed=1")
     model = config.model
     ours = make_ours(model, 1, DEVICE)
-    data = make_data(config, run_updates(config, 2), DEVICE)
+    data = make_data(config, *mixed_and_sorted(config, 2), DEVICE)
     losses: list[float] = []
     found = make_other_peers(
         lambda: make_peer(ours, model, DEVICE),
@@ -99,6 +103,7 @@ def test_other_side_runs_in_every_form() -> None:
 def test_against(capsys: pytest.CaptureFixture[str]) -> None:
     result = measured(capsys, "against", "--steps", "4", "--no-compile")
     assert result["ours_step_mode"] == "captured"
+    assert result["ratio_sorted"] > 0
     assert result["ratio_padded_flash"] > 0
     assert result["ratio_unpadded_peer"] > 0
     assert "--compile" in result["padded_compiled_reason"]

@@ -82,12 +82,13 @@ def test_a_batch_counts_with_its_median_and_all_batches_equally(clock: Clock) ->
     assert times.seconds_per_batch("a") == (2.0 + 20.0) / 2
 
 
-def test_ratios_are_taken_inside_a_step(clock: Clock) -> None:
-    slow, quick = [2.0, 9.0, 4.0], [1.0, 3.0, 4.0]
+def test_ratios_are_those_of_all_batches_once(clock: Clock) -> None:
+    """The other side may deal the same samples to its batches in another way."""
+    slow, quick = [2.0, 9.0, 4.0, 4.0, 7.0], [1.0, 3.0, 4.0, 4.0, 1.0]
     contenders = {"a": clock.contender("a", slow), "b": clock.contender("b", quick)}
     times = InterleavedTimes(contenders, 2)
-    times.measure(num_steps=3, seconds=100, report=lambda line: None)
-    assert times.range_of_ratios("a", "b") == [1.0, 2.0, 3.0]
+    times.measure(num_steps=5, seconds=100, report=lambda line: None)
+    assert times.range_of_ratios("a", "b") == [1.0, (11 / 4 + 1) / 2, 11 / 4]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.heads import (
     PretrainingLogits,
     chunked_cross_entropy_sum,
@@ -211,3 +212,24 @@ def test_chunks_of_nothing_masked_are_zero_with_a_gradient() -> None:
 def test_chunks_in_fp16_are_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.head.*'full'"):
         BertForPretraining(replace(TINY, head="chunked", precision="fp16"), torch.device("meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_in_its_logits_memory_is_that_of_given_logits_to_the_bit(
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight, bias = (
+        torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
+        for shape in ((37, 24), (104, 24), (104,))
+    )
+    labels = torch.randint(104, (37,), generator=generator)
+    labels[5] = IGNORED
+    logits = F.linear(hidden, weight, bias)
+    given = logits.detach().clone()
+    expected = cross_entropy_sum(logits, labels)
+    assert torch.equal(logits, given)  # others may read what they handed in
+    found = Blocks().masked_lm_loss(hidden, weight, bias, labels)
+    assert torch.equal(found, expected)
+    both = (torch.autograd.grad(0.3 * loss, (hidden, weight, bias)) for loss in (found, expected))
+    assert all(torch.equal(*each) for each in zip(*both, strict=True))

@@ -1,69 +1,73 @@
 """`bench against`: our training step and `transformers`' on the same samples, and their ratios.
 
-Shape letters: B sequences, S padded length, T tokens, D hidden.
+The headline is ours against the strongest of the others, whichever that is here. Beside it stands
+MFU of each: the published count of operations, of real tokens and masked positions alone, over time
+and over the rate of the matrix products that take their turns between the steps.
 """
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bert_tools.bench.flops import PER_MULTIPLY_ADD, model_flops
 from bert_tools.bench.peer import (
-    BUILDERS,
     CLIP,
     OPTIM,
     OPTIMIZER_IN_WORDS,
     Data,
-    OtherPeers,
-    autocast,
     autocast_dtype,
     import_transformers,
     make_other_peers,
     make_peer,
+    masked_inputs,
+    masked_loss,
     padded_inputs,
     peer_step,
 )
+from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.bench.timing import Contender, InterleavedTimes, free_memory, seconds_of
 from bert_tools.bench.training_run import (
     TrainingRun,
     Update,
     own_stream,
     run_of_model,
-    run_updates,
 )
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection, ScheduleSection
-from mlperf_bert.data.length_histogram import run_shapes
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.length_histogram import real_lengths, run_shapes
+from mlperf_bert.data.shards import IntArray, Samples
+from mlperf_bert.model.bert import COMPUTED_IN, BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.step.eager import training_loss_sums
 
 NUM_BATCHES = 4  # distinct ones; each is measured several times
+WINDOW = 50  # batches within which the other side sorts, as `transformers` does (group_by_length)
+PRODUCT_SIZES = (1024, 2048, 4096)  # of square matrices: one of them is near the machine's limit
 LARGEST_LOSS_DIFFERENCE = 1e-5
 LARGEST_CUDA_DIFFERENCE = 1e-4  # fp32 too, but products are summed in other orders
 LARGEST_ROUNDED_DIFFERENCE = 0.05  # of a loss near 10, in 16 bits or fewer
 PEER_ATTENTIONS = ("sdpa", "eager")
-RATIOS = {  # name: our contender, the other side's
-    "ratio_padded": ("ours", "padded"),
-    "ratio_padded_to_longest": ("ours", "padded_to_longest"),
-    "ratio_encoder": ("ours_encoder", "padded_encoder"),
-    **{f"ratio_{name}": ("ours", name) for name in BUILDERS},
-}
-_ROWS = (  # name of what is timed, ours over that, in words
-    ("ours", None, "our step"),
-    ("padded", "ratio_padded", "transformers, padded to the maximum"),
-    ("padded_to_longest", "ratio_padded_to_longest", "transformers, padded to the longest"),
-    ("ours_encoder", None, "our encoder alone"),
-    ("padded_encoder", "ratio_encoder", "transformers' encoder alone, padded"),
-    ("padded_compiled", "ratio_padded_compiled", "transformers, padded and compiled"),
-    ("padded_flash", "ratio_padded_flash", "transformers, padded, fused attention"),
-    ("unpadded_peer", "ratio_unpadded_peer", "transformers without padding"),
+PRODUCT = "matrix_products"  # takes its turns as all contenders
+OTHERS = MappingProxyType(  # the name of a contender, in words
+    {
+        "sorted": "masked positions, sorted by length",
+        "sorted_compiled": "the same through torch.compile",
+        "padded_to_longest": "masked positions, padded to the longest",
+        "padded": "as people feed it: all positions, padded to the maximum",
+        "padded_compiled": "the same through torch.compile",
+        "padded_flash": "the same with fused attention",
+        "unpadded_peer": "without padding, all positions",
+    }
 )
 
 
@@ -74,22 +78,21 @@ def measure(
     *,
     steps: int,
     seconds: float,
-    compile: bool | None,
+    compile: bool,
 ) -> dict[str, Any]:
     """The JSON object of `bench against`, of at most `steps` steps a side.
 
     No further one begins after `seconds`, once every batch was measured. The other side goes
-    through torch.compile as well where `compile` says so, by default on CUDA; in another precision
-    than fp32 it keeps fp32 weights and runs under autocast. Raises ConfigError when transformers is
-    missing, or when the two sides' losses differ.
+    through torch.compile as well unless `compile` says no; in another precision than fp32 it keeps
+    fp32 weights and runs under autocast. Raises ConfigError when transformers is missing, or when
+    the two sides' losses differ.
     """
     import_transformers()
     config = as_both_train(config)
-    with_compile = device.type == "cuda" if compile is None else compile
     with own_stream(device):
-        updates = run_updates(config, min(NUM_BATCHES, steps))
-        data = make_data(config, updates, device)
-        return _compared(config, updates, data, device, report, steps, seconds, with_compile)
+        updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
+        data = make_data(config, updates, by_length, device)
+        return _compared(config, updates, data, device, report, steps, seconds, compile)
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
@@ -104,13 +107,51 @@ def as_both_train(config: RunConfig) -> RunConfig:
     )
 
 
-def make_data(config: RunConfig, updates: list[Update], device: torch.device) -> Data:
-    """The batches of updates of one forward, on the device, for both sides."""
+def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[UnpaddedBatch]]:
+    """`count` updates of one forward, and as many batches of the same samples dealt by length.
+
+    WINDOW batches' worth of published lengths is sorted and cut into batches. Of these, `count`
+    evenly spread ones are taken, and their samples are mixed for the updates.
+    """
+    size, data, seed = config.parallel.local_batch_size, config.data, int(config.run.seed)
+    lengths = real_lengths(WINDOW * size, data.max_seq_length, derive_seed(seed, "lengths"))
+    evenly = (2 * np.arange(count) + 1) * WINDOW // (2 * count)
+    chosen = np.sort(lengths).reshape(WINDOW, size)[evenly].ravel()
+    samples = [
+        synthetic_samples(
+            chosen[number : number + 1],
+            vocab_size=config.model.vocab_size,
+            max_predictions=data.max_predictions,
+            seed=derive_seed(seed, "samples", number),
+        )
+        for number in range(len(chosen))
+    ]
+
+    def batch(ids: IntArray) -> UnpaddedBatch:
+        parts = {
+            each.name: np.concatenate([getattr(samples[i], each.name) for i in ids])
+            for each in fields(Samples)
+        }
+        num_masked = float(parts["masked_counts"].sum())
+        return make_batch(
+            Samples(**parts), ids, mlm_denominator=num_masked, nsp_denominator=float(size)
+        )
+
+    by_length = np.arange(len(chosen)).reshape(count, size)
+    mixed = np.random.default_rng(derive_seed(seed, "order")).permutation(len(chosen))
+    return [(batch(ids),) for ids in mixed.reshape(count, size)], [batch(ids) for ids in by_length]
+
+
+def make_data(
+    config: RunConfig, updates: list[Update], by_length: list[UnpaddedBatch], device: torch.device
+) -> Data:
+    """The batches of `mixed_and_sorted`, on the device, for both sides."""
     batches = [batch.to(device) for (batch,) in updates]
     return Data(
         batches=batches,
         padded=[padded_inputs(batch, config.data.max_seq_length) for batch in batches],
-        padded_to_longest=[padded_inputs(batch, batch.max_seqlen) for batch in batches],
+        padded_to_longest=[masked_inputs(batch) for batch in batches],
+        sorted=[masked_inputs(batch.to(device)) for batch in by_length],
     )
 
 
@@ -128,6 +169,7 @@ def _compared(
     exact = make_ours(exact_model(model), seed, device)
     peer = make_peer(exact, model, device)
     loss_difference = check_same_loss(exact, peer, data)
+    product, product_flops = matrix_product(device, COMPUTED_IN[model.precision])
     report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
     expected = loss_without_dropout(exact, data)
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
@@ -148,10 +190,10 @@ def _compared(
         check_loss(loss_without_dropout(ours, data), expected, model)
         contenders = make_contenders(run, peer, data)
         report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
-        peer_attention = fastest_attention(peer, contenders["padded"])
+        peer_attention = fastest_attention(peer, contenders["sorted"])
         report(f"fastest is {peer_attention}; measuring")
-        all_of_them = contenders | others.contenders
-        may_fail = all_of_them.keys() - {"ours"}
+        all_of_them = contenders | others.contenders | {PRODUCT: product}
+        may_fail = all_of_them.keys() - {"ours", PRODUCT}
         times = InterleavedTimes(all_of_them, len(data.batches), may_fail=may_fail)
         # What runs out of memory is freed: here alone nothing else may hold it.
         del peer, contenders, all_of_them
@@ -159,7 +201,7 @@ def _compared(
         times.run_once()
         times.measure(num_steps=steps, seconds=seconds, report=report)
         return {
-            **_measured(times, others, config.parallel.local_batch_size),
+            **_measured(times, others.reasons | times.reasons, config, data, product_flops),
             **_facts(config, data),
             "device": device.type,
             "threads": torch.get_num_threads(),
@@ -174,24 +216,43 @@ def _compared(
         }
 
 
-def _measured(times: InterleavedTimes, others: OtherPeers, batch_size: int) -> dict[str, Any]:
-    """Rates, ratios and reasons; None for what does not run.
+def _measured(
+    times: InterleavedTimes,
+    reasons: dict[str, str],
+    config: RunConfig,
+    data: Data,
+    product_flops: float,
+) -> dict[str, Any]:
+    """Rates, MFU, ratios and reasons; None for what does not run.
 
     A ratio is how many samples we do while the other side does one; its range is the lowest, median
-    and highest of two neighbours in time: how steady the machine was.
+    and highest of the visits of all batches: how steady the machine was.
     """
-    reasons = others.reasons | times.reasons
+    batch_size = config.parallel.local_batch_size
     rates = {name: batch_size / times.seconds_per_batch(name) for name in times.names}
-    found: dict[str, Any] = {"schema_version": 1}
-    for name in dict.fromkeys(name for pair in RATIOS.values() for name in pair):
-        found[f"{name}_samples_per_s"] = rates.get(name)
+    peak = product_flops / times.seconds_per_batch(PRODUCT)
+    useful = sum(
+        model_flops(config.model, batch.lengths, batch.masked_counts).total
+        for batch in data.batches
+    ) / (batch_size * len(data.batches))
+    others = {name: rates[name] for name in OTHERS if name in rates}
+    strongest = max(others, key=others.__getitem__, default=None)
+    found: dict[str, Any] = {
+        "schema_version": 1,
+        "strongest": strongest,
+        "peak_tflops": peak / 1e12,
+        "gflop_per_sequence": useful / 1e9,
+    }
+    for name in ("ours", *OTHERS):
+        rate = rates.get(name)
+        found[f"{name}_samples_per_s"] = rate
+        found[f"{name}_mfu"] = None if rate is None else rate * useful / peak
         if name != "ours":
             found[f"{name}_reason"] = reasons.get(name)
-    for ratio, (ours, theirs) in RATIOS.items():
-        found[ratio] = None
-        if {ours, theirs} <= rates.keys():
-            found[ratio] = rates[ours] / rates[theirs]
-            found[f"{ratio}_range"] = times.range_of_ratios(theirs, ours)
+            found[f"ratio_{name}"] = None if rate is None else rates["ours"] / rate
+            if rate is not None:
+                found[f"ratio_{name}_range"] = times.range_of_ratios(name, "ours")
+    found["ratio_strongest"] = None if strongest is None else found[f"ratio_{strongest}"]
     return found
 
 
@@ -225,38 +286,57 @@ def in_words(result: dict[str, Any]) -> str:
         f"mean length {result['mean_length']:.1f} of at most {result['max_length']}, "
         f"{result['distinct_batches']} batches, {result['steps']} steps of each, dropout "
         f"{result['dropout']}, {result['optimizer']}",
-        "a step is forward, backward and update, its batch ready; an encoder's is forward and "
-        "backward",
+        "a step is forward, backward and update, its batch ready",
         f"attention: ours {result['ours_attention']}, transformers' {result['padded_attention']}; "
         f"our step is {result['ours_step_mode']}",
     ]
-    for name, ratio, text in _ROWS:
-        rate = result[f"{name}_samples_per_s"]
-        if rate is None:
-            continue
-        times = ""
-        if ratio and result[ratio] is not None:
-            low, middle, high = result[f"{ratio}_range"]
-            times = f"  ours is {result[ratio]:.2f} times that"
-            times += f" (single steps {low:.1f} .. {middle:.1f} .. {high:.1f})"
-        lines.append(f"{text:36} {rate:9.2f} samples/s{times}")
     lines += [
-        f"{text}: not measured ({result[f'{name}_reason']})"
-        for name, _, text in _ROWS
-        if result[f"{name}_samples_per_s"] is None
+        f"matrix products in {result['peak_tflops'] * 1e3:.0f} GFLOP/s",
+        _row("our step", result, "ours"),
     ]
+    for name, text in OTHERS.items():
+        if result[f"{name}_samples_per_s"] is None:
+            lines.append(f"{text}: not measured ({result[f'{name}_reason']})")
+            continue
+        low, middle, high = result[f"ratio_{name}_range"]
+        lines.append(
+            f"{_row(text, result, name)}  ours is {result[f'ratio_{name}']:.2f} times that "
+            f"(rounds {low:.2f} .. {middle:.2f} .. {high:.2f})"
+        )
+    if result["strongest"] is not None:
+        text = OTHERS[result["strongest"]]
+        lines.append(f"ours / the strongest ({text}): {result['ratio_strongest']:.2f}")
     return "\n".join(lines)
 
 
+def _row(text: str, result: dict[str, Any], name: str) -> str:
+    rate, mfu = result[f"{name}_samples_per_s"], result[f"{name}_mfu"]
+    return f"{text:56} {rate:9.2f} samples/s, MFU {mfu:.2f}"
+
+
 def make_contenders(ours: TrainingRun, peer: Any, data: Data) -> dict[str, Contender]:
-    """Whole steps and encoders (forward and backward), by the name of what is timed."""
-    step = peer_step(peer, lambda inputs: peer(**inputs).loss, ours.config.model.precision)
+    """Whole steps, by the name of what is timed."""
+    precision = ours.config.model.precision
+    full = peer_step(peer, lambda inputs: peer(**inputs).loss, precision)
+    masked = peer_step(peer, partial(masked_loss, peer), precision)
     return {
         "ours": ours,
-        "padded": lambda number: step(data.padded[number]),
-        "padded_to_longest": lambda number: step(data.padded_to_longest[number]),
-        **_encoders(ours.model, peer, data),
+        "sorted": lambda number: masked(data.sorted[number]),
+        "padded_to_longest": lambda number: masked(data.padded_to_longest[number]),
+        "padded": lambda number: full(data.padded[number]),
     }
+
+
+def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Contender, float]:
+    """The fastest of square products here, and its operations."""
+
+    def of_size(size: int) -> tuple[Contender, float]:
+        x, y, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
+        return lambda _: torch.mm(x, y, out=out)[0, 0], PER_MULTIPLY_ADD * size**3
+
+    found = [of_size(size) for size in PRODUCT_SIZES]
+    rates = [max(flops / seconds_of(run, 0) for _ in range(3)) for run, flops in found]
+    return found[int(np.argmax(rates))]
 
 
 def fastest_attention(peer: Any, step: Contender) -> str:
@@ -268,61 +348,11 @@ def fastest_attention(peer: Any, step: Contender) -> str:
     for name in PEER_ATTENTIONS * 2:  # then warmed up; the lower counts, as noise only adds
         peer.set_attn_implementation(name)
         with contextlib.suppress(torch.OutOfMemoryError):
-            seconds[name] = min(seconds[name], seconds_of(step, 0))
+            seconds[name] = min(seconds[name], seconds_of(step, -1))  # the longest, when sorted
         free_memory()
     fastest = min(seconds, key=seconds.__getitem__)
     peer.set_attn_implementation(fastest)
     return fastest
-
-
-def _encoders(ours: BertForPretraining, peer: Any, data: Data) -> dict[str, Contender]:
-    """Forward and backward of embeddings and all layers, every token's output computed.
-
-    The other side's computes padding too.
-    """
-    batches, device = data.batches, data.batches[0].input_ids.device
-    names = ("input_ids", "token_type_ids", "attention_mask")
-    inputs = [{name: padded[name] for name in names} for padded in data.padded]
-    gradients = [
-        [torch.randn(*ids.shape, peer.config.hidden_size, device=device) for ids in each]
-        for each in (
-            [batch.input_ids for batch in batches],
-            [padded["input_ids"] for padded in inputs],
-        )
-    ]
-
-    def contender(
-        model: nn.Module,
-        dtype: torch.dtype | None,
-        hidden_of: Callable[[int], Tensor],
-        gradients: list[Tensor],
-    ) -> Contender:
-        def run(number: int) -> Tensor:
-            try:
-                with autocast(device, dtype):
-                    hidden = hidden_of(number)
-                torch.autograd.backward(hidden, gradients[number].to(hidden.dtype))
-            finally:
-                model.zero_grad()
-            return hidden.detach().flatten()[0]
-
-        return run
-
-    precision = ours.config.precision
-    return {
-        "ours_encoder": contender(
-            ours,
-            torch.bfloat16 if precision == "bf16_autocast" else None,
-            lambda number: ours.bert(batches[number], ours.dropout_keys(batches[number])),
-            gradients[0],
-        ),
-        "padded_encoder": contender(
-            peer,
-            autocast_dtype(precision),
-            lambda number: peer.bert(**inputs[number]).last_hidden_state,
-            gradients[1],
-        ),
-    }
 
 
 def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPretraining:
@@ -360,7 +390,7 @@ def loss_without_dropout(ours: BertForPretraining, data: Data) -> Tensor:
 def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
     """How far the losses of the first batch are apart in nats at most, without dropout.
 
-    Every attention of the other side is held against ours, on both of its paddings, all in fp32.
+    Every attention of the other side is held against ours, all positions and masked ones, in fp32.
     Raises ConfigError where they differ (`check_loss`): times of different models mean nothing.
     """
     our_loss = loss_without_dropout(ours, data)
@@ -368,8 +398,8 @@ def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
     differences = []
     for attention in PEER_ATTENTIONS:
         peer.set_attn_implementation(attention)
-        for inputs in (data.padded[0], data.padded_to_longest[0]):
-            differences.append(check_loss(peer(**inputs).loss, our_loss, ours.config))
+        losses = (peer(**data.padded[0]).loss, masked_loss(peer, data.padded_to_longest[0]))
+        differences += [check_loss(loss, our_loss, ours.config) for loss in losses]
     peer.train()
     return max(differences)
 

@@ -64,7 +64,8 @@ MEASUREMENTS = {
             "seconds": _number(300.0, "begin no step after this, once every batch was measured"),
             "compile": {
                 "action": argparse.BooleanOptionalAction,
-                "help": "the other side through torch.compile as well (default: on CUDA)",
+                "default": True,
+                "help": "the other side through torch.compile as well (default: yes)",
             },
         },
     ),

@@ -1,9 +1,11 @@
 """The other side of `bench against`: `transformers`' BertForPreTraining in every form.
 
-On padded batches, also compiled and with fused attention; and without padding, in one row of T
-tokens, where attention goes through its AttentionInterface to torch's nested tensors, whose fused
-kernels on CUDA take sequences of unequal length and dropout, and all else is its own code, the
-logits of all T tokens included.
+As people feed it: all padded to the maximum, logits of all positions. As people train it who care
+for speed: logits of the masked positions alone, and padded to the longest of a batch of sequences
+of similar length. Both also compiled, the first with fused attention too. And without padding, in
+one row of T tokens, where attention goes through its AttentionInterface to torch's nested tensors,
+whose fused kernels on CUDA take sequences of unequal length and dropout, and all else is its own
+code, the logits of all T tokens included.
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 """
@@ -11,6 +13,7 @@ Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
@@ -40,7 +43,8 @@ class Data:
 
     batches: list[UnpaddedBatch]
     padded: list[dict[str, Tensor]]  # to the maximum length
-    padded_to_longest: list[dict[str, Tensor]]  # to the longest of each batch
+    padded_to_longest: list[dict[str, Any]]  # of each batch, for `masked_loss`
+    sorted: list[dict[str, Any]]  # the samples of all batches dealt by length, likewise
 
 
 def import_transformers() -> ModuleType:
@@ -102,6 +106,27 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
         "labels": pad(_labels(batch), IGNORED),
         "next_sentence_label": batch.next_sentence_label,
     }
+
+
+def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
+    """What `masked_loss` takes: the batch padded to its longest sequence, on its device."""
+    padded = padded_inputs(batch, batch.max_seqlen)
+    is_real = padded["attention_mask"].flatten().nonzero()[:, 0]  # int64 [T]: each token's place
+    return {
+        "tokens": {
+            name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")
+        },
+        "masked": is_real[batch.masked_token_index],
+        "labels": batch.labels,
+        "next_sentence_label": batch.next_sentence_label,
+    }
+
+
+def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
+    """The loss of BertForPreTraining, with logits of the masked positions alone."""
+    hidden, pooled = peer.bert(**inputs["tokens"])[:2]
+    masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
+    return _loss_of_both(peer.cls(masked, pooled), inputs)
 
 
 def _labels(batch: UnpaddedBatch) -> Tensor:
@@ -219,11 +244,15 @@ def unpadded_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of BertForPreTraining, whose own forward takes one first token a row."""
     hidden = peer.bert(**inputs["tokens"]).last_hidden_state[0]
     pooled = peer.bert.pooler(hidden[inputs["first"]][:, None])
-    words, pairs = peer.cls(hidden, pooled)
-    loss: Tensor = F.cross_entropy(words, inputs["labels"]) + F.cross_entropy(
-        pairs, inputs["next_sentence_label"]
+    return _loss_of_both(peer.cls(hidden, pooled), inputs)
+
+
+def _loss_of_both(scores: tuple[Tensor, Tensor], inputs: dict[str, Any]) -> Tensor:
+    names = ("labels", "next_sentence_label")
+    words, pairs = (
+        F.cross_entropy(each, inputs[name]) for each, name in zip(scores, names, strict=True)
     )
-    return loss
+    return words + pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +291,7 @@ def make_other_peers(
         if reason is None:
             report(f"preparing {name}")
             # The plain module would be compiled again.
-            own_check = None if name == "padded_compiled" else check
+            own_check = None if name.endswith("compiled") else check
             try:
                 peers.contenders[name] = _prepared(make_peer(), build, data, precision, own_check)
             except ConfigError:
@@ -294,13 +323,19 @@ def _prepared(
             check(loss_of(0))
         peer.train()
     step = peer_step(peer, loss_of, precision)
-    step(0).item()
+    for number in range(len(data.batches)):  # each may be of a shape that is compiled once
+        step(number).item()
     return step
 
 
 def _compiled(peer: Any, data: Data) -> LossOf:
     compiled = torch.compile(peer, dynamic=False)
     return lambda number: compiled(**data.padded[number]).loss  # type: ignore[no-untyped-call]
+
+
+def _sorted_compiled(peer: Any, data: Data) -> LossOf:
+    compiled = torch.compile(partial(masked_loss, peer), dynamic=True)
+    return lambda number: compiled(data.sorted[number])
 
 
 def _flash(peer: Any, data: Data) -> LossOf:
@@ -321,13 +356,20 @@ def _unpadded(peer: Any, data: Data) -> LossOf:
 
 
 BUILDERS = MappingProxyType(
-    {"padded_compiled": _compiled, "padded_flash": _flash, "unpadded_peer": _unpadded}
+    {
+        "sorted_compiled": _sorted_compiled,
+        "padded_compiled": _compiled,
+        "padded_flash": _flash,
+        "unpadded_peer": _unpadded,
+    }
 )
 
 
 def _reason_against(name: str, device: torch.device, with_compile: bool) -> str | None:
+    if name.endswith("compiled") and not with_compile:
+        return "torch.compile was not asked for: --compile"
+    if name == "sorted_compiled" or device.type == "cuda":
+        return None
     if name == "padded_compiled":
-        return None if with_compile else "torch.compile was not asked for: --compile"
-    if device.type != "cuda":
-        return f"its attention kernels are for CUDA; this run is on {device.type}"
-    return None
+        return f"compiled on CUDA alone; this run is on {device.type}"
+    return f"its attention kernels are for CUDA; this run is on {device.type}"

@@ -140,7 +140,10 @@ class InterleavedTimes:
         return statistics.fmean(statistics.median(seconds) for seconds in visits)
 
     def range_of_ratios(self, above: str, below: str) -> list[float]:
-        """Lowest, median and highest quotient of the seconds of two contenders in one step."""
-        pairs = zip(self._seconds[above], self._seconds[below], strict=True)
-        ratios = [a / b for many in pairs for a, b in zip(*many, strict=True)]
+        """Lowest, median and highest quotient of two contenders' seconds for all batches once."""
+        rounds = [
+            [sum(visits) for visits in zip(*self._seconds[name], strict=False)]
+            for name in (above, below)
+        ]
+        ratios = [a / b for a, b in zip(*rounds, strict=True)]
         return [min(ratios), statistics.median(ratios), max(ratios)]

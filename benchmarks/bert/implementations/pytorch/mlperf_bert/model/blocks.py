@@ -84,7 +84,10 @@ class Blocks:
 
         `hidden` [P, D], `weight` [V, D], `bias` [V], `labels` int64 [P].
         """
-        return cross_entropy_sum(F.linear(hidden, weight, bias), labels)
+        logits = precise(F.linear(hidden, weight, bias))
+        # No one else has these: on a CPU their place is taken over.
+        total: Tensor = _CrossEntropySum.apply(logits, labels, logits.device.type == "cpu")  # type: ignore[no-untyped-call]
+        return total
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
@@ -110,7 +113,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
         Scalar in nats: float32, or float64 where the logits are. It has one backward and no second
         derivative.
     """
-    total: Tensor = _CrossEntropySum.apply(precise(logits), labels)  # type: ignore[no-untyped-call]
+    total: Tensor = _CrossEntropySum.apply(precise(logits), labels, False)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -141,13 +144,14 @@ class _CrossEntropySum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        log_probabilities = torch.log_softmax(logits, dim=-1)
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
+        place = logits if in_place else None
+        log_probabilities = torch.log_softmax(logits, dim=-1, out=place)
         ctx.save_for_backward(log_probabilities, labels)
         return F.nll_loss(log_probabilities, labels, reduction="sum", ignore_index=IGNORED)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         log_probabilities, labels = ctx.saved_tensors
-        return logits_gradient(log_probabilities, labels).mul_(grad), None
+        return logits_gradient(log_probabilities, labels).mul_(grad), None, None
