@@ -1,0 +1,232 @@
+"""The one forecast of a time to train: a simulated step times the samples that a recipe needs.
+
+Every command and every table that says a time to train takes it from here. Its range has two
+parts: what the simulator's assumed constants leave open within their bounds, and how far published
+samples spread. The law of published entries, time = a * p^b, stands beside it as a cross-check.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+from bert_tools.plan.cluster.machine import AcceleratorName, constant_rows, default_constants
+from bert_tools.plan.cluster.simulation import Question, Simulated, simulate, timed
+from bert_tools.plan.entries import chosen, published_entries
+from bert_tools.plan.recipes import recipe_of
+from bert_tools.plan.sample_index import SampleIndex
+from bert_tools.plan.scaling_law import ScalingLaw, fit_law
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ModelSection
+
+# As `logs/2026-11-22-cluster-model/calibrate.py` prints it; a test compares.
+HELD_OUT = (
+    "on 19 held-out classes of A100 runs a step is within 15 % in 17, mean error 7.7 %; "
+    "step x samples in 14, mean error 10.4 %"
+)
+NOT_MODELLED = (
+    "not modelled: faults, restarts, a shared or thinner network, reading of data, clocks that "
+    "fall with heat; our program has not run on a GPU"
+)
+# Whose entries the law beside the forecast is fitted to: those of the rounds named.
+LAW_FILTERS: dict[str, tuple[str, ...]] = {
+    "a100": ("round=2.1", "submitter=NVIDIA", "division=closed", "accelerator~A100"),
+    "h100": ("round>=3.0", "round<=3.1", "submitter~NVIDIA", "accelerator~H100"),
+    "h200": ("round>=4.0", "division=closed", "accelerator~H200"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """The time to train with one constant at its lower and at its upper bound, over the forecast's.
+
+    `assumed`: its bounds count in the range. Those of a fitted one are the search's, and no run
+    that it was fitted to would be met at them.
+    """
+
+    name: str
+    assumed: bool
+    at_low: float
+    at_high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """Seconds to the target, and what they may become; `best` and `worst`: all constants at once.
+
+    `step_low` and `step_high` take assumed constants as independent: the root of their squares.
+    """
+
+    simulated: Simulated
+    bounds: tuple[Bound, ...]
+    best: float
+    worst: float
+    law: ScalingLaw
+
+    @property
+    def seconds(self) -> float:
+        """Expected."""
+        return self.simulated.run.seconds
+
+    @property
+    def step_low(self) -> float:
+        """Seconds with the samples expected, by the constants."""
+        return self.seconds * (1 - _root_of_squares(_ends(self.bounds, min)))
+
+    @property
+    def step_high(self) -> float:
+        """As `step_low`."""
+        return self.seconds * (1 + _root_of_squares(_ends(self.bounds, max)))
+
+    @property
+    def low(self) -> float:
+        """Both at once: the constants' and the fewest samples."""
+        return self.step_low * self.simulated.estimate.low / self.simulated.estimate.samples
+
+    @property
+    def high(self) -> float:
+        """Both at once: the constants' and the most samples."""
+        return self.step_high * self.simulated.estimate.high / self.simulated.estimate.samples
+
+    @property
+    def law_seconds(self) -> float:
+        """What the law of published entries says for as many accelerators."""
+        return 60 * self.law.time.at(self.simulated.question.world_size)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For --json; seconds."""
+        return {
+            **{name: getattr(self, name) for name in ("seconds", "low", "high")},
+            **{name: getattr(self, name) for name in ("step_low", "step_high", "best", "worst")},
+            "bounds": [asdict(each) for each in self.bounds],
+            "law_seconds": self.law_seconds,
+            "held_out": HELD_OUT,
+        }
+
+
+def forecast(question: Question, index: SampleIndex) -> Forecast:
+    """The answer for one question. Raises ConfigError for what cannot be drawn or held."""
+    found = simulate(question, index)
+    return with_range(found)
+
+
+def with_range(found: Simulated) -> Forecast:
+    """The forecast of what was simulated; its steps are timed again at the bounds of constants."""
+    shipped, bounds = default_constants(), []
+    best, worst = shipped, shipped
+    for row in constant_rows():
+        low, high = (_times(found, {row.name: value}) for value in (row.low, row.high))
+        bound = Bound(name=row.name, assumed=row.kind == "assumed", at_low=low, at_high=high)
+        bounds.append(bound)
+        best = replace(best, **{row.name: row.low if low < high else row.high})
+        worst = replace(worst, **{row.name: row.high if low < high else row.low})
+    name = found.question.accelerator.removesuffix("_40gb")
+    return Forecast(
+        simulated=found,
+        bounds=tuple(bounds),
+        best=timed(found, best).run.seconds,
+        worst=timed(found, worst).run.seconds,
+        law=law_of(name),
+    )
+
+
+def _times(found: Simulated, changed: Mapping[str, float]) -> float:
+    constants = replace(default_constants(), **changed)
+    return timed(found, constants).run.seconds / found.run.seconds
+
+
+def _ends(bounds: Sequence[Bound], end: Any) -> list[float]:
+    return [end(each.at_low, each.at_high, 1.0) - 1 for each in bounds if each.assumed]
+
+
+def _root_of_squares(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value * value for value in values))
+
+
+@cache
+def law_of(accelerator: str) -> ScalingLaw:
+    """The law of the published entries on that accelerator."""
+    entries = chosen(published_entries(), LAW_FILTERS[accelerator])
+    return fit_law([each for each in entries if each.time_min and each.accelerators])
+
+
+def question_of(
+    config: RunConfig, origin: str, accelerator: AcceleratorName | None = None
+) -> dict[str, Any]:
+    """What `Question` asks, of a config; `origin` is its name, which may tell the accelerator.
+
+    Raises ConfigError for another model than BERT-large, and for a run on a CPU.
+    """
+    model, parallel, usual = config.model, config.parallel, ModelSection()
+    shape = ("num_layers", "hidden_size", "intermediate_size", "num_heads")
+    if config.run.device == "cpu" or any(getattr(model, n) != getattr(usual, n) for n in shape):
+        problem = "is not BERT-large on GPUs, which alone is simulated"
+        raise ConfigError(origin, problem, "give another config, such as dgxa100_8x8x48x1")
+    told = next((each for each in ("h100", "h200") if each in origin), "a100")
+    precision = "bf16" if model.precision == "bf16_autocast" else model.precision
+    shards = {"shard_node": "node", "shard_world": "world"}
+    return {
+        "accelerator": accelerator or told,
+        "nodes": parallel.nodes,
+        "gpus_per_node": parallel.ranks_per_node,
+        "local_batch_size": parallel.local_batch_size,
+        "grad_accum_steps": parallel.grad_accum_steps,
+        "capture": "on" if config.run.step_mode == "captured" else "off",
+        "sharding": shards.get(parallel.data_parallel, "none"),
+        "precision": precision,
+        "sampler": config.data.sampler,
+        "balance": config.data.balance,
+        "counts": config.data.counts_per_rank,
+        "clip": config.clip.policy,
+        "recipe": recipe_of(config),
+        "evaluation_interval": config.eval_interval_samples,
+    }
+
+
+def in_words(found: Forecast) -> Iterator[str]:
+    """Samples, time with its range, the model with its errors, and the law beside it."""
+    run, estimate = found.simulated.run, found.simulated.estimate
+    known = "" if estimate.in_range else ", beyond what is published"
+    spread = (
+        f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
+    )
+    yield f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.source}{known})"
+    yield (
+        f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
+        f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "
+        f"start-up {run.start_up_s:g} s"
+    )
+    yield (
+        f"range: {found.low:,.1f} to {found.high:,.1f} s; by the assumed constants' bounds alone "
+        f"{found.step_low:,.1f} to {found.step_high:,.1f} s (every constant at its worse bound at "
+        f"once, fitted ones too: {found.best:,.1f} to {found.worst:,.1f} s)"
+    )
+    yield f"model: the simulated step (docs/cluster_model.md) x published samples; {HELD_OUT}"
+    yield from _law_in_words(found)
+    yield NOT_MODELLED
+
+
+def _law_in_words(found: Forecast) -> Iterator[str]:
+    """The cross-check: how much longer the law says, and which of its two parts says so."""
+    law, question = found.law, found.simulated.question
+    assert law.samples is not None, "the shipped entries have their samples"
+    ratio = found.law_seconds / found.seconds
+    samples = law.samples.at(question.world_size) / found.simulated.estimate.samples
+    sizes = [each.accelerators or 0 for each in law.entries]
+    misses = [law.residual(each) - 1 for each in law.entries]
+    yield (
+        f"cross-check: {law.time.coefficient:.1f} minutes * p^{law.time.exponent:.3f} (plan law) "
+        f"says {found.law_seconds:,.1f} s, {ratio:.2f} times that: {samples:.2f} by samples and "
+        f"{ratio / samples:.2f} by the step, as it is a straight line through {len(sizes)} entries "
+        f"on {min(sizes):,} to {max(sizes):,}, each with its own program and batch, and misses "
+        f"these by {min(misses):+.0%} to {max(misses):+.0%}"
+    )
+    for entry in law.entries:
+        if entry.accelerators == question.world_size and entry.time_min:
+            yield (
+                f"published: {entry.name} took {60 * entry.time_min:,.1f} s on as many, "
+                f"{entry.samples or 0:,.0f} samples, global batch {entry.global_batch_size or 0:,}"
+            )
