@@ -14,7 +14,7 @@ from bert_tools.plan.cluster.question import ablation_picture, sweep_picture, ti
 from bert_tools.plan.cluster.simulation import ablation, simulate, sweep
 from bert_tools.plan.sample_index import wikipedia_index
 from calibrate import Compared, compare, published_steps
-from reckon import AS_PUBLISHED, LAMB, PAPER, PAPER_NODES
+from cluster_answers import AS_PUBLISHED, LAMB, PAPER, PAPER_NODES
 
 NAMED_ERROR = 0.15  # of a class that the picture names
 

@@ -6,12 +6,17 @@ samples spread. The law of published entries, time = a * p^b, stands beside it a
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from bert_tools.plan.cluster.machine import AcceleratorName, constant_rows, default_constants
+from bert_tools.plan.cluster.machine import (
+    AcceleratorName,
+    Constants,
+    constant_rows,
+    default_constants,
+)
 from bert_tools.plan.cluster.simulation import Question, Simulated, simulate, timed
 from bert_tools.plan.entries import chosen, published_entries
 from bert_tools.plan.recipes import recipe_of
@@ -73,12 +78,16 @@ class Forecast:
     @property
     def step_low(self) -> float:
         """Seconds with the samples expected, by the constants."""
-        return self.seconds * (1 - _root_of_squares(_ends(self.bounds, min)))
+        return self.seconds * (1 - self._together(min))
 
     @property
     def step_high(self) -> float:
         """As `step_low`."""
-        return self.seconds * (1 + _root_of_squares(_ends(self.bounds, max)))
+        return self.seconds * (1 + self._together(max))
+
+    def _together(self, end: Any) -> float:
+        shares = [end(each.at_low, each.at_high, 1.0) - 1 for each in self.bounds if each.assumed]
+        return math.hypot(*shares)
 
     @property
     def low(self) -> float:
@@ -110,40 +119,29 @@ class Forecast:
 def forecast(question: Question, index: SampleIndex) -> Forecast:
     """The answer for one question. Raises ConfigError for what cannot be drawn or held."""
     found = simulate(question, index)
-    return with_range(found)
+    shipped, one = default_constants(), replace(found, works=found.works[:1])
+    expected = timed(one, shipped).run.seconds
 
+    def times(constants: Constants) -> float:
+        return timed(one, constants).run.seconds / expected
 
-def with_range(found: Simulated) -> Forecast:
-    """The forecast of what was simulated; its steps are timed again at the bounds of constants."""
-    shipped, bounds = default_constants(), []
-    best, worst = shipped, shipped
+    bounds, best, worst = [], shipped, shipped
     for row in constant_rows():
-        low, high = (_times(found, {row.name: value}) for value in (row.low, row.high))
-        bound = Bound(name=row.name, assumed=row.kind == "assumed", at_low=low, at_high=high)
-        bounds.append(bound)
-        best = replace(best, **{row.name: row.low if low < high else row.high})
-        worst = replace(worst, **{row.name: row.high if low < high else row.low})
-    name = found.question.accelerator.removesuffix("_40gb")
+        low, high = (times(replace(shipped, **{row.name: end})) for end in (row.low, row.high))
+        assumed = row.kind == "assumed"
+        bounds.append(Bound(name=row.name, assumed=assumed, at_low=low, at_high=high))
+        ends = (row.low, row.high) if low < high else (row.high, row.low)
+        best, worst = (
+            replace(constants, **{row.name: end})
+            for constants, end in zip((best, worst), ends, strict=True)
+        )
     return Forecast(
         simulated=found,
         bounds=tuple(bounds),
-        best=timed(found, best).run.seconds,
-        worst=timed(found, worst).run.seconds,
-        law=law_of(name),
+        best=found.run.seconds * times(best),
+        worst=found.run.seconds * times(worst),
+        law=law_of(question.accelerator.removesuffix("_40gb")),
     )
-
-
-def _times(found: Simulated, changed: Mapping[str, float]) -> float:
-    constants = replace(default_constants(), **changed)
-    return timed(found, constants).run.seconds / found.run.seconds
-
-
-def _ends(bounds: Sequence[Bound], end: Any) -> list[float]:
-    return [end(each.at_low, each.at_high, 1.0) - 1 for each in bounds if each.assumed]
-
-
-def _root_of_squares(values: Sequence[float]) -> float:
-    return math.sqrt(sum(value * value for value in values))
 
 
 @cache

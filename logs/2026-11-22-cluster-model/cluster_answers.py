@@ -1,4 +1,4 @@
-"""What tables.py writes: the simulator beside published runs, what is forecast, and its ranges."""
+"""What cluster_tables.py writes: the simulator beside published runs, what is forecast, and its ranges."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,17 +58,17 @@ def reckoned(*, with_fits: bool) -> dict[str, Table]:
     compared = [compare(step, constants) for step in steps]
     tables = {
         "constants": _constants(steps),
-        "classes": _classes(compared),
-        "errors": _errors(compared),
-        "samples": _samples(compared),
-        "reduction": _reduction(steps),
+        "classes": classes(compared),
+        "errors": errors(compared),
+        "samples": samples(compared),
+        "reduction": reduction(compared),
         "predictions": _predictions(),
         "ablation": _ablation(PAPER),
         "techniques": _techniques(),
         "sweep": _sweep(),
         "sizes": _sizes(),
         "batches": _batches(),
-        "sets": _sets(),
+        "sets": sets(),
     }
     return tables | ({"fits": _fits(steps)} if with_fits else {})
 
@@ -94,7 +94,7 @@ def _constants(steps: Sequence[PublishedStep]) -> Table:
     return table
 
 
-def _classes(compared: Sequence[Compared]) -> Table:
+def classes(compared: Sequence[Compared]) -> Table:
     table = [["class", "accelerators", "role", "published", "simulated", "error"]]
     for each in compared:
         step = each.published
@@ -107,7 +107,7 @@ def _classes(compared: Sequence[Compared]) -> Table:
     return table
 
 
-def _errors(compared: Sequence[Compared]) -> Table:
+def errors(compared: Sequence[Compared]) -> Table:
     """By role; and of step x samples where the class is no point of the samples itself."""
     table = [["classes", "what", "within 15 %", "mean", "largest"]]
     for role in ("fitted", "held_out", "other"):
@@ -124,7 +124,7 @@ def summary(errors: Sequence[float]) -> list[str]:
     return [f"{good} of {len(sizes)}", f"{sum(sizes) / len(sizes):.1%}", f"{max(sizes):.1%}"]
 
 
-def _samples(compared: Sequence[Compared]) -> Table:
+def samples(compared: Sequence[Compared]) -> Table:
     table = [["class", "published", "expected", "error"]]
     for each in compared:
         expected, published = calibrate.expected(each.published), each.published.samples
@@ -135,7 +135,7 @@ def _samples(compared: Sequence[Compared]) -> Table:
     return table
 
 
-def _reduction(steps: Sequence[PublishedStep]) -> Table:
+def reduction(compared: Sequence[Compared]) -> Table:
     """Held-out classes with in-network reduction taken as off where it is not known, or at all."""
     table = [["in-network reduction", "within 15 %", "mean", "largest"]]
     for name, off in (
@@ -143,16 +143,19 @@ def _reduction(steps: Sequence[PublishedStep]) -> Table:
         ("off in the two of v1.1, where it is assumed", ASSUMED_OFF),
         ("off in all four, also where a config names it", ASSUMED_OFF + CONFIGURED),
     ):
-        chosen = [without_reduction(each, off) for each in steps if each.role == "held_out"]
-        errors = [compare(each, default_constants()).error for each in chosen]
+        chosen = [each for each in compared if each.published.role == "held_out"]
+        errors = [
+            compare(without_reduction(each.published), default_constants()).error
+            if each.published.id in off
+            else each.error
+            for each in chosen
+        ]
         table.append([name, *summary(errors)])
     return table
 
 
-def without_reduction(step: PublishedStep, off: Sequence[str]) -> PublishedStep:
+def without_reduction(step: PublishedStep) -> PublishedStep:
     """The class as its network would be with switches that only pass on."""
-    if step.id not in off:
-        return step
     return replace(step, program=replace(step.program, in_network_reduction="off"))
 
 
@@ -277,7 +280,7 @@ def _batches() -> Table:
     return table
 
 
-def _sets() -> Table:
+def sets() -> Table:
     table = [["global batch", "rate", "beta 1", "beta 2", "weight decay", "warm-up", "steps"]]
     table[0] += ["reference runs", "least", "source"]
     for batch in SETS:

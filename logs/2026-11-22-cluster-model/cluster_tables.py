@@ -1,7 +1,7 @@
 """The tables of docs/cluster_model.md, docs/hyperparameters.md and docs/scaling.md.
 
-    python logs/2026-11-22-cluster-model/tables.py NAME      prints one, from tables.json
-    python logs/2026-11-22-cluster-model/tables.py --write   reckons all of them again (seconds)
+    python logs/2026-11-22-cluster-model/cluster_tables.py NAME      prints one, from tables.json
+    python logs/2026-11-22-cluster-model/cluster_tables.py --write   reckons all of them again (seconds)
 
 Every time to train is `bert_tools.plan.forecast`'s, which `plan suggest` and `plan cluster` print.
 """
@@ -19,7 +19,7 @@ def main(words: list[str]) -> None:
     """Print a table as Markdown, or write all."""
     if words == ["--write"]:
         sys.path.insert(0, str(Path(__file__).parent))
-        from reckon import reckoned
+        from cluster_answers import reckoned
 
         text = json.dumps(reckoned(with_fits=True), indent=0, ensure_ascii=False)
         TABLES.write_text(text + "\n", "utf-8")

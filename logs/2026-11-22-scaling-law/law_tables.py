@@ -1,6 +1,6 @@
 """The tables of the law in docs/scaling.md, from the JSON files beside this script.
 
-python logs/2026-11-22-scaling-law/tables.py fits | note
+python logs/2026-11-22-scaling-law/law_tables.py fits | note
 """
 
 import json
