@@ -1,4 +1,4 @@
-"""What cluster_tables.py writes: the simulator beside published runs, what is forecast, and its ranges."""
+"""What cluster_tables.py writes: the simulator beside published runs, forecasts, ranges."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,6 +95,7 @@ def _constants(steps: Sequence[PublishedStep]) -> Table:
 
 
 def classes(compared: Sequence[Compared]) -> Table:
+    """Steps as published and as simulated, fitted and held-out ones apart."""
     table = [["class", "accelerators", "role", "published", "simulated", "error"]]
     for each in compared:
         step = each.published
@@ -125,6 +126,7 @@ def summary(errors: Sequence[float]) -> list[str]:
 
 
 def samples(compared: Sequence[Compared]) -> Table:
+    """Samples as published and as expected, where these are not that very entry's."""
     table = [["class", "published", "expected", "error"]]
     for each in compared:
         expected, published = calibrate.expected(each.published), each.published.samples
@@ -252,7 +254,7 @@ def _sizes() -> Table:
     for nodes in (1, 2, 4, 8, 16, 32, 64, 128, 512):
         found = suggest(nodes, 8)
         time: Forecast = expected_time(found)
-        published = [each.time_min or 0.0 for each in found.published]
+        published = [each.time_min or 0.0 for each in time.published]
         table.append(
             [
                 *(f"{nodes}", f"{found.config.parallel.global_batch_size:,}"),
@@ -281,6 +283,7 @@ def _batches() -> Table:
 
 
 def sets() -> Table:
+    """Hyper-parameters by batch, and the samples that the rules know of."""
     table = [["global batch", "rate", "beta 1", "beta 2", "weight decay", "warm-up", "steps"]]
     table[0] += ["reference runs", "least", "source"]
     for batch in SETS:

@@ -1,7 +1,7 @@
 """The tables of docs/cluster_model.md, docs/hyperparameters.md and docs/scaling.md.
 
     python logs/2026-11-22-cluster-model/cluster_tables.py NAME      prints one, from tables.json
-    python logs/2026-11-22-cluster-model/cluster_tables.py --write   reckons all of them again (seconds)
+    python logs/2026-11-22-cluster-model/cluster_tables.py --write   reckons all anew (a minute)
 
 Every time to train is `bert_tools.plan.forecast`'s, which `plan suggest` and `plan cluster` print.
 """

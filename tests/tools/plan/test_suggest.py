@@ -56,9 +56,6 @@ def test_reference_points_are_those_that_the_checker_reports() -> None:
     smallest = expected_of(96)
     assert (round(smallest.minimum), smallest.kind) == (2_274_732, "smallest")
     assert expected_samples(16_385) is None
-    for batch in (448, 1000, 4608, 10_000, 16_384):
-        expected, found = expected_of(batch), samples_to_target(batch, "closed_reference")
-        assert (found.samples, found.low) == (expected.mean, expected.minimum)
 
 
 @pytest.mark.parametrize("ruleset", ["2.1.0", "5.0.0"])
@@ -304,8 +301,8 @@ def test_published_runs_lie_in_the_range_of_the_forecast() -> None:
     """Ours is another program; NVIDIA's on 8, 64, 1,024 and 4,096 A100 are near it, not on it."""
     for nodes, minutes in ((1, 16.882), (8, 2.497), (128, 0.421), (512, 0.206)):
         found = suggest(nodes, 8)
-        assert [entry.time_min for entry in found.published] == [minutes]
         expected = expected_time(found)
+        assert [entry.time_min for entry in expected.published] == [minutes]
         assert expected.low < 60 * minutes < expected.high
         assert expected.best < expected.step_low < expected.seconds < expected.step_high
 

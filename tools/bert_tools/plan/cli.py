@@ -19,8 +19,6 @@ from mlperf_bert.config.sections import (
     SamplerName,
 )
 
-_SUGGESTED = tuple(each for each in RECIPES if each != "closed_reference")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the questions, which are sub-commands of `plan`."""
@@ -110,8 +108,8 @@ def _suggest(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--recipe",
-        choices=_SUGGESTED,
-        default=_SUGGESTED[0],
+        choices=RECIPES,
+        default=RECIPES[0],
         help="whose hyper-parameters: LAMB of the closed division (default), Samsung's Adam, "
         "MosaicML's AdamW without dropout, or the line through the latter two",
     )

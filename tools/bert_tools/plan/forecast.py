@@ -18,7 +18,7 @@ from bert_tools.plan.cluster.machine import (
     default_constants,
 )
 from bert_tools.plan.cluster.simulation import Question, Simulated, simulate, timed
-from bert_tools.plan.entries import chosen, published_entries
+from bert_tools.plan.entries import Entry, chosen, published_entries
 from bert_tools.plan.recipes import recipe_of
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.scaling_law import ScalingLaw, fit_law
@@ -26,7 +26,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 
-# As `logs/2026-11-22-cluster-model/calibrate.py` prints it; a test compares.
+# As logs/2026-11-22-cluster-model/tables.json has it; a test compares.
 HELD_OUT = (
     "on held-out A100 runs the step is within 15 % in 17 of 19 classes, mean error 7.7 %, and step "
     "x samples in 10 of 16, mean error 12.0 %"
@@ -105,29 +105,33 @@ class Forecast:
         return 60 * self.law.time.at(self.simulated.question.world_size)
 
     @property
+    def published(self) -> tuple[Entry, ...]:
+        """Entries of the law on as many accelerators."""
+        ranks = self.simulated.question.world_size
+        return tuple(each for each in self.law.entries if each.accelerators == ranks)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """For --json; seconds."""
-        return {
-            **{name: getattr(self, name) for name in ("seconds", "low", "high")},
-            **{name: getattr(self, name) for name in ("step_low", "step_high", "best", "worst")},
-            "bounds": [asdict(each) for each in self.bounds],
-            "law_seconds": self.law_seconds,
-            "held_out": HELD_OUT,
-        }
+        names = ("seconds", "low", "high", "step_low", "step_high", "best", "worst", "law_seconds")
+        facts = {name: getattr(self, name) for name in names}
+        return facts | {"bounds": [asdict(each) for each in self.bounds], "held_out": HELD_OUT}
 
 
 def forecast(question: Question, index: SampleIndex) -> Forecast:
     """The answer for one question. Raises ConfigError for what cannot be drawn or held."""
     found = simulate(question, index)
-    shipped, one = default_constants(), replace(found, works=found.works[:1])
-    expected = timed(one, shipped).run.seconds
+    shipped = default_constants()
 
-    def times(constants: Constants) -> float:
-        return timed(one, constants).run.seconds / expected
+    def seconds(constants: Constants) -> float:
+        return timed(question, found.works[:1], constants).run.seconds
 
+    expected = seconds(shipped)
     bounds, best, worst = [], shipped, shipped
     for row in constant_rows():
-        low, high = (times(replace(shipped, **{row.name: end})) for end in (row.low, row.high))
+        low, high = (
+            seconds(replace(shipped, **{row.name: end})) / expected for end in (row.low, row.high)
+        )
         assumed = row.kind == "assumed"
         bounds.append(Bound(name=row.name, assumed=assumed, at_low=low, at_high=high))
         ends = (row.low, row.high) if low < high else (row.high, row.low)
@@ -138,8 +142,8 @@ def forecast(question: Question, index: SampleIndex) -> Forecast:
     return Forecast(
         simulated=found,
         bounds=tuple(bounds),
-        best=found.run.seconds * times(best),
-        worst=found.run.seconds * times(worst),
+        best=found.run.seconds * seconds(best) / expected,
+        worst=found.run.seconds * seconds(worst) / expected,
         law=law_of(question.accelerator.removesuffix("_40gb")),
     )
 
@@ -222,9 +226,8 @@ def _law_in_words(found: Forecast) -> Iterator[str]:
         f"on {min(sizes):,} to {max(sizes):,}, each with its own program and batch, and misses "
         f"these by {min(misses):+.0%} to {max(misses):+.0%}"
     )
-    for entry in law.entries:
-        if entry.accelerators == question.world_size and entry.time_min:
-            yield (
-                f"published: {entry.name} took {60 * entry.time_min:,.1f} s on as many, "
-                f"{entry.samples or 0:,.0f} samples, global batch {entry.global_batch_size or 0:,}"
-            )
+    for entry in found.published:
+        yield (
+            f"published: {entry.name} took {60 * (entry.time_min or math.nan):,.1f} s on as many, "
+            f"{entry.samples or 0:,.0f} samples, global batch {entry.global_batch_size or 0:,}"
+        )

@@ -16,8 +16,7 @@ from typing import Any
 
 from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.cluster.simulation import MOST_RANKS, Question
-from bert_tools.plan.entries import Entry
-from bert_tools.plan.forecast import Forecast, forecast, law_of, question_of
+from bert_tools.plan.forecast import Forecast, forecast, question_of
 from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import (
     Accelerator,
@@ -52,9 +51,12 @@ class Suggestion:
     config: RunConfig
     source: str
     samples: Estimate
-    steps: int
-    published: tuple[Entry, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """To the samples expected."""
+        return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
 
 def answer(args: argparse.Namespace) -> Answer:
@@ -73,7 +75,6 @@ def answer(args: argparse.Namespace) -> Answer:
         raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
     check_file_name(path, found.config)
     expected = expected_time(found)
-    run = expected.simulated.run
     write_file(path, to_toml(found).encode("ascii"))
     parallel = found.config.parallel
     facts = {
@@ -96,10 +97,9 @@ def answer(args: argparse.Namespace) -> Answer:
             "time_low": expected.low / 60,
             "time_high": expected.high / 60,
             "seq_per_s": expected.simulated.sequences_per_s,
-            "step_ms": run.step_ms,
             "forecast": expected.facts,
         },
-        "published": [asdict(each) for each in found.published],
+        "published": [asdict(each) for each in expected.published],
         "warnings": list(found.warnings),
     }
     return Answer(facts=facts, lines=_in_words(found, expected), end=f"config: {path}")
@@ -129,7 +129,6 @@ def suggest(
     size = f"{nodes}x{gpus}x{batch.local_batch_size}x{batch.grad_accum_steps}"
     prefix = "" if recipe.startswith("closed") else f"{recipe}_"
     samples = samples_to_target(config.parallel.global_batch_size, recipe)
-    steps = math.ceil(samples.samples / config.parallel.global_batch_size)
     return Suggestion(
         name=f"{prefix}{SYSTEMS[accelerator]}_{size}.toml",
         recipe=recipe,
@@ -138,8 +137,6 @@ def suggest(
         config=config,
         source=source,
         samples=samples,
-        steps=steps,
-        published=tuple(each for each in law_of(accelerator).entries if each.accelerators == ranks),
         warnings=tuple(_warnings(config, recipe, accelerator, samples, source)),
     )
 

@@ -36,7 +36,8 @@ MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
 MOST_DRAWS = 1000
 MOST_RANKS_OF_A_NODE = 576  # the most that NVLink's maker names for one domain
 LAST_RANKS = 100_000  # of a sweep
-_MOST_NODES, _MOST_RANKS_OF_A_NODE = 2**16, 256  # of a config; more hold no more a rank
+# Of the config whose memory is planned: more nodes and ranks hold no more a rank.
+_MOST_NODES, _MOST_RANKS_OF_A_NODE, _MOST_LOCAL = 2, 16, 2**14
 _LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
 _EVALUATION_BATCH = 16  # of every published run
@@ -210,15 +211,11 @@ def simulate(
     works = question.works(index)
     if question.program == "ours":
         _refuse_what_cannot_fit(question, works)
-    return _timed(question, works, constants or default_constants())
+    return timed(question, works, constants or default_constants())
 
 
-def timed(found: Simulated, constants: Constants) -> Simulated:
-    """The same drawn steps with other constants."""
-    return _timed(found.question, found.works, constants)
-
-
-def _timed(question: Question, works: list[Workload], constants: Constants) -> Simulated:
+def timed(question: Question, works: list[Workload], constants: Constants) -> Simulated:
+    """As `simulate`, of steps that were drawn before."""
     job, estimate = question.job(constants), question.estimate()
     timings = simulate_steps(job, works, question.seed)
     more = question.grad_accum_steps - 1
@@ -248,7 +245,7 @@ def _refuse_what_cannot_fit(question: Question, works: Sequence[Workload]) -> No
         "parallel": {
             "nodes": min(question.nodes, _MOST_NODES),
             "ranks_per_node": min(question.gpus_per_node, _MOST_RANKS_OF_A_NODE),
-            "local_batch_size": 1,
+            "local_batch_size": min(question.local_batch_size, _MOST_LOCAL),
             "grad_accum_steps": min(question.grad_accum_steps, 2),
             "data_parallel": "ddp" if one else ways[question.software.sharding],
         },
