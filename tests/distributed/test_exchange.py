@@ -1,6 +1,7 @@
 """Exchange policies on four real ranks, two "nodes" of two: batches, losses and errors."""
 
 import hashlib
+import itertools
 import sys
 from contextlib import closing
 from dataclasses import fields, replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import dali_stand_in
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
@@ -24,6 +26,7 @@ from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
 from mlperf_bert.parts.build import Run, build
+from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 from mlperf_bert.vocabulary.word_pieces import token_dtype
@@ -48,7 +51,9 @@ SHORT = (
     *("checkpoint.save=never", "eval.interval_samples=1000000"),
     *(f"run.max_steps={TRAIN_STEPS}", "schedule.decay_steps=20"),
 )
+CAPTURED = ("run.step_mode=captured", "parallel.grad_accum_steps=2")
 STEPS = range(1, 6)
+CPU = torch.device("cpu")
 
 
 class BrokenReader(SampleReader):
@@ -105,6 +110,17 @@ def exchanged_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str
         found += map(digest, source.micro_batches(plan))
     source.close()
     return found
+
+
+def loaded_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
+    """Digests of what the loader of a captured run brings to this rank, padded."""
+    planner, reader = open_planned(config, data)
+    loader, shapes = build_loader(config, planner, reader, 5, info, CPU, None, 1)
+    with loader:
+        steps = [step for _, step in zip(STEPS, loader, strict=False)]
+    batches = [batch for step in steps for batch in step.micro_batches]
+    assert all(batch.shape in shapes for batch in batches)
+    return list(map(digest, batches))
 
 
 def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> str:
@@ -167,6 +183,15 @@ def test_exchanged_batches_are_those_of_the_definition(
         assert received != of_rank[f"none {deal}"]
 
 
+def test_dali_brings_every_policys_batches_to_captured_steps(seen: Seen) -> None:
+    for of_rank in seen:
+        brought = [of_rank[f"{policy} by thread"] for policy in POLICIES]
+        assert [of_rank[f"{policy} by dali"] for policy in POLICIES] == brought
+        assert {len(each) for each in brought} == {2 * len(STEPS)}
+        assert of_rank["runs of dali"] >= 2 * len(STEPS) * len(POLICIES)
+    assert len({str(seen[0][f"{policy} by dali"]) for policy in POLICIES}) > 2
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_the_same_losses(seen: object, job: Path, policy: str) -> None:
     expected = metrics_losses(job / "none")
@@ -204,13 +229,20 @@ def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> di
         found[name] = planned_batches(case, data, info)
         if case.data.balance.startswith("exchange_"):
             found[f"{name} received"] = exchanged_batches(case, data, info)
+    with pytest.MonkeyPatch.context() as patch:
+        dali_stand_in.install(patch)
+        for policy, loader in itertools.product(POLICIES, ("thread", "dali")):
+            settings = (f"data.balance={policy}", f"data.loader={loader}", *CAPTURED)
+            case = load_config(config_path, (*SIZES, *settings))
+            found[f"{policy} by {loader}"] = loaded_batches(case, data, info)
+    found["runs of dali"] = dali_stand_in.Pipeline.runs
     for name, settings in TRAIN_CASES.items():
         case = load_config(config_path, (*SIZES, *settings, *SHORT))
         run = Run(
             config=case,
             seed=int(case.run.seed),
             info=info,
-            device=torch.device("cpu"),
+            device=CPU,
             data_dir=data,
             directory=RunDirectory(output / name, 0),
         )

@@ -56,6 +56,20 @@ def test_captured_is_eager_over_100_steps(tiny_config: Path, overrides: tuple[st
     assert losses["captured"] == pytest.approx(losses["eager"], abs=tolerance)
 
 
+def test_captured_updates_by_apex_are_ours(tiny_config: Path) -> None:
+    pytest.importorskip("amp_C", reason="apex with its CUDA extensions is not installed")
+    device = torch.device("cuda", torch.cuda.current_device())
+    losses = {}
+    for name in ("ours", "apex"):
+        by = ("optim.name=lamb", f"optim.implementation={name}")
+        run = Run(tiny_config, *ON_GPU, *by, shapes=(SMALL, LARGE), device=device)
+        warm_up(run.config, run.step, run.model, run.optimizer, device)
+        with run.step:
+            losses[name] = run.losses(STEPS, to_smallest)
+    assert losses["ours"][0] - min(losses["ours"]) > 2 * TOLERANCE
+    assert losses["apex"] == pytest.approx(losses["ours"], abs=TOLERANCE)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_init_phase_leaves_every_bit_of_state(tiny_config: Path, precision: str) -> None:
     device = torch.device("cuda")

@@ -10,11 +10,11 @@ from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader
+from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.staging import CapacityStaging
+from mlperf_bert.data.staging import CapacityStaging, Staging
 from shard_sets import MAX_PREDICTIONS, assert_same_batch, write_set
 
 NUM_STEPS = 30
@@ -41,23 +41,25 @@ def sums_of(batch: UnpaddedBatch) -> torch.Tensor:
     return torch.stack([getattr(batch, name).double().sum() for name in TENSORS])
 
 
-@pytest.mark.parametrize("kind", ["thread", "pageable", "dali", "padded"])
+@pytest.mark.parametrize("kind", ["thread", "pageable", "dali", "padded", "padded dali"])
 def test_batches_are_right_when_the_device_lags_behind(
     parts: tuple[StepPlanner, SampleReader], kind: str
 ) -> None:
     planner, reader = parts
     device = torch.device("cuda", torch.cuda.device_count() - 1)
-    gatherer = Gatherer(reader, pin_memory=kind in ("thread", "padded"))
-    source: BatchSource = DirectSource(gatherer, 0)
+    source = DirectSource(Gatherer(reader, pin_memory=kind in ("thread", "padded")), 0)
     shapes: tuple[StaticShape, ...] = ()
-    if kind == "dali":
+    copy = None
+    if "dali" in kind:
         pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
-        source = DaliSource(source, device)
-    if kind == "padded":
+        copy = DaliCopy(device)
+    if "padded" in kind:
         manifest = reader.manifest
         limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
         shapes = plan_shapes(planner, NUM_STEPS, **limits)
-    staging = CapacityStaging(shapes, 2, device) if shapes else None
+    staging = Staging(device, copy)
+    if shapes:
+        staging = CapacityStaging(shapes, 2, device, copy)
     sums = []
     with Loader(planner, source, device, staging=staging) as loader:
         for step in loader:
@@ -72,7 +74,7 @@ def test_batches_are_right_when_the_device_lags_behind(
     direct, expected = DirectSource(Gatherer(reader), 0), []
     for plan in map(planner.plan, range(1, NUM_STEPS + 1)):
         shape = shape_of(plan, shapes) if shapes else None
-        assert (shape is None) == (kind != "padded")
+        assert (shape is None) == ("padded" not in kind)
         for batch in direct.micro_batches(plan):
             expected.append(sums_of(batch if shape is None else pad(batch, shape)))
     assert torch.stack(sums).tolist() == torch.stack(expected).tolist()

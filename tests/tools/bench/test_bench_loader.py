@@ -76,7 +76,7 @@ def test_a_temporary_set_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def missing(_: torch.device) -> None:
         raise ConfigError("data.loader", "'dali' needs nvidia-dali", "install it")
 
-    monkeypatch.setattr(loader, "make_pipeline", missing)
+    monkeypatch.setattr(loader, "DaliCopy", missing)
     monkeypatch.setattr(loader, "DATALOADERS", {})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     options = ("--batches", 2, "--rounds", 1, "--seconds", 0.01, "--megabytes", 1)

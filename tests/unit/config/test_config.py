@@ -135,11 +135,10 @@ UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_p
             "clip.bucket_limit=equal_share clip.policy=bucket_before_allreduce",
             *("clip.policy=whole_before_allreduce", "clip.bucket_limit: 'equal_share' with"),
         ),
-        ("run.step_mode=captured", "data.loader=dali", r"run\.step_mode: .*'dali'.*'thread'"),
         ("run.step_mode=captured", "run.noise_interval_steps=5", "run.noise_interval_steps: is 5"),
         (
             "optim.implementation=apex run.device=cuda",
-            *("model.precision=bf16", "set model.precision to 'fp32' or 'bf16_autocast', or use"),
+            *("model.precision=fp16", "set model.precision to 'fp32', 'bf16_autocast' or 'bf16'"),
         ),
         ("run.device=cpu", "optim.implementation=apex", "'apex' with run.device 'cpu'; set"),
     ],

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+import dali_stand_in
 from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data import gather as gather_module
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
-from mlperf_bert.data.capacity import StaticShape, shape_of
+from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.gather import STEPS_AFTER_A_FAULT, Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliSource, DirectSource, Loader
+from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.staging import CapacityStaging, Staging
@@ -206,6 +207,12 @@ def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is(
     assert_same_batch(received(small, staging), pad(small, SMALL))
     assert received(large, staging).shape is LARGE
 
+    def copy(block: torch.Tensor, memory: torch.Tensor) -> None:
+        memory.fill_(1)  # which is what is received
+
+    for staging in (Staging(CPU, copy), CapacityStaging((SMALL,), 1, CPU, copy)):
+        assert set(received(small, staging).block.tolist()) == {1}
+
 
 def test_all_ranks_choose_the_shape_that_the_longest_needs() -> None:
     plan = plan_of([9, 10, 9, 10], world_size=2)
@@ -224,28 +231,38 @@ def test_a_blank_batch_has_the_sizes_of_a_padded_one() -> None:
         assert torch.equal(getattr(empty, name), getattr(padded, name))
 
 
-def test_batches_by_dali_are_the_same_bit_for_bit(tmp_path: Path) -> None:
-    pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("is_real", [False, True])
+def test_batches_by_dali_are_the_same_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_real: bool, is_padded: bool
+) -> None:
+    if is_real:
+        pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
+    else:
+        dali_stand_in.install(monkeypatch)
     manifest = write_set(tmp_path / "set", [(9, "<u2"), (8, "<u4"), (7, "<u2")], seed=1)
-    lengths, masked = (
-        getattr(LengthIndex.open(tmp_path / "set"), name) for name in ("lengths", "masked_counts")
-    )
-    planner = planner_of(lengths, 8, masked_counts=masked, grad_accum_steps=2)
+    index = LengthIndex.open(tmp_path / "set")
+    planner = planner_of(index.lengths, 8, masked_counts=index.masked_counts, grad_accum_steps=2)
+    limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
+    shapes = plan_shapes(planner, 8, **limits) if is_padded else ()
+    copy = DaliCopy(CPU)
+    staging = CapacityStaging(shapes, 2, CPU, copy) if is_padded else Staging(CPU, copy)
     source = DirectSource(Gatherer(SampleReader(tmp_path / "set", manifest)), 0)
-    with Loader(planner, DaliSource(source, CPU), CPU) as loader:
+    with Loader(planner, source, CPU, staging=staging) as loader:
         # All are kept until the end: none may lie in memory that a later one overwrites.
         steps = [step for _, step in zip(range(8), loader, strict=False)]
     for step in steps:
         expected = source.micro_batches(planner.plan(step.plan.step))
         assert len(step.micro_batches) == len(expected) == 2
+        shape = shape_of(step.plan, shapes) if is_padded else None
+        assert (shape is not None) == is_padded
         for batch, wanted in zip(step.micro_batches, expected, strict=True):
-            assert_same_batch(batch, wanted)
+            assert batch.shape is shape
+            assert_same_batch(batch, wanted if shape is None else pad(wanted, shape))
     assert len(np.unique([step.plan.step for step in steps])) == 8
 
 
-def test_without_dali_the_error_says_how_to_get_it(
-    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_dali_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(ConfigError, match=r"data\.loader: .*tools/venv\.sh dali"):
-        DaliSource(DirectSource(gatherer, 0), CPU)
+        DaliCopy(CPU)

@@ -26,9 +26,10 @@ from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.gather import Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex, Manifest
-from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader, make_pipeline
+from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import IntArray, SampleReader, Samples
+from mlperf_bert.data.staging import Staging
 
 OURS = "thread"
 DATALOADERS = {"dataloader_1": 1, "dataloader_2": 2}  # name: workers
@@ -168,7 +169,7 @@ def make_contenders() -> tuple[dict[str, Contender], str | None]:
     contenders: dict[str, Contender] = {OURS: partial(_open_ours, through_dali=False)}
     reason = None
     try:
-        make_pipeline(CPU)
+        DaliCopy(CPU)
         contenders["dali"] = partial(_open_ours, through_dali=True)
     except ConfigError as error:
         reason = str(error)
@@ -183,11 +184,10 @@ def _open_ours(
 ) -> Iterator[Batches]:
     index = LengthIndex.open(set_dir)
     gatherer = Gatherer(SampleReader(set_dir, index.manifest))
-    source: BatchSource = DirectSource(gatherer, rank=0)
-    if through_dali:
-        source = DaliSource(source, CPU)
+    staging = Staging(CPU, DaliCopy(CPU) if through_dali else None)
+    source, read_ahead = DirectSource(gatherer, rank=0), ReadAhead(gatherer, rank=0)
     planner = _make_planner(index, batch_size, seed)
-    with Loader(planner, source, CPU, read_ahead=ReadAhead(gatherer, rank=0)) as loader:
+    with Loader(planner, source, CPU, read_ahead=read_ahead, staging=staging) as loader:
         yield (step.micro_batches[0] for step in loader)
 
 

@@ -51,7 +51,7 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
 }
 _UNEQUAL = "data.counts_per_rank unequal"
 _APEX = "optim.implementation apex"
-# A setting and its value; another, and what that must be then; how to mend it.
+# Settings and their values; another, and what that must be then; how to mend it.
 _WANTS = (
     (_UNEQUAL, "data.balance presort_global", "use balance 'presort_global', or equal counts"),
     (
@@ -79,18 +79,27 @@ _WANTS = (
         "parallel.allreduce_dtype as_gradients",
         "use 'as_gradients'",
     ),
-    (
-        "run.step_mode captured",
-        "data.loader thread mpi_readers",
-        "use 'eager', or data.loader 'thread', whose batches are padded on the host",
-    ),
     (_APEX, "run.device cuda", "set run.device to 'cuda', or use 'ours'"),
     (
         _APEX,
-        "model.precision fp32 bf16_autocast",
-        "set model.precision to 'fp32' or 'bf16_autocast', or use 'ours'",
+        "model.precision fp32 bf16_autocast bf16",
+        "set model.precision to 'fp32', 'bf16_autocast' or 'bf16', or use 'ours'",
     ),
-    (_APEX, "parallel.data_parallel ddp", "set parallel.data_parallel to 'ddp', or use 'ours'"),
+    (
+        f"{_APEX} optim.name adamw",  # its FusedAdam keeps no masters of bf16 weights
+        "model.precision fp32 bf16_autocast",
+        "set model.precision to 'bf16_autocast', optim.name to 'lamb', or use 'ours'",
+    ),
+    (
+        _APEX,
+        "parallel.data_parallel ddp flat",
+        "set parallel.data_parallel to 'ddp' or 'flat', or use 'ours'",
+    ),
+    (
+        f"{_APEX} parallel.data_parallel flat",  # whose gradients stay in the wire's dtype
+        "parallel.allreduce_dtype as_gradients",
+        "set parallel.allreduce_dtype to 'as_gradients', or use 'ours'",
+    ),
 )
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
 _MOST_IN_WINDOW = 2**24
@@ -209,9 +218,10 @@ def _check_shapes(config: RunConfig) -> None:
         problem = f"{data.quantiles} does not divide the global batch of {batch}"
         raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
     for choice, wanted, remedy in _WANTS:
-        (where, value), (other, *allowed) = choice.split(), wanted.split()
+        (where, value, *more), (other, *allowed) = choice.split(), wanted.split()
+        chosen = zip([where, *more[::2]], [value, *more[1::2]], strict=True)
         found = _setting(config, other)
-        if _setting(config, where) == value and found not in allowed:
+        if found not in allowed and all(_setting(config, each) == its for each, its in chosen):
             raise ConfigError(where, f"{value!r} with {other} {found!r}", remedy)
     local, most = config.parallel.local_batch_size, MOST_OF_UNEQUAL_COUNTS
     if data.counts_per_rank == "unequal" and not 2 <= local <= most:

@@ -54,7 +54,7 @@ class BatchSource:
         self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step, one per forward, on the host or the loader's device.
+        """This rank's batches of a step, one per forward, on the host.
 
         Raises DataError where they cannot be read.
         """
@@ -95,65 +95,44 @@ class DirectSource(BatchSource):
             yield self._gatherer.batch(ids, **denominators)
 
 
-class DaliSource(BatchSource):
-    """Batches of another source, each block of memory put through a nvidia-dali pipeline.
+class DaliCopy:
+    """Copies blocks of memory to a device through nvidia-dali, for `Staging`.
 
-    The pipeline holds one block and runs when it is asked to: the loader's thread is what makes
-    batches ahead of the loop. Construction reads nothing; it raises ConfigError when nvidia-dali
-    is not installed. On a GPU (not run) the pipeline copies from its own page-locked memory, so
-    `source` needs none.
+    The pipeline holds one block and runs when it is called: the loader's thread is what makes
+    batches ahead of the loop. On a GPU (not run) DALI copies from its own page-locked memory to its
+    own on the device, for which the loader's thread waits, and from there on the current stream.
     """
 
-    def __init__(self, source: BatchSource, device: torch.device) -> None:
-        """Put the batches of `source` onto `device`."""
-        self._source = source
-        self._device = device
-        self._pipeline, self._feed = make_pipeline(device)
+    def __init__(self, device: torch.device) -> None:
+        """Nothing is read. Raises ConfigError when nvidia-dali is not installed."""
+        try:
+            dali: Any = importlib.import_module("nvidia.dali")
+            plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
+        except ImportError as error:
+            problem = f"'dali' needs nvidia-dali ({error})"
+            remedy = "run in the checkout: tools/venv.sh dali, or use 'thread'"
+            raise ConfigError("data.loader", problem, remedy) from None
+        self._feed = plugin.feed_ndarray
+        self._pipeline = dali.Pipeline(
+            batch_size=1,
+            num_threads=1,
+            device_id=device.index if device.type == "cuda" else None,
+            exec_pipelined=False,
+            exec_async=False,
+            prefetch_queue_depth=1,
+        )
+        with self._pipeline:
+            block = dali.fn.external_source(name=_DALI_INPUT, ndim=1)
+            self._pipeline.set_outputs(block.gpu() if device.type == "cuda" else block)
+        self._pipeline.build()
 
-    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """As the source's, on the device."""
-        batches = self._source.micro_batches(plan)
-        self.received_bytes = self._source.received_bytes
-        return tuple(batch.map_blocks(self._send) for batch in batches)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
-
-    def _send(self, block: Tensor) -> Tensor:
+    def __call__(self, block: Tensor, memory: Tensor) -> None:
+        """Copy uint8 [bytes] on the host into `memory`, as many bytes on the device."""
         self._pipeline.feed_input(_DALI_INPUT, [block.numpy()])
         (outputs,) = self._pipeline.run()
-        received = torch.empty_like(block, device=self._device)
-        # A copy, because the next block overwrites the pipeline's own memory. Without a stream
-        # given it has finished on return: only the loader's thread waits for it.
-        self._feed(outputs[0], received)
-        return received
-
-
-def make_pipeline(device: torch.device) -> tuple[Any, Any]:
-    """A built pipeline of one block, and nvidia-dali's function to copy its output to torch.
-
-    Raises ConfigError when nvidia-dali is not installed.
-    """
-    try:
-        dali: Any = importlib.import_module("nvidia.dali")
-        plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
-    except ImportError as error:
-        remedy = "run in the checkout: tools/venv.sh dali, or use 'thread'"
-        raise ConfigError("data.loader", f"'dali' needs nvidia-dali ({error})", remedy) from None
-    pipeline = dali.Pipeline(
-        batch_size=1,
-        num_threads=1,
-        device_id=device.index if device.type == "cuda" else None,
-        exec_pipelined=False,
-        exec_async=False,
-        prefetch_queue_depth=1,
-    )
-    with pipeline:
-        block = dali.fn.external_source(name=_DALI_INPUT, ndim=1)
-        pipeline.set_outputs(block.gpu() if device.type == "cuda" else block)
-    pipeline.build()
-    return pipeline, plugin.feed_ndarray
+        # DALI's next block waits for this stream before it overwrites the output.
+        stream = torch.cuda.current_stream(memory.device) if memory.is_cuda else None
+        self._feed(outputs[0], memory, cuda_stream=stream)
 
 
 class Loader:

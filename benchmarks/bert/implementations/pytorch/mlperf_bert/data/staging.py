@@ -7,6 +7,7 @@ received is computed from the other.
 """
 
 import threading
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,9 @@ from mlperf_bert.data.capacity import StaticShape, shape_of
 
 WAITS_FOR = "device"  # for distributed/failures.py
 PLACES = 2
+# Copies a block on the host, uint8 [bytes], into as much memory on the device: work queued from
+# then on on the current stream finds it there.
+Copy = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,14 @@ class StagedBatches:
 
 
 class Staging:
-    """Sends batches to one device from the loader's thread; the loop's thread receives them."""
+    """Sends batches to one device from the loader's thread; the loop's thread receives them.
 
-    def __init__(self, device: torch.device) -> None:
+    By `copy`, where one is given, on a CPU too; otherwise from page-locked memory.
+    """
+
+    def __init__(self, device: torch.device, copy: Copy | None = None) -> None:
         self._device = device
+        self._copy = copy
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -48,16 +56,29 @@ class Staging:
 
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
         """Queue the copies without waiting for them; called within `thread_context`."""
+        on_device = tuple(map(self._on_device, batches))
+        copied = None if self._stream is None else self._stream.record_event()
+        return StagedBatches(on_device, copied)
+
+    def _on_device(self, batch: UnpaddedBatch) -> UnpaddedBatch:
+        """The batch in memory of its own there."""
+        if self._copy is not None:
+            return batch.map_blocks(self._copied)
         if self._stream is None:
-            return StagedBatches(batches, None)
+            return batch
         # From pageable memory a copy would make the host wait. torch notes on the stream when a
         # page-locked block was last read and hands it out again only after that.
-        pinned = (
-            batch if batch.input_ids.is_cuda or batch.input_ids.is_pinned() else batch.pin_memory()
-            for batch in batches
-        )
-        on_device = tuple(batch.to(self._device) for batch in pinned)
-        return StagedBatches(on_device, self._stream.record_event())
+        return (batch if batch.input_ids.is_pinned() else batch.pin_memory()).to(self._device)
+
+    def _copied(self, block: Tensor, memory: Tensor | None = None) -> Tensor:
+        """The block in the first bytes of `memory` on the device; None: in memory of its own."""
+        part = torch.empty_like(block, device=self._device) if memory is None else memory
+        part = part[: block.numel()]
+        if self._copy is None:
+            part.copy_(block, non_blocking=True)
+        else:
+            self._copy(block, part)
+        return part
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -85,7 +106,7 @@ class Staging:
 class CapacityStaging(Staging):
     """Pads what it sends. Batches of a step that no capacity holds go their way unpadded.
 
-    On a CPU a padded batch is handed over as it is: nothing is copied, nothing is waited for.
+    On a CPU a padded batch is handed over as it is, or copied: nothing is waited for.
 
     Args:
         shapes: of the capacities, the smallest first.
@@ -93,9 +114,13 @@ class CapacityStaging(Staging):
     """
 
     def __init__(
-        self, shapes: tuple[StaticShape, ...], forwards: int, device: torch.device
+        self,
+        shapes: tuple[StaticShape, ...],
+        forwards: int,
+        device: torch.device,
+        copy: Copy | None = None,
     ) -> None:
-        super().__init__(device)
+        super().__init__(device, copy)
         self._shapes = shapes
         num_bytes = max(blank(shape).block.numel() for shape in shapes)
         self._places = [
@@ -114,12 +139,13 @@ class CapacityStaging(Staging):
             return super().send(batches, plan)
         place = self._places[self._next]
         if place is None:
-            return StagedBatches(tuple(pad(batch, shape) for batch in batches), None)
+            return super().send(tuple(pad(batch, shape) for batch in batches), plan)
         self._free.acquire()
         if self._is_over:
             return StagedBatches((), None)
         self._next = (self._next + 1) % PLACES
-        return place.fill(batches, shape)
+        padded = (pad(batch, shape, pin_memory=self._copy is None) for batch in batches)
+        return place.fill(padded, self._copied)
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
         """As `Staging.receive`; the batches received before may be overwritten from now on.
@@ -153,12 +179,12 @@ class _Place:
         self._staged: StagedBatches | None = None
         self.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def fill(self, batches: tuple[UnpaddedBatch, ...], shape: StaticShape) -> StagedBatches:
-        """Copy padded batches here, when what was queued for the ones before has read those."""
+    def fill(self, padded: Iterable[UnpaddedBatch], copied: Callable[..., Tensor]) -> StagedBatches:
+        """Copy batches here, when what was queued for the ones before has read those."""
         torch.cuda.current_stream().wait_event(self.computed)
         there = tuple(
-            pad(batch, shape, pin_memory=True).map_blocks(partial(_copied, memory=memory))
-            for batch, memory in zip(batches, self._on_device, strict=True)
+            batch.map_blocks(partial(copied, memory=memory))
+            for batch, memory in zip(padded, self._on_device, strict=True)
         )
         self._staged = StagedBatches(there, torch.cuda.current_stream().record_event())
         return self._staged
@@ -166,9 +192,3 @@ class _Place:
     def holds(self, staged: StagedBatches) -> bool:
         """Whether these are the batches that lie here."""
         return staged is self._staged
-
-
-def _copied(block: Tensor, memory: Tensor) -> Tensor:
-    part = memory[: block.numel()]
-    part.copy_(block, non_blocking=True)
-    return part

@@ -23,12 +23,12 @@ from mlperf_bert.optim.flat_optimizer import (
 
 
 class ApexOptimizer(FlatOptimizer):
-    """What both have in common: apex's optimizers work on views of one float32 shard.
+    """What both have in common: apex's optimizers work on views of one shard.
 
-    There is one for the decayed tensors and one for the exempt. They are given weights, gradients
-    and moments, and before every step the learning rate and the count of updates: apex keeps no
-    state of its own, so checkpoints and the warm-up need nothing more. A step overwrites the
-    gradients.
+    There is one for the decayed tensors and one for the exempt. They are given weights, gradients,
+    masters and moments, and before every step the learning rate and the count of updates: apex
+    keeps no state of its own, so checkpoints and the warm-up need nothing more. A step overwrites
+    the gradients.
 
     Raises ConfigError where apex is not installed or refuses.
     """
@@ -36,20 +36,28 @@ class ApexOptimizer(FlatOptimizer):
     def __init__(self, buffers: FlatBuffers, *others: Any) -> None:
         super().__init__(buffers, *others)
         names = [tensor.name for tensor in buffers.layout.tensors]
-        flats = (self.shard.masters, self.shard.gradients, *self.flat_state().values())
-        decayed: dict[nn.Parameter, dict[str, Tensor]] = {}
-        exempt: dict[nn.Parameter, dict[str, Tensor]] = {}
+        masters, rounded = self.shard.masters, self.shard.weights
+        weights = masters if rounded is None else rounded
+        flats = (weights, self.shard.gradients, masters, *self.flat_state().values())
+        decayed: list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]] = []
+        exempt: list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]] = []
         columns = (views(flat, buffers.layout) for flat in flats)
-        for name, weight, gradient, *moments in zip(names, *columns, strict=True):
+        for name, weight, gradient, master, *moments in zip(names, *columns, strict=True):
             parameter = nn.Parameter(weight)
             parameter.grad = gradient
             state = dict(zip(self.flat_state(), moments, strict=True))
-            (exempt if is_exempt(name) else decayed)[parameter] = state
+            (exempt if is_exempt(name) else decayed).append((parameter, master, state))
         self._fused = []
-        for states, decay in ((decayed, self.weight_decay), (exempt, 0.0)):
-            if states:
-                fused = self.make_fused(list(states), decay, adapted=states is decayed)
-                fused.state.update(states)
+        for tensors, decay in ((decayed, self.weight_decay), (exempt, 0.0)):
+            if tensors:
+                parameters = [parameter for parameter, _, _ in tensors]
+                fused = self.make_fused(parameters, decay, adapted=tensors is decayed)
+                fused.state.update({parameter: state for parameter, _, state in tensors})
+                if (
+                    rounded is not None
+                ):  # else apex copies masters from the weights in its first step
+                    of_group = [master for _, master, _ in tensors]
+                    fused.param_groups_full_precision = [{"params": of_group}]
                 self._fused.append(fused)
 
     def update(self, scalars: StepScalars) -> None:
@@ -68,7 +76,7 @@ class ApexOptimizer(FlatOptimizer):
 
 
 class ApexAdamW(ApexOptimizer):
-    """`adamw_update` by apex's FusedAdam."""
+    """`adamw_update` by apex's FusedAdam, which keeps no masters of bf16 weights."""
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
         """AdamW adapts nothing."""
@@ -79,6 +87,8 @@ class ApexLAMB(ApexOptimizer):
     """`lamb_update` by apex's FusedMixedPrecisionLamb.
 
     Where the gradients' norm overflows float32, apex makes no update, which yet counts as one.
+    In bf16 apex's two kernels hand updates over in bf16, where the gradients were: masters change
+    by updates that are rounded to 8 bits, ours by exact ones.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
@@ -91,6 +101,7 @@ class ApexLAMB(ApexOptimizer):
             grad_averaging=True,
             max_grad_norm=math.inf,  # clipping is done elsewhere; 0 would clip everything
             use_nvlamb=adapted,
+            reduced_precision_dtype=getattr(self.shard.weights, "dtype", None),
         )
 
 

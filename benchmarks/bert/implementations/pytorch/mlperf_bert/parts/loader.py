@@ -10,7 +10,7 @@ from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.gather import Gatherer, ReadAhead
-from mlperf_bert.data.loader import BatchSource, DaliSource, DirectSource, Loader
+from mlperf_bert.data.loader import BatchSource, DaliCopy, DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.mpi_readers import (
     MpiSource,
@@ -22,7 +22,7 @@ from mlperf_bert.data.mpi_readers import (
 )
 from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.staging import CapacityStaging
+from mlperf_bert.data.staging import CapacityStaging, Staging
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
@@ -73,9 +73,10 @@ def build_loader(
             gatherer = Gatherer(reader, pin_memory=masks is None and is_pinned)
             source = DirectSource(gatherer, info.rank, masks)
             read_ahead = ReadAhead(gatherer, info.rank)
-        if data.loader == "dali":
-            source = DaliSource(source, device)
-        staging = CapacityStaging(shapes, forwards, device) if shapes else None
+        copy = DaliCopy(device) if data.loader == "dali" else None
+        staging = Staging(device, copy)
+        if shapes:
+            staging = CapacityStaging(shapes, forwards, device, copy)
         return Loader(
             planner, source, device, first_step=first_step, read_ahead=read_ahead, staging=staging
         )
