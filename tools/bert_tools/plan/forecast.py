@@ -92,12 +92,16 @@ class Forecast:
     @property
     def low(self) -> float:
         """Both at once: the constants' and the fewest samples."""
-        return self.step_low * self.simulated.estimate.low / self.simulated.estimate.samples
+        return self._with_samples(self.step_low, self.simulated.estimate.low)
 
     @property
     def high(self) -> float:
         """Both at once: the constants' and the most samples."""
-        return self.step_high * self.simulated.estimate.high / self.simulated.estimate.samples
+        return self._with_samples(self.step_high, self.simulated.estimate.high)
+
+    def _with_samples(self, seconds: float, samples: float) -> float:
+        start = self.simulated.run.start_up_s
+        return start + (seconds - start) * samples / self.simulated.estimate.samples
 
     @property
     def law_seconds(self) -> float:
