@@ -33,10 +33,19 @@ def test_a_description(path: Path) -> None:
         assert check_system_desc(str(path), "training", ruleset)[0]
 
 
-def test_sizes_of_one_system_differ_in_their_number_only() -> None:
-    sizes = [described(path) for path in SYSTEMS if path.stem.startswith("dgxa100_")]
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        ("dgxa100", [1, 2, 4, 8, 16, 32, 64, 128]),
+        ("h100", [1, 2, 8, 32]),
+        ("h200", [1, 2, 8, 32]),
+    ],
+)
+def test_sizes_of_one_system_differ_in_their_number_only(system: str, expected: list[int]) -> None:
+    paths = [path for path in SYSTEMS if re.fullmatch(rf"{system}_n\d+_pytorch", path.stem)]
+    sizes = [described(path) for path in paths]
     nodes = sorted(int(size.pop("number_of_nodes")) for size in sizes)
-    assert nodes == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert nodes == expected
     for size in sizes:
         del size["system_name"]
         assert size == sizes[0]

@@ -16,10 +16,11 @@ import pytest
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
 from resume_cases import DROPOUT
-from support import metrics_losses, run_cli, run_process
+from support import metrics_losses, metrics_records, run_cli, run_process
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20
+UNEQUAL = ("data.balance=presort_global", "data.counts_per_rank=unequal")
 # Imported by every Python process started with this directory on PYTHONPATH.
 SITE_CUSTOMIZE = """
 import json, logging, os, sys, threading, time
@@ -123,14 +124,24 @@ def assert_same_losses(run_dir: Path, expected: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("ranks", "step_mode"), [(2, "captured"), (4, "eager")])
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, ("run.step_mode=captured",)),
+        # As in the shipped configs of 1,024 ranks: ranks get different numbers of sequences.
+        (4, ("run.step_mode=captured", "parallel.data_parallel=flat", *UNEQUAL)),
+    ],
+)
 def test_torchrun_equals_one_rank(
-    ranks: int, step_mode: str, arguments: list[str], one_rank: Path, tmp_path: Path
+    ranks: int, settings: tuple[str, ...], arguments: list[str], one_rank: Path, tmp_path: Path
 ) -> None:
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(ranks, 16 // ranks)]
-    done = run_process(*torchrun(ranks), *options, "--set", f"run.step_mode={step_mode}")
+    options += [word for setting in settings for word in ("--set", setting)]
+    done = run_process(*torchrun(ranks), *options)
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
     assert_same_losses(tmp_path / "run", one_rank)
+    records = metrics_records(tmp_path / "run")
+    assert sum(each["unpadded_steps"] for each in records) < STEPS / 2  # most are padded
 
 
 def test_accumulation_equals_one_forward(

@@ -82,7 +82,9 @@ def test_every_sampler_meets_every_policy(balanced: Asked, histogram: Path) -> N
         for row in rows.values():
             assert (row["world_size"], row["local_batch_size"]) == (8, 6)
             assert row["imbalance_tokens"] >= 1 and row["imbalance_cost"] >= 1
-            assert row["capacity_waste"] >= row["capacity_waste_ladder"] >= 0
+            rounding = 1 + 15 / row["capacity_tokens"]  # of captured shapes, to 16 tokens
+            most = (1 + row["capacity_waste"]) * rounding
+            assert most >= 1 + row["capacity_waste_ladder"] >= row["imbalance_tokens"]
             assert (row["exchanged_bytes_per_rank"] > 0) == row["policy"].startswith("exchange")
     rows = rows_by_policy(result)  # a presort equals its exchange without the bytes
     for key in ("imbalance_tokens", "imbalance_cost", "idle_fraction", "capacity_waste_masked"):

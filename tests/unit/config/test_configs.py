@@ -1,23 +1,39 @@
 """Every config that is shipped is what its name, its division's rules and its source say."""
 
+import argparse
 import math
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from bert_tools.plan.balance import (
+    BalanceRow,
+    Question,
+    as_configured,
+    asked_question,
+    measure_row,
+    policies_of,
+    sampler_of,
+)
+from bert_tools.plan.cli import add_arguments
 from bert_tools.plan.recipes import lamb_recipe
+from bert_tools.plan.sample_index import asked_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
+from mlperf_bert.config.sections import CLIPPED_TOGETHER, SamplerName
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.evaluation.convergence import expected_samples
 from mlperf_bert.optim.schedule import learning_rate
+from mlperf_bert.parts.memory_plan import USABLE_OF_NAMED, expected_forward, plan_memory
 from support import CONFIGS, REPOSITORY
 
 SIZE = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 NAMED_BY_SIZE = sorted(path for path in CONFIGS.glob("*.toml") if SIZE.search(path.stem))
 CLOSED = [path for path in NAMED_BY_SIZE if not path.stem.startswith("open_")]
 OPEN = [path for path in NAMED_BY_SIZE if path.stem.startswith("open_")]
-DGX_A100 = [path for path in CLOSED if path.stem.startswith("dgxa100_")]
 
 
 def name(path: Path) -> str:
@@ -69,21 +85,93 @@ def test_closed_division(path: Path) -> None:
     assert config.max_steps * batch > expected.mean  # the schedule is long enough
 
 
-def test_there_is_a_closed_config_for_each_size_of_dgx_a100_and_the_document_lists_it() -> None:
+@pytest.mark.parametrize(
+    ("system", "sizes"),
+    [
+        ("dgxa100", [1, 2, 4, 8, 16, 32, 64, 128]),
+        ("h100", [1, 2, 8, 32]),
+        ("h200", [1, 2, 8, 32]),
+    ],
+)
+def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it(
+    system: str, sizes: list[int]
+) -> None:
     document = (REPOSITORY / "docs" / "hyperparameters.md").read_text(encoding="utf-8")
-    found = {path: load_config(path).parallel for path in DGX_A100}
-    assert sorted(parallel.nodes for parallel in found.values()) == [1, 2, 4, 8, 16, 32, 64, 128]
+    parallels = {
+        path: load_config(path).parallel for path in CLOSED if path.stem.startswith(f"{system}_")
+    }
+    found = {path: each for path, each in parallels.items() if each.ranks_per_node == 8}
+    assert sorted(parallel.nodes for parallel in found.values()) == sizes
     for path, parallel in found.items():
-        assert parallel.ranks_per_node == 8
-        assert f"| {parallel.nodes} | `{path.name}` | {parallel.global_batch_size:,} |" in document
+        assert f"`{path.name}` | {parallel.global_batch_size:,} |" in document
         recipe = lamb_recipe(parallel.global_batch_size)
         row = f"| {parallel.global_batch_size:,} | {recipe.learning_rate:g} | {recipe.beta_1:g} |"
         assert row in document
 
 
-@pytest.mark.parametrize("path", OPEN, ids=name)
-def test_open_recipes_say_that_they_have_not_run(path: Path) -> None:
-    assert load_config(path).mlperf.division == "open"
+@pytest.fixture(scope="module")
+def evenness() -> Callable[[Path], list[BalanceRow]]:
+    """Rows of `plan balance --config`, one a size: a config's own policy, what could be better."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    index = asked_index(parser.parse_args(["balance"]))
+
+    @cache
+    def rows(sampler: SamplerName, balances: tuple[Balance, ...], of: Question) -> list[BalanceRow]:
+        drawn = sampler_of(index, of, sampler)
+        return [measure_row(index, of, sampler, drawn, balance) for balance in balances]
+
+    def of_config(path: Path) -> list[BalanceRow]:
+        args, config = parser.parse_args(["balance"]), load_config(path)
+        balances = tuple(policies_of(config)[:2])
+        return rows(config.data.sampler, balances, asked_question(args, config))
+
+    return of_config
+
+
+DEALT = [path for path in NAMED_BY_SIZE if not re.search("_1x1x[0-9]+x1$", path.stem)]
+
+
+@pytest.mark.parametrize("path", DEALT, ids=name)
+def test_the_policy_is_the_better_one_and_the_comment_says_by_how_much(
+    path: Path, evenness: Callable[[Path], list[BalanceRow]]
+) -> None:
+    own, other = evenness(path)
+    comment = f"# {as_configured([own, other])}\n# (mlperf_bert plan balance --config {path.stem})"
+    assert f"{comment}\n" in path.read_text("utf-8")
+    config = load_config(path)
+    if config.clip.policy in CLIPPED_TOGETHER and config.optim.loss_normalization == "global":
+        assert own.capacity_waste_ladder < other.capacity_waste_ladder
+        assert own.idle_fraction <= other.idle_fraction
+    else:  # who has what matters to the result, so it is as published
+        assert own.policy == "presort_local" and "# Kept as published: " in path.read_text("utf-8")
+
+
+EAGER = re.compile(r"# Captured steps are proven on CPUs, not on a GPU .*Eager:\n# (--set .*)\n")
+
+
+@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_captured_steps_are_the_default_where_the_document_says_what_proved_them(
+    path: Path,
+) -> None:
+    document = (REPOSITORY / "docs" / "captured_step.md").read_text(encoding="utf-8")
+    kind = "several ranks" if load_config(path).parallel.world_size > 1 else "one rank"
+    (row,) = re.findall(rf"^\| {kind} \| (.*) \| (.*) \|$", document, re.MULTILINE)
+    proof, on_gpu = row
+    assert "test_" in proof
+    eager = EAGER.search(path.read_text("utf-8"))
+    assert (eager is not None) == on_gpu.startswith("not run")
+    # What the header says to set instead is a config that fits the GPU's memory.
+    config = load_config(path, eager[1].replace("--set ", "").split() if eager else [])
+    assert config.run.step_mode == "eager" or not eager
+    named = 141 if "h200_" in path.stem else 80
+    plan = plan_memory(config, expected_forward(config))
+    assert plan.with_margin <= named * USABLE_OF_NAMED
+
+
+@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_configs_that_have_not_run_say_so(path: Path) -> None:
+    assert load_config(path).mlperf.division == ("open" if path in OPEN else "closed")
     assert path.read_text(encoding="utf-8").startswith("# Not run. ")
 
 

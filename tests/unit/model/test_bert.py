@@ -128,19 +128,23 @@ def test_rows_of_a_padded_batch_belong_to_their_sequences() -> None:
     padded = pad(batch, shape)
     queries, place = last_rows(padded, 32, len(padded.next_sentence_label))
     first, masked = queries.rows[place].tensor_split((5,))
-    torch.testing.assert_close(first, padded.cu_seqlens[:5].long())
+    last = padded.cu_seqlens[-1] - 1  # which stands for the slot without a sequence
+    torch.testing.assert_close(first, padded.cu_seqlens[:5].long().clamp(max=last))
     torch.testing.assert_close(masked, padded.masked_token_index)
     assert queries.cu_seqlens.diff().tolist() == list(queries.lengths)
-    assert max(queries.lengths) <= queries.max_length == 7
+    assert padded.lengths[4] == 0 and max(queries.lengths) <= queries.max_length == 7
     for number, rows in enumerate(queries.rows.split(queries.lengths)):
         own = padded.cu_seqlens[number : number + 2].tolist()
         assert all(own[0] <= row < own[1] for row in rows.tolist())
 
 
+@pytest.mark.parametrize("slots", [5, 9])  # 9: most are empty
 @pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
-def test_padding_adds_nothing(attention: str) -> None:
+def test_padding_adds_nothing(attention: str, slots: int) -> None:
     batch = ragged_batch((9, 30, 12))
-    shape = StaticShape(tokens=96, sequences=5, masked=14, max_seqlen=32, max_masked=6)
+    shape = StaticShape(
+        tokens=54 if slots == 9 else 96, sequences=slots, masked=14, max_seqlen=32, max_masked=6
+    )
     config = replace(TINY, attention=attention, hidden_dropout=0.2, attention_dropout=0.3)
     model = scattered_model(config, spread=0.1, dtype=torch.float64)
     losses = [our_loss(model, each) for each in (batch, pad(batch, shape))]

@@ -111,12 +111,15 @@ def test_where_not_one_sequence_fits() -> None:
         refuse_what_cannot_fit(of_large(), expected_forward(of_large()), 4 * GIB)
 
 
-@pytest.mark.parametrize("stem", ["h100_1x1x112x4", "h100_1x1x256x1", "h100_1x8x96x1"])
+@pytest.mark.parametrize(
+    "stem", ["h100_1x1x112x4", "h100_1x1x256x1", "h100_1x8x96x1", "dgxa100_128x8x4x1"]
+)
 def test_shipped_configs_fit_with_their_margin(stem: str) -> None:
     config = load_config(CONFIGS / f"{stem}.toml")
     forward = expected_forward(config)
     assert plan_memory(config, forward).with_margin <= NAMED_80
-    assert forward.sequences <= largest_batch(config, forward, NAMED_80) < 400
+    # With unequal counts a forward may have far more sequences than the mean, not more tokens.
+    assert config.parallel.local_batch_size <= largest_batch(config, forward, NAMED_80) < 400
 
 
 def test_the_largest_batch_is_the_same_from_any_batch() -> None:

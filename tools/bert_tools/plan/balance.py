@@ -1,13 +1,16 @@
-"""`plan balance`: measures every sampler with every policy by planning steps; reads no sample."""
+"""`plan balance`: measures every sampler with every policy by planning steps; reads no sample.
+
+Of a config, what is measured are its own sampler and the policies that its other settings allow.
+"""
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -17,7 +20,8 @@ from bert_tools.plan.answer import Answer, asked_picture, check_least
 from bert_tools.plan.sample_index import SampleIndex, asked_index
 from mlperf_bert.common.console import Counted
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.run_config import MOST_OF_UNEQUAL_COUNTS
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import MOST_OF_UNEQUAL_COUNTS, RunConfig
 from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,
@@ -25,13 +29,15 @@ from mlperf_bert.config.sections import (
     Deal,
     ModelSection,
     SamplerName,
+    option_name,
 )
 from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import (
     CapacityBasis,
     CapacityPlan,
+    captured_waste,
     forward_sizes,
-    ladder_waste,
+    shapes_of_sizes,
     waste,
 )
 from mlperf_bert.data.sampler import Sampler, default_quantiles, make_sampler
@@ -58,14 +64,14 @@ _COLOURS = {
 }
 _COLUMNS = (
     *("sampler", "policy", "imbalance", "in cost", "idle", "capacity", "waste", "masked"),
-    *("ladder", "exchanged", "planning"),
+    *("captured", "exchanged", "planning"),
 )
 _LEGEND = (
     "imbalance: tokens of the slowest rank over the ranks' mean, mean over draws +- standard error",
     "in cost: the same of cost_a * L + cost_b * L^2; idle: time a rank waits for the slowest",
     "capacity: tokens/sequences/masked positions that hold a forward in a run of {run};",
     "waste: room of it beyond the mean forward, of tokens and of masked positions;",
-    "ladder: of tokens, where each forward takes the smallest of 12 capacities 2 % apart",
+    "captured: of tokens, where all forwards of a step take the smallest of 12 that holds them",
     "exchanged: bytes a rank gets from others in a step; planning: median of a step on one core",
 )
 
@@ -86,6 +92,7 @@ class Question:
     balance_model: BalanceModel
     cost: CostModel
     quantiles: int | Literal["auto"]
+    grad_accum_steps: int = 1
 
     @property
     def world_size(self) -> int:
@@ -95,7 +102,13 @@ class Question:
     @property
     def global_batch_size(self) -> int:
         """Sequences a step."""
-        return self.world_size * self.local_batch_size
+        return self.world_size * self.local_batch_size * self.grad_accum_steps
+
+    @property
+    def num_quantiles(self) -> int:
+        """Of the sampler `quantile`."""
+        auto = default_quantiles(self.global_batch_size)
+        return auto if self.quantiles == "auto" else self.quantiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,11 +117,11 @@ class BalanceRow:
 
     Imbalances are means over the draws. `idle_fraction` is that of the balance model. Capacities
     are for a forward of the run: "exact" where the draws are all of its steps, else a "bound" from
-    them. Wastes are of these; `capacity_waste_ladder` of the smallest of twelve capacities that
-    holds the forward. Bytes are what a rank of the first group gets from
-    others in a step, mean over draws, as `exchange_*` sends packets of real tokens;
-    `padded_bytes_per_rank` is what the published packets of padded rows would take. `planning_ms`
-    is the median on one core. Keys without a meaning for the row are None.
+    them. Wastes are of these; `capacity_waste_ladder` of the capacities that a captured run makes,
+    of which a step takes the smallest that holds all its forwards. Bytes are what a rank of the
+    first group gets from others in a step, mean over draws, as `exchange_*` sends packets of real
+    tokens; `padded_bytes_per_rank` is what the published packets of padded rows would take.
+    `planning_ms` is the median on one core. Keys without a meaning for the row are None.
     """
 
     sampler: SamplerName
@@ -143,15 +156,25 @@ class BalanceRow:
 
 def answer(args: argparse.Namespace) -> Answer:
     """Measure all that can be. Raises ConfigError or DataError for what the user can mend."""
-    question = _question(args)
+    config = None if args.config is None else load_config(args.config, args.set)
+    question = asked_question(args, config)
     picture, end = _picture(args)
     index = asked_index(args)
     if question.global_batch_size > len(index.lengths):
         problem = f"makes a global batch of {question.global_batch_size:,}"
         remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
         raise ConfigError("--local-batch-size", problem, remedy)
-    samplers, left_out = make_samplers(index, question)
-    balances = policies(question)
+    samplers: dict[SamplerName, Sampler]
+    if config is None:
+        balances = policies(question.gpus_per_node, question.local_batch_size)
+        samplers, left_out = make_samplers(index, question)
+    else:
+        if index.max_length != config.data.max_seq_length:
+            problem = f"has sequences of {config.data.max_seq_length} tokens at most"
+            remedy = f"give --data or --histogram: {index.source} goes to {index.max_length}"
+            raise ConfigError("--config", problem, remedy)
+        name, left_out = config.data.sampler, {}
+        balances, samplers = policies_of(config), {name: sampler_of(index, question, name)}
     total = len(samplers) * len(balances) * question.draws
     with Counted("planned", "steps", total) as progress:
         rows = [
@@ -167,16 +190,84 @@ def answer(args: argparse.Namespace) -> Answer:
         "picture": None if picture is None else str(picture),
         "rows": [asdict(row) for row in rows],
     }
+    lines = [*_in_words(index, question, rows, left_out)]
+    if config is not None:
+        facts["as_configured"] = as_configured(rows)
+        lines.append(f"{args.config.stem}: {facts['as_configured']}")
     return Answer(
         facts=facts,
-        lines=_in_words(index, question, rows, left_out),
+        lines=lines,
         pictures={picture: partial(_draw, question, rows)} if picture else {},
         end=end,
     )
 
 
-def _question(args: argparse.Namespace) -> Question:
-    """What is asked. Raises ConfigError for an option that cannot be."""
+def _settle(args: argparse.Namespace, config: RunConfig | None) -> None:
+    """Fill in what was not given. Raises ConfigError for what is missing, or said twice."""
+    values: dict[str, Any] = {"balance_model": "tokens", "cost_a": 1.0, "quantiles": "auto"}
+    values |= dict.fromkeys(("cost_b", "nodes", "gpus_per_node", "local_batch_size"))
+    args.grad_accum_steps = 1
+    if config is not None:
+        parallel, data, (linear, quadratic) = config.parallel, config.data, config.cost_coefficients
+        own = (data.balance_model, linear, data.quantiles, quadratic)
+        sizes = (parallel.nodes, parallel.ranks_per_node, parallel.local_batch_size)
+        values = dict(zip(values, own + sizes, strict=True))
+        args.grad_accum_steps = parallel.grad_accum_steps
+    for name, value in values.items():
+        given = getattr(args, name)
+        if config is not None and given is not None:
+            remedy = "leave it out, or use --set"
+            raise ConfigError(option_name(name), "does not go with --config", remedy)
+        if given is value is None and name != "cost_b":
+            raise ConfigError(option_name(name), "is missing", "give it, or --config")
+        setattr(args, name, value if given is None else given)
+
+
+def policies_of(config: RunConfig) -> list[Balance]:
+    """A config's own policy, the one to hold it against, and all others that it allows.
+
+    Held against is what could be better: unequal counts, else `presort_global`, else `none`.
+    """
+    data, parallel = config.data, config.parallel
+    deal, group = data.deal, parallel.ranks_per_node
+    own = Balance(policy=data.balance, ranks_per_node=group, deal=deal, counts=data.counts_per_rank)
+    first = ["presort_global unequal", "presort_global equal", "none equal"]
+
+    def name(each: Balance) -> str:
+        return f"{each.policy} {each.counts}"
+
+    others = [
+        each
+        for each in policies(group, parallel.local_batch_size)
+        if _is_allowed(config, each)
+        and (name(each) != name(own) or (name(own) not in first and each.deal != deal))
+    ]
+    others.sort(key=lambda each: first.index(name(each)) if name(each) in first else len(first))
+    return [own, *others]
+
+
+def _is_allowed(config: RunConfig, balance: Balance) -> bool:
+    """Whether the config's other settings and its division take that policy."""
+    changes: dict[str, Any] = {"balance": balance.policy, "counts_per_rank": balance.counts}
+    try:
+        replace(config, data=replace(config.data, **changes))
+    except ConfigError:
+        return False
+    return True
+
+
+def as_configured(rows: Sequence[BalanceRow]) -> str:
+    """How even a config's own policy is, and the one it is held against: the first two rows."""
+    return "; ".join(
+        f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f} %, padding "
+        f"{100 * row.capacity_waste_ladder:.1f} %"
+        for row in rows[:2]
+    )
+
+
+def asked_question(args: argparse.Namespace, config: RunConfig | None) -> Question:
+    """What is asked, by options or a config. Raises ConfigError for an option that cannot be."""
+    _settle(args, config)
     for name in ("nodes", "gpus_per_node", "local_batch_size"):
         check_least("--" + name.replace("_", "-"), getattr(args, name), 1)
     check_least("--draws", args.draws, 2)
@@ -201,6 +292,7 @@ def _question(args: argparse.Namespace) -> Question:
         balance_model=args.balance_model,
         cost=CostModel(linear=args.cost_a, quadratic=cost_b),
         quantiles=args.quantiles,
+        grad_accum_steps=args.grad_accum_steps,
     )
     number, batch = question.quantiles, question.global_batch_size
     if number != "auto" and (number < 1 or batch % number):
@@ -227,29 +319,33 @@ def make_samplers(
     names: tuple[SamplerName, ...] = get_args(SamplerName)
     for name in names:
         try:
-            samplers[name] = make_sampler(
-                name,
-                order_by_length=index.order_by_length,
-                length_histogram=index.length_histogram,
-                global_batch_size=question.global_batch_size,
-                seed=question.seed,
-                quantiles=question.quantiles,
-            )
+            samplers[name] = sampler_of(index, question, name)
         except ConfigError as error:
             left_out[name] = str(error)
     return samplers, left_out
 
 
-def policies(question: Question) -> list[Balance]:
-    """Every policy with every option that changes what it does for such batches."""
+def sampler_of(index: SampleIndex, question: Question, name: SamplerName) -> Sampler:
+    """One sampler over the index. Raises ConfigError where it cannot serve this batch."""
+    return make_sampler(
+        name,
+        order_by_length=index.order_by_length,
+        length_histogram=index.length_histogram,
+        global_batch_size=question.global_batch_size,
+        seed=question.seed,
+        quantiles=question.quantiles,
+    )
+
+
+def policies(group: int, local_batch_size: int) -> list[Balance]:
+    """Every policy, in nodes of `group`, with every option that changes what it does then."""
     deals: tuple[Deal, ...] = ("one_direction", "snake")
-    group = question.gpus_per_node
     chosen = [Balance()]
     chosen += [Balance(policy="exchange_global", deal=deal) for deal in deals]
     chosen += [Balance(policy="exchange_local", ranks_per_node=group, deal=deal) for deal in deals]
     chosen += [Balance(policy="presort_local", ranks_per_node=group)]
     chosen += [Balance(policy="presort_global")]
-    if 2 <= question.local_batch_size <= MOST_OF_UNEQUAL_COUNTS:
+    if 2 <= local_batch_size <= MOST_OF_UNEQUAL_COUNTS:
         chosen += [Balance(policy="presort_global", counts="unequal")]
     return chosen
 
@@ -268,6 +364,7 @@ def measure_row(
         index.lengths,
         index.masked_counts,
         world_size=question.world_size,
+        grad_accum_steps=question.grad_accum_steps,
         balance=balance,
         balance_model=question.balance_model,
         cost=question.cost,
@@ -283,13 +380,14 @@ def measure_row(
         advance()
     by_tokens, by_cost, exchanged_bytes, times_ms = np.array(of_steps).T
     sizes = np.stack(of_forwards, axis=1)
+    most_masked = int(index.masked_counts.max())
     capacity = CapacityPlan.of_sizes(sizes, question.steps).within(
-        longest=index.max_length, most_masked=int(index.masked_counts.max())
+        longest=index.max_length, most_masked=most_masked
+    )
+    shapes = shapes_of_sizes(
+        sizes, question.steps, max_seqlen=index.max_length, max_masked=most_masked
     )
     balanced = by_cost if question.balance_model == "cost" else by_tokens
-    quantiles = question.quantiles
-    if quantiles == "auto":
-        quantiles = default_quantiles(question.global_batch_size)
     return BalanceRow(
         sampler=name,
         policy=balance.policy,
@@ -298,7 +396,7 @@ def measure_row(
         balance_model=question.balance_model,
         world_size=question.world_size,
         local_batch_size=question.local_batch_size,
-        quantiles=quantiles if name == "quantile" else None,
+        quantiles=question.num_quantiles if name == "quantile" else None,
         imbalance_tokens=float(by_tokens.mean()),
         imbalance_tokens_error=float(by_tokens.std(ddof=1) / question.draws**0.5),
         imbalance_cost=float(by_cost.mean()),
@@ -309,7 +407,7 @@ def measure_row(
         capacity_basis=capacity.basis,
         capacity_waste=waste(capacity.tokens, sizes[0]),
         capacity_waste_masked=waste(capacity.masked, sizes[2]),
-        capacity_waste_ladder=ladder_waste(capacity, sizes),
+        capacity_waste_ladder=captured_waste(sizes, shapes),
         exchanged_bytes_per_rank=round(float(exchanged_bytes.mean())),
         padded_bytes_per_rank=_padded_bytes(index, question, balance.policy),
         planning_ms=float(np.median(times_ms)),

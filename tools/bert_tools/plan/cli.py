@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _balance(parser: argparse.ArgumentParser) -> None:
-    _sizes(parser, "sequences of a rank and step")
+    add_config(parser, f"in the place of sizes: {FILE_OR_NAME}", required=False)
+    _sizes(parser, "sequences of a rank and step", required=False)
     _number(parser, "draws", 60, "steps planned for each row (default 60)")
     _number(parser, "seed", 0, "of the draws (default 0)")
     lengths = parser.add_mutually_exclusive_group()
@@ -63,16 +64,14 @@ def _balance(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--balance-model",
         choices=typing.get_args(BalanceModel),
-        default="tokens",
         help="what the policies make even (default tokens)",
     )
-    _number(parser, "cost-a", 1.0, "cost of a token (default 1)", "A")
+    _number(parser, "cost-a", None, "cost of a token (default 1)", "A", float)
     text = "cost of a token attended by a token (default: by BERT-large's multiply-adds)"
     _number(parser, "cost-b", None, text, "B", float)
     parser.add_argument(
         "--quantiles",
         type=_quantiles,
-        default="auto",
         metavar="auto|N",
         help="of the sampler 'quantile' (default auto)",
     )

@@ -60,4 +60,5 @@ def _in_words(
     yield from (f"  {text.ljust(width)}  {size / GIB:8.2f} GiB" for text, size in rows)
     if usable is not None:
         fits = "fits" if plan.with_margin <= usable else "does not fit"
-        yield f"{forward.sequences} sequences: {fits} in {usable / GIB:.1f} GiB; at most {largest}"
+        size = config.parallel.local_batch_size
+        yield f"{size} sequences: {fits} in {usable / GIB:.1f} GiB; at most {largest}"

@@ -34,9 +34,14 @@ from mlperf_bert.cli.config import in_words as config_in_words
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables
-from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
+from mlperf_bert.config.run_config import (
+    CLOSED_TARGET_ACCURACY,
+    MOST_OF_UNEQUAL_COUNTS,
+    RunConfig,
+)
 
 SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
+_UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences a forward that uneven counts even out
 _WIDTH = 100
 
 
@@ -159,7 +164,7 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
     shared: Sections = {
         "run": {"device": "cuda", "step_mode": "captured"},
         "model": {"attention": "auto", "kernels": "auto", "precision": "bf16"},
-        "data": {"balance": "presort_global"} if ranks > 1 else {},
+        "data": {"balance": "presort_global"} if ranks * batch.grad_accum_steps > 1 else {},
         "parallel": {
             "nodes": nodes,
             "ranks_per_node": gpus,
@@ -177,6 +182,8 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
     merged: dict[str, dict[str, Any]] = {
         name: {**section, **own.get(name, {})} for name, section in shared.items()
     }
+    if merged["data"].get("balance") == "presort_global" and batch.local_batch_size in _UNEQUAL:
+        merged["data"]["counts_per_rank"] = "unequal"
     return {name: section for name, section in merged.items() if section}, source
 
 

@@ -174,7 +174,7 @@ def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -
     """
     lengths = _padded_lengths(batch.lengths, shape)
     real_counts = _fill_up(np.array(batch.masked_counts), len(lengths))
-    unused = _unused_masked(real_counts, shape)
+    unused = _unused_masked(real_counts, lengths, shape)
     padded = empty_batch(
         tuple(lengths.tolist()),
         tuple((real_counts + unused).tolist()),
@@ -213,11 +213,11 @@ def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBat
 
 def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
     """The real lengths, those of dummies of about the same length, and zeros: [B + dummies]."""
-    padding, free = shape.tokens - sum(lengths), shape.sequences - len(lengths)
-    most = free + shape.dummies
+    padding = shape.tokens - sum(lengths)
+    most = shape.sequences - len(lengths) + shape.dummies
     # As short as the slots allow, but for tiles: attention costs the square of a length.
     length = max(-(-padding // most), min(DUMMY_LENGTH, shape.max_seqlen))
-    count = max(free, -(-padding // length))
+    count = max(int(shape.least_padding(np.array(len(lengths)))), -(-padding // length))
     padded = _fill_up(np.array(lengths), shape.sequences + shape.dummies)
     if count:
         each, longer = divmod(padding, count)
@@ -226,10 +226,12 @@ def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
     return padded
 
 
-def _unused_masked(real_counts: IntArray, shape: StaticShape) -> IntArray:
+def _unused_masked(real_counts: IntArray, lengths: IntArray, shape: StaticShape) -> IntArray:
     """How many masked positions are added to each sequence: to the last of B first."""
-    room = np.zeros_like(real_counts)
-    room[: shape.sequences] = shape.max_masked - real_counts[: shape.sequences]
+    room = np.where(lengths > 0, shape.max_masked - real_counts, 0)
+    room[shape.sequences :] = 0
+    if empty := int((lengths[: shape.sequences] == 0).sum()):
+        room[shape.sequences - empty - 1] -= empty  # whose first tokens are the last sequence's
     left = shape.masked - int(real_counts.sum())
     behind = np.cumsum(room[::-1])[::-1] - room  # room of the sequences after each
     unused: IntArray = np.clip(left - behind, 0, room)

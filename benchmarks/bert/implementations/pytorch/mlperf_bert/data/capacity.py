@@ -20,7 +20,6 @@ CapacityBasis = Literal["exact", "bound"]
 RISK = 0.01  # that a bound is too low for one step or more of the run
 LADDER_CAPACITIES = 12
 TOKEN_MULTIPLE = 16  # so that transposes for FP8 need no zeros
-LADDER_STEP = 0.02  # of the next larger capacity
 PLANNED_STEPS = 256  # of a longer run: its other steps have a bound
 WASTE = 0.01  # of tokens, above which more than one capacity is worth its graph
 
@@ -91,15 +90,21 @@ class StaticShape:
         """Enough for any padding: sequences of `max_seqlen` that would fill all tokens."""
         return -(-self.tokens // self.max_seqlen)
 
-    def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """Whether forwards of those sizes fit, arrays of one form.
+    def least_padding(self, sequences: Int64Array) -> Int64Array:
+        """Padding tokens that a forward of so many sequences needs, an array of their form.
 
-        A sequence slot that is not used takes a padding token, as no slot that may be real is
-        empty.
+        Each is a dummy in a slot that may be real. No sequence has more than 1 + `max_masked` rows
+        in the last layer (`last_rows`): its first token, masked positions, used or not, and in the
+        last one with tokens the first tokens of the slots without.
         """
-        unused = self.sequences - sequences
-        fits = (unused >= 0) & (tokens + unused <= self.tokens) & (masked <= self.masked)
-        return bool(fits.all())
+        rows = self.masked + self.sequences
+        filled = max(-(-rows // (1 + self.max_masked)), self.sequences - self.max_masked)
+        return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
+
+    def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
+        """Whether forwards of those sizes, arrays of one form, and their least padding fit."""
+        fits = (sequences <= self.sequences) & (masked <= self.masked)
+        return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
 
 def forward_sizes(plan: StepPlan) -> Int64Array:
@@ -110,21 +115,6 @@ def forward_sizes(plan: StepPlan) -> Int64Array:
 def waste(capacity: int, sizes: Int64Array) -> float:
     """Padding for each real token or position: capacity over mean size, less 1."""
     return float(capacity / sizes.mean() - 1)
-
-
-def ladder_waste(largest: CapacityPlan, sizes: Int64Array) -> float:
-    """`waste` of tokens where each forward takes the smallest of several capacities that it can.
-
-    There are twelve up to `largest`, each with 2 % less room for tokens and masked positions than
-    the next; what none holds runs without padding. `plan balance` reckons with them; a run chooses
-    its own (`plan_shapes`). `sizes` are int64 [3, steps, R * A].
-    """
-    shares = np.array([(1 - LADDER_STEP) ** n for n in reversed(range(LADDER_CAPACITIES))])
-    room, masked_room = np.ceil(shares * largest.tokens), np.ceil(shares * largest.masked)
-    tokens, _, masked = sizes
-    number = np.maximum(np.searchsorted(room, tokens), np.searchsorted(masked_room, masked))
-    chosen = room[np.minimum(number, LADDER_CAPACITIES - 1)]
-    return float(np.where(number < LADDER_CAPACITIES, chosen, tokens).sum() / tokens.sum() - 1)
 
 
 def _bound(maxima: Int64Array, num_steps: int) -> int:
@@ -155,15 +145,23 @@ def plan_shapes(
     """
     steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
     sizes = np.stack([forward_sizes(planner.plan(step)) for step in steps], axis=1)
+    return shapes_of_sizes(sizes, num_steps, max_seqlen=max_seqlen, max_masked=max_masked)
+
+
+def shapes_of_sizes(
+    sizes: Int64Array, num_steps: int, *, max_seqlen: int, max_masked: int
+) -> tuple[StaticShape, ...]:
+    """The same from the sizes of some steps' forwards, int64 [3, steps, R * A]."""
     largest = CapacityPlan.of_sizes(sizes, num_steps)
-    # Unequal counts: a slot without a sequence takes a padding token.
-    free = int(largest.sequences - sizes[1].min())
-    largest = replace(largest, tokens=largest.tokens + free)
+    # Unequal counts leave slots without a sequence, which want a token or two together.
+    largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
+    padding = int(largest_shape.least_padding(sizes[1]).max())
+    largest = replace(largest, tokens=largest.tokens + padding)
     # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
     tokens, _, masked = sizes.max(axis=2)
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
-        for capacity in _fewest_capacities(largest, tokens, masked)
+        for capacity in _fewest_capacities(largest, tokens + padding, masked)
     )
     # Of those that are rounded to the same number of tokens, the last: it has the most masked.
     return tuple({shape.tokens: shape for shape in shapes}.values())
@@ -174,8 +172,25 @@ def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | N
 
     Of all ranks: NCCL wants them to replay graphs that were captured together.
     """
-    sizes = {"tokens": plan.num_tokens, "sequences": plan.counts, "masked": plan.num_masked}
-    return next((shape for shape in shapes if shape.holds(**sizes)), None)
+    return _first_that_holds(forward_sizes(plan), shapes)
+
+
+def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
+    """`waste` of tokens where each step is padded as in a captured run; int64 [3, steps, R * A].
+
+    What no shape holds runs without padding, as fast as its largest forward.
+    """
+    padded = [
+        shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()
+        for step in sizes.swapaxes(0, 1)
+    ]
+    return float(np.mean(padded) / sizes[0].mean() - 1)
+
+
+def _first_that_holds(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
+    tokens, sequences, masked = sizes
+    of_all = {"tokens": tokens, "sequences": sequences, "masked": masked}
+    return next((shape for shape in shapes if shape.holds(**of_all)), None)
 
 
 def _fewest_capacities(

@@ -154,11 +154,12 @@ def plan_memory(config: RunConfig, forward: Forward, *, evaluates: bool = True) 
 def largest_batch(
     config: RunConfig, forward: Forward, device_bytes: float, *, evaluates: bool = True
 ) -> int:
-    """Sequences of a forward, of these lengths, that fit with the margin; 0 where none does."""
+    """The `local_batch_size`, of these lengths, that fits with the margin; 0 where none does."""
     low, high = 0, _LARGEST_BATCH  # 0 has no plan
+    slots = forward.sequences / config.parallel.local_batch_size  # above 1 with unequal counts
     while low < high:
         middle = (low + high + 1) // 2
-        plan = plan_memory(config, forward.of_batch(middle), evaluates=evaluates)
+        plan = plan_memory(config, forward.of_batch(round(slots * middle)), evaluates=evaluates)
         low, high = (middle, high) if plan.with_margin <= device_bytes else (low, middle - 1)
     return low
 
@@ -172,8 +173,8 @@ def refuse_what_cannot_fit(
         return
     largest = largest_batch(config, forward, device_bytes, evaluates=evaluates)
     problem = (
-        f"{forward.sequences} sequences a forward need about {plan.num_bytes / GIB:.1f} GiB, "
-        f"the device has {device_bytes / GIB:.1f} GiB"
+        f"{config.parallel.local_batch_size} sequences a forward need about "
+        f"{plan.num_bytes / GIB:.1f} GiB, the device has {device_bytes / GIB:.1f} GiB"
     )
     raise ConfigError("parallel.local_batch_size", problem, _remedy(config, largest))
 
