@@ -18,9 +18,10 @@ from typing import Any, Literal, get_args
 from bert_tools.plan.samples_to_target import Recipe, samples_points, samples_to_target
 from bert_tools.plan.shipped import geometric, rounded, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, RunConfig
+from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, MOST_OF_UNEQUAL_COUNTS, RunConfig
 
 Sections = dict[str, dict[str, Any]]
+UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences a forward that uneven counts even out
 
 _DIGITS = 4  # of an interpolated value: more would claim a precision that nobody measured
 _BETA_PLACES = 5  # after the point, as published betas have

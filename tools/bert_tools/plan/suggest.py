@@ -19,6 +19,7 @@ from bert_tools.plan.cluster.simulation import MOST_RANKS, Question
 from bert_tools.plan.forecast import Forecast, forecast, question_of
 from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import (
+    UNEQUAL,
     Accelerator,
     BatchChoice,
     Sections,
@@ -34,14 +35,9 @@ from mlperf_bert.cli.config import in_words as config_in_words
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables
-from mlperf_bert.config.run_config import (
-    CLOSED_TARGET_ACCURACY,
-    MOST_OF_UNEQUAL_COUNTS,
-    RunConfig,
-)
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 
 SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
-_UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences a forward that uneven counts even out
 _WIDTH = 100
 
 
@@ -182,7 +178,7 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
     merged: dict[str, dict[str, Any]] = {
         name: {**section, **own.get(name, {})} for name, section in shared.items()
     }
-    if merged["data"].get("balance") == "presort_global" and batch.local_batch_size in _UNEQUAL:
+    if merged["data"].get("balance") == "presort_global" and batch.local_batch_size in UNEQUAL:
         merged["data"]["counts_per_rank"] = "unequal"
     return {name: section for name, section in merged.items() if section}, source
 

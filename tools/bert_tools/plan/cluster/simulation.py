@@ -23,6 +23,7 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
+from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
@@ -64,7 +65,7 @@ class Question:
     precision: MatrixPrecision = "bf16"
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "presort_global"
-    counts: CountsPerRank = "equal"
+    counts: CountsPerRank | None = None  # None: what shipped configs take
     clip: ClipPolicy = "after_allreduce"
     recipe: str = "closed_lamb"
     samples: float | None = None
@@ -103,12 +104,13 @@ class Question:
     @property
     def dealing(self) -> Dealing:
         """How batches are drawn and dealt."""
+        uneven = self.balance == "presort_global" and self.local_batch_size in UNEQUAL
         return Dealing(
             local_batch_size=self.local_batch_size,
             grad_accum_steps=self.grad_accum_steps,
             sampler=self.sampler,
             balance=self.balance,
-            counts=self.counts,
+            counts=self.counts or ("unequal" if uneven else "equal"),
             seed=self.seed,
         )
 
