@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-real test-slow test-oldest test-gpu audit lock golden bench package
+.PHONY: setup check format test test-real test-slow test-oldest test-gpu audit lock golden docs-tables bench package
 
 setup:
 	tools/venv.sh dev
@@ -55,6 +55,10 @@ test-gpu: setup
 # Record the golden traces again and print how far they are from the old ones.
 golden: setup
 	OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py
+
+# Every table in the documents that a command prints (`<!-- made by: COMMAND -->`), from the logs' data.
+docs-tables: setup
+	$(BIN)/python tools/docs_tables.py $(OPTIONS)
 
 # The measurements of docs/performance.md and docs/data.md; about 30 minutes on two cores.
 bench: setup

@@ -15,8 +15,12 @@
 #
 #   CONFIG   TOML file, or name of a shipped one    [cpu_tiny; with CORPUS own_text_cpu]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
+#   INIT_CHECKPOINT   weights to begin with, from `mlperf_bert convert`; the closed division wants them
+#                                                   [run.init_checkpoint of CONFIG, else drawn]
 #   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
 #            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own
+#   STAGEDIR directory on a disk of each node: before each run a node copies there what its ranks will read in it,
+#            once the run's seed is drawn; a copy for another seed makes way   [DATADIR is read where it is]
 #   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>,
 #                                                   runs/<job>-<config>-2 for its second call, and so on]
 #   NEXP     number of runs                         [1]
@@ -26,6 +30,8 @@
 #                                                   [none: begin; auto in a job that SLURM has requeued]
 #   MAX_RESTARTS   how often a run that crashed, or lost a rank, goes on from its last checkpoint   [0]
 #   CONT     image for SLURM's pyxis, SIF file for Apptainer: where ranks run   [on the node itself]
+#   SHARP    1: NCCL may add gradients up in the network's switches, 0: not; in a SLURM job   [NCCL_COLLNET_ENABLE]
+#   MEMLOCK=0        leaves the limit of locked memory; else a SLURM job lifts it for its ranks, where it may
 #   CLEAR_CACHES=0   leaves the page cache alone; CACHE_CLEARED=1 says that it was dropped already
 #   NETWORK_TEST=0   skips the all-reduce before the first run of several ranks
 set -euo pipefail
@@ -98,6 +104,7 @@ none | auto) ;;
     checkpoint=$RESUME
     ;;
 esac
+[[ ${STAGEDIR:-/} = /* ]] || fail "STAGEDIR is '$STAGEDIR'; give a path that is the same on every node, from / on"
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED is '$SEED'; set it to a number of at least 0"
 # An empty array is an unset variable to shells before 4.4, hence the ${name[@]+...} below.
 options=("$@")
@@ -106,16 +113,25 @@ for ((i = 0; i < $#; i++)); do
     case ${options[i]} in
     --set) [ $((i + 1)) -eq $# ] || overrides+=(--set "${options[i + 1]}") ;;
     --set=*) overrides+=(--set "${options[i]#--set=}") ;;
+    --init-checkpoint) INIT_CHECKPOINT=${options[i + 1]:-} ;;
+    --init-checkpoint=*) INIT_CHECKPOINT=${options[i]#--init-checkpoint=} ;;
     esac
 done
+if [ -n "${INIT_CHECKPOINT:-}" ] && [ ! -d "$INIT_CHECKPOINT" ]; then
+    fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
+fi
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh
 . "$root/$launch/signals.sh" # with_signals
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh
 . "$root/$launch/where.sh" # where, PYTHON, leads, here, ranks, nodes, passed_on
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/one_run.sh
 . "$root/$launch/one_run.sh" # one_run
+init_checkpoint=()
+[ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" != rank ] || [ "$MAX_RESTARTS" = 0 ] ||
     fail "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun, which end with them; leave it out"
+[ "$where" != rank ] || [ -z "${STAGEDIR:-}" ] ||
+    fail "STAGEDIR is set, but the ranks were started by mpiexec or srun; run mlperf_bert stage-data once a node before"
 
 setting() { # name, overrides that come before the user's
     local name=$1
@@ -129,6 +145,17 @@ drop_caches() {
     [ "$where" != rank ] || return # the other scripts of a node may be reading already
     ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
         sudo -n /sbin/sysctl vm.drop_caches=3' >/dev/null 2>&1
+}
+
+check_start() { # whether runs may begin with the weights they are given, or with none
+    case $RESUME in
+    none) ;;
+    auto) ! begun $((NEXP - 1)) || return 0 ;; # the last of them: all have been begun
+    *) return 0 ;; # the checkpoint's
+    esac
+    [ "$where" = rank ] || # one line from the ranks is enough
+        "${here[@]}" -m mlperf_bert config "$CONFIG" ${overrides[@]+"${overrides[@]}"} \
+            ${init_checkpoint[@]+"${init_checkpoint[@]}"} --check-start "$DATADIR" || exit
 }
 
 test_network() { # an all-reduce of all ranks, before the clock
@@ -148,18 +175,25 @@ elif [ -n "${DATADIR:-}" ]; then
     [ -d "$DATADIR" ] || fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
 else
     corpus=$(setting data.corpus)
-    [ "$corpus" = embedded ] || fail "$CONFIG needs data; set DATADIR"
+    [ "$corpus" = embedded ] ||
+        fail "DATADIR is not set, and $CONFIG wants prepared data; make it with init_datasets.sh, and name it"
     DATADIR=$root/.cache/$(setting embedded_corpus_name)
     if [ "$leads" = 1 ]; then
         "${here[@]}" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
             ${overrides[@]+"${overrides[@]}"}
     fi
 fi
+check_start
 if [ "$where" = slurm ]; then
     nodes_wanted=$(setting parallel.nodes)
     processes=$(setting processes_per_node)
     srun_ranks "$nodes_wanted" "$processes"
+    [ "$nodes_wanted" = 1 ] || warn_of_locked_memory
     test_network
+fi
+if [ -n "${STAGEDIR:-}" ]; then
+    # shellcheck source=benchmarks/bert/implementations/pytorch/launch/stage.sh
+    . "$root/$launch/stage.sh" # stage; DATADIR is the copy
 fi
 missed=0
 for ((i = 0; i < NEXP; i++)); do

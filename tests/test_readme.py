@@ -64,3 +64,14 @@ def test_the_two_commands_are_the_first() -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)", README))))
 def test_links_lead_somewhere(link: str) -> None:
     assert (REPOSITORY / link).exists()
+
+
+def test_what_you_see_is_what_the_log_has() -> None:
+    shown = re.search(
+        r"```text\n(.*?)```\n\n\(Run 0 of \[ten\]\((.+?)README\.md\)", README, re.DOTALL
+    )
+    assert shown is not None
+    log = (REPOSITORY / shown[2] / "output.txt").read_text(encoding="utf-8").splitlines()
+    run = log[: next(place for place, line in enumerate(log) if "accepted" in line) + 1]
+    quoted = [line for line in shown[1].splitlines() if line != "..."]
+    assert [line for line in run if line in quoted] == quoted

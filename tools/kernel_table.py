@@ -1,10 +1,10 @@
 """What the compiler makes of every Triton kernel of a step at BERT-large's shapes; needs no GPU.
 
-    python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR] [--json]
+    python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR]
 
-For each kernel: registers a thread, bytes of stack, spilled loads and stores, shared memory,
-programs that a multiprocessor holds, matrix instructions, stores of single bytes and of 16, and
-instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
+JSON, an object a kernel: registers a thread, bytes of stack, spilled loads and stores, shared
+memory, programs that a multiprocessor holds, matrix instructions, stores of single bytes and of
+16, and instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
 `logs/2026-11-22-kernels/step_budget.py` makes times of them.
 """
 
@@ -69,16 +69,6 @@ ELEMENTS = {  # of a program, or of one turn of its loop
     "_moments_and_squares": (1024, False),
     "_sum_squares": (1024, True),
     "_apply": (1024, False),
-}
-SHOWN = {  # of a row, and what it is called
-    "registers": "registers",
-    "spills": "spills",
-    "programs": "programs a multiprocessor",
-    "occupancy": "occupancy",
-    "matrix": "matrix instructions",
-    "byte_stores": "byte stores",
-    "wide_stores": "16-byte stores",
-    "per_element": "instructions an element",
 }
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Launch = Callable[[], object]
@@ -362,33 +352,18 @@ def as_rows(found: list[Compiled]) -> list[dict[str, Any]]:
     return [{**asdict(each), "per_element": each.per_element} for each in found]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """What matters of them, in Markdown."""
-    head = ("part", "kernel", *SHOWN.values())
-    lines = [head, ("---",) * len(head)]
-    for row in rows:
-        shown = (row[name] for name in SHOWN)
-        cells = (f"{each:.3g}" if isinstance(each, float) else str(each) for each in shown)
-        lines.append((row["case"], f"`{row['kernel']}`", *cells))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def main() -> None:
-    """Compile, and print a line a kernel."""
+    """Compile, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--capability", type=int, default=90, choices=sorted(SHARED_BYTES))
     parser.add_argument("--only", default="", metavar="REGEX", help="of the parts' names")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the machine code there")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         keep = args.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
         rows = as_rows(compile_all(args.capability, keep, args.only))
-    if args.json:
-        print(json.dumps(rows, indent=0))
-    else:
-        print(f"Triton {triton.__version__}, capability {args.capability / 10}\n\n{table(rows)}")
+    print(json.dumps(rows, indent=0))
 
 
 if __name__ == "__main__":

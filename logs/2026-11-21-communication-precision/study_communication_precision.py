@@ -1,8 +1,9 @@
 """How well 16-bit sums over many ranks give the mean gradient: a simulation on one CPU.
 
-    python study_communication_precision.py --out DIR
+    python study_communication_precision.py --out DIR [--table]
 
-Writes DIR/communication_precision.{json,png} and prints the table. Gradients of N ranks are made
+Writes DIR/communication_precision.{json,png} and prints the table; with --table from the JSON that
+is there. Gradients of N ranks are made
 up, summed as an all-reduce would, and compared with their mean in float64. Every partial sum is
 rounded to the type on the wire. Three things are varied:
 
@@ -227,22 +228,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for JSON and PNG")
     parser.add_argument("--ranks", type=int, default=1024, metavar="N", help="a power of two, >= 8")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="at least 3")
+    parser.add_argument("--table", action="store_true", help="draw and print what is in DIR")
     args = parser.parse_args()
     if args.ranks < 8 or args.ranks & (args.ranks - 1):
         parser.error(f"--ranks: is {args.ranks}; set it to a power of two from 8 on")
     if args.seeds < 3:
         parser.error(f"--seeds: is {args.seeds}; set it to 3 at least")
     mpl.use("Agg")
+    numbers: Path = args.out / "communication_precision.json"
     try:
-        make_directory(args.out)
-        rows = list(study(args.ranks, args.seeds))
-        answer = {
-            "schema_version": 1,
-            "num_elements": NUM_ELEMENTS,
-            "noise_over_signal": CASES,
-            "rows": [asdict(row) for row in rows],
-        }
-        write_file(args.out / "communication_precision.json", json.dumps(answer).encode())
+        if args.table:
+            rows = [Row(**row) for row in json.loads(numbers.read_bytes())["rows"]]
+        else:
+            make_directory(args.out)
+            rows = list(study(args.ranks, args.seeds))
+            answer = {
+                "schema_version": 1,
+                "num_elements": NUM_ELEMENTS,
+                "noise_over_signal": CASES,
+                "rows": [asdict(row) for row in rows],
+            }
+            write_file(numbers, json.dumps(answer).encode())
         write_file(args.out / "communication_precision.png", draw(rows))
     except DataError as error:
         sys.exit(f"study_communication_precision: error: {error}")

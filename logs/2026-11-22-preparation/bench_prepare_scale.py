@@ -1,4 +1,4 @@
-"""What the official set costs: `prepare` on parts of official size, on 1 and 2 cores.
+"""What the official set costs: `prepare` on parts of official size, and a plain way beside it.
 
     python bench_prepare_scale.py [--part-bytes N] [--parts-each N] [--workers 1 2]
         [--repeats N] [--json FILE] [--report FILE]
@@ -6,8 +6,11 @@
 Every run is the whole command, in a process of its own: start, text, examples, shards, index. The
 text is the documentation of the running Python, repeated, with one word in 20 replaced by one that
 occurs nowhere else (a word that is met again costs next to nothing). Every worker gets the same
-number of parts. All runs must give the same examples. Rates are given a second of time, and a
-second of processor time, which other programs on the machine do not change much.
+number of parts. In turn with them the first part is prepared in a process of its own by the plain
+way: the reference's procedure line by line in Python, tokenizer and examples, without compiled
+code, by us, as the reference's own code is not here. All runs must give the same examples. Rates
+are given a second of time, and a second of processor time, which other programs on the machine do
+not change much.
 """
 
 import argparse
@@ -25,14 +28,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from bench_prepare import write_corpus
-
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 PART_BYTES = 27_000_000
 OFFICIAL_PARTS = 500
 OFFICIAL_EXAMPLES = 156_726_829
-REFERENCE_RATE = 1_450  # examples a second a core
+PLAIN = "plain"  # in the place of a number of workers
 NEW_WORDS = 0.05
 CORES = (1, 2, 8, 64)
 
@@ -41,7 +42,7 @@ CORES = (1, 2, 8, 64)
 class Run:
     """One whole command: seconds, of all processes together too, and the largest one's memory."""
 
-    workers: int
+    workers: int | str
     examples: int
     seconds: float
     cpu_seconds: float
@@ -52,6 +53,8 @@ class Run:
 
 def write_parts(directory: Path, num_parts: int, part_bytes: int) -> tuple[list[Path], Path]:
     """Parts of about `part_bytes`, and a vocabulary."""
+    from bench_prepare import write_corpus
+
     vocab_path, sample = directory / "vocab.txt", directory / "sample.txt"
     write_corpus(sample, vocab_path, 20_000)
     per_sentence = sample.stat().st_size / 20_000
@@ -76,10 +79,46 @@ def with_new_words(line: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
-def run_command(parts: list[Path], vocab_path: Path, out: Path, workers: int) -> Run:
-    """`mlperf_bert prepare --text` with the official settings."""
+def prepare_plainly(part: Path, vocab_path: Path, out: Path) -> None:
+    """One part with the official settings, by the plain way but for the writing of the shard."""
+    from mlperf_bert.data.index import ShardSettings
+    from mlperf_bert.prepare.build import write_shard
+    from mlperf_bert.prepare.documents import read_text
+    from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
+    from plain_examples import as_documents, plain_examples
+
+    vocabulary, source = load_vocabulary(vocab_path), read_text(part)
+    tokenizer = PlainTokenizer(vocabulary)
+    documents: list[list[list[int]]] = [[]]
+    for line in source.text.split("\n"):
+        ids = tokenizer.encode(line.strip())
+        if ids:
+            documents[-1].append(ids)
+        elif not line.strip() and documents[-1]:
+            documents.append([])
+    settings = ShardSettings(
+        vocabulary_sha256=vocabulary.sha256,
+        max_seq_length=512,
+        max_predictions=76,
+        seed=12345,
+        dupe_factor=10,
+    )
+    nested = [document for document in documents if document]
+    examples = plain_examples(as_documents(nested, len(vocabulary)), vocabulary, settings)
+    shard = out / "shards" / f"{part.stem}.hdf5"
+    shard.parent.mkdir(parents=True)
+    write_shard(
+        shard, examples, source_name=part.name, source_sha256=source.sha256, settings=settings
+    )
+    print(f"{len(examples.next_sentence_label)} examples in 1 shards")
+
+
+def run_command(parts: list[Path], vocab_path: Path, out: Path, workers: int | str) -> Run:
+    """`mlperf_bert prepare --text` with the official settings; or the first part plainly."""
     command = [sys.executable, "-m", "mlperf_bert", "prepare", "--text", *map(str, parts)]
     command += ["--vocab", str(vocab_path), "--out", str(out), "--workers", str(workers)]
+    if workers == PLAIN:
+        command = [sys.executable, __file__, "--plain", *map(str, (parts[0], vocab_path, out))]
     start_s = time.perf_counter()
     with (out.parent / "printed").open("w+") as printed:
         process = subprocess.Popen(command, stdout=printed)
@@ -109,9 +148,10 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     run_command(parts[:1], vocab_path, directory / "warm", 1)  # compiles, and reads all files once
     runs: list[Run] = []
     for repeat in range(args.repeats):
-        for workers in args.workers:
+        for workers in (*args.workers, PLAIN):
             out = directory / f"out-{workers}-{repeat}"
-            runs.append(run_command(parts[: args.parts_each * workers], vocab_path, out, workers))
+            num_parts = 1 if workers == PLAIN else args.parts_each * workers
+            runs.append(run_command(parts[:num_parts], vocab_path, out, workers))
             for path in sorted(out.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
     fewest = min(len(run.examples_sha256) for run in runs)
@@ -122,14 +162,15 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
+        "commit": commit(),
         "part_bytes": parts[0].stat().st_size,
         "runs": [asdict(run) for run in runs],
     }
-    for workers in args.workers:
+    for workers in (*args.workers, PLAIN):
         same = [run for run in runs if run.workers == workers]
         result[f"workers_{workers}"] = {
             "examples_per_s_per_core": statistics.median(
-                run.examples / run.seconds / workers for run in same
+                run.examples / run.seconds / (1 if workers == PLAIN else workers) for run in same
             ),
             "examples_per_cpu_s": statistics.median(run.examples / run.cpu_seconds for run in same),
             "peak_bytes": max(run.peak_bytes for run in same),
@@ -138,31 +179,41 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return result
 
 
+def commit() -> str:
+    """The commit that ran, with a plus where files had changed."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def report(result: dict[str, Any]) -> None:
     """Print the tables of docs/preparation_scale.md."""
-    print(
-        "| processes | examples/s a core | over the reference | a processor second | peak memory |"
-    )
-    print("|---|---|---|---|---|")
-    measured = {int(key[8:]): value for key, value in result.items() if key.startswith("workers_")}
+    measured = {key[8:]: value for key, value in result.items() if key.startswith("workers_")}
+    plain = measured.get(PLAIN)
+    header = ["processes", "examples/s a core", "a processor second", "peak memory"]
+    _row(*header, *(["over the plain way"] if plain else []))
+    _row(*["---"] * (5 if plain else 4))
     for workers, one in measured.items():
-        rate = one["examples_per_s_per_core"]
-        print(
-            f"| {workers} | {rate:,.0f} | {rate / REFERENCE_RATE:.1f} x | "
-            f"{one['examples_per_cpu_s']:,.0f} | {one['peak_bytes'] / 1e9:.2f} GB |"
-        )
-    most = measured[max(measured)]
-    print("\n| cores | hours for the official set | by processor seconds | of the reference |")
-    print("|---|---|---|---|")
+        rates = (one["examples_per_s_per_core"], one["examples_per_cpu_s"])
+        cells = [workers, *(f"{rate:,.0f}" for rate in rates), f"{one['peak_bytes'] / 1e9:.2f} GB"]
+        _row(*cells, *([f"{rates[0] / plain['examples_per_s_per_core']:.1f} x"] if plain else []))
+    most = measured[max(measured.keys() - {PLAIN}, key=int)]
+    rates = [most["examples_per_s_per_core"], most["examples_per_cpu_s"]]
+    print()
+    header = ["cores", "hours for the official set", "by processor seconds"]
+    _row(*header, *(["of the plain way"] if plain else []))
+    _row(*["---"] * (4 if plain else 3))
     for cores in CORES:
         # No more processes work at a time than there are parts, and the last ones work alone.
         examples = OFFICIAL_EXAMPLES * -(-OFFICIAL_PARTS // cores) / OFFICIAL_PARTS
-        rates = (most["examples_per_s_per_core"], most["examples_per_cpu_s"], REFERENCE_RATE)
-        print(
-            f"| {cores} | " + " | ".join(f"{examples / rate / 3600:,.2f}" for rate in rates) + " |"
-        )
+        every = [*rates, plain["examples_per_s_per_core"]] if plain else rates
+        _row(str(cores), *(f"{examples / rate / 3600:,.2f}" for rate in every))
     on_disk = most["bytes_per_example"] * OFFICIAL_EXAMPLES
     print(f"\n{most['bytes_per_example']:.0f} bytes an example: {on_disk / 1e9:.0f} GB for all")
+
+
+def _row(*cells: str) -> None:
+    edge = "" if cells[0] == "---" else " "
+    print(f"|{edge}{f'{edge}|{edge}'.join(cells)}{edge}|")
 
 
 def main() -> None:
@@ -174,7 +225,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print a --json file's tables")
+    parser.add_argument("--plain", type=Path, nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.plain:
+        prepare_plainly(*args.plain)
+        return
     if args.report:
         report(json.loads(args.report.read_text()))
         return

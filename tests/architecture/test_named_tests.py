@@ -1,8 +1,11 @@
-"""Every test that a document names exists."""
+"""Every test, and every commit, that a document names exists."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from support import REPOSITORY
 
@@ -36,3 +39,20 @@ def test_documents_name_tests() -> None:
     found = set(named_tests(REPOSITORY / "docs" / "reliability.md"))
     assert {"reliability/test_kills.py", "reliability/fuzz"} <= found and len(found) > 20
     assert "test_untrusted.py" in set(named_tests(REPOSITORY / "docs" / "security.md"))
+
+
+def test_commits_that_pages_and_logs_name_exist() -> None:
+    def git(*words: str, text: str = "") -> str:
+        command = ["git", "-C", str(REPOSITORY), *words]
+        return subprocess.run(command, input=text, capture_output=True, text=True).stdout
+
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("no history, or a part of it")
+    pages = git("grep", "-hoE", r"\b[0-9a-f]{7}\b", "--", "*.md").split()
+    logs = re.findall(
+        r'"commit": "([0-9a-f]{7,40})\+?"', git("grep", "-h", '"commit"', "--", "*.json*")
+    )
+    named = {name for name in (*pages, *logs) if not name.isdigit() and not name.isalpha()}
+    found = git("cat-file", "--batch-check", text="\n".join(sorted(named))).splitlines()
+    assert len(found) == len(named) > 20
+    assert [line for line in found if " commit " not in line] == []

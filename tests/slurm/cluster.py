@@ -1,7 +1,7 @@
 """A SLURM cluster of two nodes on this machine: real daemons, started and stopped by a test.
 
-Both nodes are this host, so they differ by SLURM's names only, and the first one's name resolves
-nowhere: jobs get MASTER_ADDR.
+Both nodes are this host, so they differ by SLURM's names and by what is in `local`, each node's own
+disk; the first one's name resolves nowhere: jobs get MASTER_ADDR.
 """
 
 import os
@@ -22,6 +22,8 @@ CPUS = 8  # of a node, more than there are: its tasks share those of the machine
 KILL_WAIT_S = 20  # between SIGTERM and SIGKILL
 REQUEUE_S = 5  # for which a job that was requeued is held; 120 unless set
 START_S = 60
+# A slurmd that sees its own directory at one path, and so do the jobs that it starts.
+WITH_OWN_DISK = """mount --bind "$1" "$2" && shift 2 && exec "$@" """
 
 CONFIGURATION = """
 ClusterName=test
@@ -75,6 +77,15 @@ class Cluster:
             timeout=timeout,
             check=False,
         )
+
+    @property
+    def local(self) -> Path:
+        """Where a job finds the own disk of the node that it runs on."""
+        return self.directory / "local"
+
+    def disk(self, node: str) -> Path:
+        """What is on a node's own disk, as seen from outside."""
+        return self.directory / f"disk-{node}"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -142,6 +153,7 @@ def started(directory: Path, tree: Path) -> Iterator[Cluster]:
     directory.mkdir()
     directory.chmod(0o755)
     (directory / "state").mkdir()
+    (directory / "local").mkdir()
     ports = _free_ports(3)
     (directory / "slurm.conf").write_text(
         CONFIGURATION.format(
@@ -155,8 +167,12 @@ def started(directory: Path, tree: Path) -> Iterator[Cluster]:
     cluster = Cluster(directory, tree)
     with ExitStack() as stack:
         stack.enter_context(_munge(directory))
-        for command in (["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", n] for n in NODES)):
-            stack.enter_context(_process(command, cluster.environ))
+        stack.enter_context(_process(["slurmctld", "-D", "-i"], cluster.environ))
+        for node in NODES:
+            cluster.disk(node).mkdir()
+            private = ["unshare", "--mount", "sh", "-c", WITH_OWN_DISK, "sh"]
+            private += [str(cluster.disk(node)), str(cluster.local)]
+            stack.enter_context(_process([*private, "slurmd", "-D", "-N", node], cluster.environ))
         _wait_until_idle(cluster)
         yield cluster
         cluster.run("scancel --full --signal=KILL --state=RUNNING --user=root || true")

@@ -1,10 +1,11 @@
-"""`sbatch run_and_time.sh` on a real cluster of two nodes: training, signals, faults, logs.
+"""`sbatch run_and_time.sh` on a real cluster of two nodes: the closed walk, signals, faults, logs.
 
 Left out by ./run_tests.sh; `make test-real` installs SLURM where it is missing and runs them.
 """
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,8 +18,9 @@ from pathlib import Path
 import cluster as slurm
 import pytest
 
+from mlperf_bert.checkpoint.manifest import read_manifest
 from mlperf_bert.config.files import load_config
-from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.index import Manifest, StageRecord
 from support import (
     CONFIGS,
     REPOSITORY,
@@ -26,8 +28,10 @@ from support import (
     make_tiny_inputs,
     metrics_losses,
     mlperf_records,
+    prepare_small,
     run_process,
 )
+from tensorflow_cases import HEADS, HIDDEN, INTERMEDIATE, LAYERS, POSITIONS, V2, VOCAB_SIZE
 
 pytestmark = [
     pytest.mark.real,
@@ -41,6 +45,22 @@ TWO_NODES = ("parallel.nodes=2", "parallel.ranks_per_node=1", "parallel.local_ba
 ENDLESS = ("run.max_steps=1000000", "run.log_interval_steps=50", "eval.interval_samples=1000000")
 LONG_STEPS = 1500
 LONG = (f"run.max_steps={LONG_STEPS}", *ENDLESS[1:])
+CLOSED = "dgxa100_2x8x48x1"
+SMALL = (  # what the shipped config is made by on two nodes without a GPU
+    *("run.device=cpu", "run.step_mode=eager", "model.precision=fp32", "run.max_steps=500"),
+    *(f"model.vocab_size={VOCAB_SIZE}", f"model.hidden_size={HIDDEN}"),
+    *(f"model.num_layers={LAYERS}", f"model.num_heads={HEADS}"),
+    *(f"model.intermediate_size={INTERMEDIATE}", f"model.max_position_embeddings={POSITIONS}"),
+    *("model.hidden_dropout=0", "model.attention_dropout=0"),
+    *(f"data.max_seq_length={POSITIONS}", "data.max_predictions=3"),
+    *("parallel.ranks_per_node=2", "parallel.local_batch_size=16", "optim.learning_rate=2e-2"),
+    *("schedule.decay_steps=500", "eval.interval_samples=1600", "mlperf.enforce_rules=false"),
+)
+STAGED = re.compile(
+    r"^staging for seed (\d+) in \S+: ([\d,]+) to ([\d,]+) of ([\d,]+) samples on each of 2 nodes, "
+    r"in \d+ s$",
+    re.MULTILINE,
+)
 FAULT_S = 60  # within which a job has to end
 
 
@@ -93,6 +113,100 @@ def assert_the_target_stands_for_something(output: str, tree: Path) -> None:
     reached = re.search(r"accuracy ([\d.]+) .*on \[MASK\] inputs ([\d.]+)", last)
     assert reached and float(reached[1]) >= target
     assert float(reached[2]) >= 4 * baseline.mask_only_accuracy
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint of TensorFlow beside vocabulary and config, and data of its vocabulary.
+
+    A sentence of the data says one of three words, again and again: the best guess without context
+    is right in 0.4 of all cases, and the model learns in seconds to look.
+    """
+    text = shutil.copytree(V2.parent, tmp_path_factory.mktemp("published") / "text")
+    words = [f"w{number}" for number in range(VOCAB_SIZE - 5)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (text / "vocab.txt").write_text("\n".join([*special, *words]) + "\n")
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": HEADS, "intermediate_size": INTERMEDIATE}
+    sizes |= {"max_position_embeddings": POSITIONS}
+    (text / "bert_config.json").write_text(json.dumps({**sizes, "hidden_act": "gelu"}))
+    data = text.parent / "data"
+    data.mkdir()
+    for name, documents, rng in (("train", 1600, random.Random(1)), ("eval", 40, random.Random(2))):
+        sentences = (" ".join(rng.choices(words[:3], k=1) * 6) for _ in range(documents * 6))
+        lines = ("\n".join(next(sentences) for _ in range(6)) for _ in range(documents))
+        (text / name).write_text("\n\n".join(lines) + "\n")
+        settings = {"max_seq_length": POSITIONS, "max_predictions": 3, "dupe_factor": 2}
+        prepare_small(
+            [text / name], text / "vocab.txt", data / name, with_baseline=True, **settings
+        )
+    return text, data
+
+
+def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
+    cluster: slurm.Cluster, published: tuple[Path, Path]
+) -> None:
+    """The lines of docs/cluster.md, on the shipped config, made small; nobody asks for GPUs."""
+    page = (REPOSITORY / "docs/cluster.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"## The closed division\n.*?```sh\n(.*?)```", page, re.DOTALL)
+    places = {"TEXT": published[0], "DATA": published[1], "WEIGHTS": "runs/weights"}
+    places["/local/scratch"] = cluster.local
+    for name, place in places.items():
+        block = re.sub(rf"(?<![\w/]){name}\b", str(place), block)
+    convert, submit = block.replace("\\\n", " ").strip().splitlines()
+    done = cluster.run(convert)
+    assert done.returncode == 0, done.stderr
+    assert f"slurm {CLOSED})" in submit and "NEXP=10" in submit
+    submit = submit.replace("NEXP=10", "NETWORK_TEST=0 SEED=1 LOGDIR=runs/walk")
+    submit = submit.replace(f"{CLOSED})", f"{CLOSED} {sets(*SMALL)})") + f" -- {sets(*SMALL)}"
+    job = cluster.submit(submit)
+    state = cluster.wait(job, 200)
+    output = cluster.output(job)
+    assert state["JobState"] == "COMPLETED", output
+    assert len(STAGED.findall(output)) == 1
+    assert "result_0.txt accepted" in output and "4 ranks on cpu" in output
+    log = cluster.tree / "runs/walk/result_0.txt"
+    assert mlperf_records(log, "submission_division")[0]["value"] == "closed"
+    assert mlperf_records(log, "initial_weights")[0]["value"] == "checkpoint"
+    assert read_manifest(cluster.tree / "runs/weights").origin["name"] == V2.name
+    assert 0.72 <= mlperf_records(log, "eval_accuracy")[-1]["value"] < 1
+    weak = mlperf_records(log, "eval_accuracy")[0]["value"]
+    assert weak < 0.72, "it was learned, not there from the start"
+
+
+def test_drawn_seeds_are_staged_for(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    data, config = tiny
+    settings = (*TWO_NODES, "run.max_steps=2")
+    stage = cluster.local / "drawn"
+    environ = {"DATADIR": data, "STAGEDIR": stage, "LOGDIR": "runs/drawn", "NEXP": 2}
+    environ |= {"NETWORK_TEST": 0, "CLEAR_CACHES": 0}
+    job = cluster.submit(sbatch(config, *settings, **environ))
+    state = cluster.wait(job, 120)
+    output = cluster.output(job)
+    assert state["ExitCode"] == "3:0", output  # two steps reach no target
+    lines = STAGED.findall(output)
+    seeds = [int(line[0]) for line in lines]
+    logs = [cluster.tree / f"runs/drawn/result_{index}.txt" for index in range(2)]
+    assert seeds == [mlperf_records(log, "seed")[0]["value"] for log in logs]
+    assert len(set(seeds)) == 2
+    for _, least, most, all_of_them in lines:
+        assert 0 < int(least) <= int(most) < int(all_of_them) / 2
+    for number, node in enumerate(slurm.NODES):
+        part = StageRecord.load(cluster.disk(node) / "drawn/train").part
+        assert part is not None
+        assert (part.node, part.settings["run.seed"]) == (number, seeds[1])
+
+
+def test_a_node_that_cannot_stage_is_named(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+    data, config = tiny
+    (cluster.disk("n2") / "taken").write_text("a file")
+    environ = {"DATADIR": data, "STAGEDIR": cluster.local / "taken", "NETWORK_TEST": 0}
+    job = cluster.submit(sbatch(config, *TWO_NODES, LOGDIR="runs/unstaged", **environ))
+    assert cluster.wait(job, FAULT_S)["ExitCode"] == "2:0"
+    errors = [line for line in cluster.output(job).splitlines() if "error" in line]
+    assert len(errors) == 1 and "STAGEDIR: n2: " in errors[0] and "Traceback" not in errors[0]
+    assert (cluster.disk("n2") / "taken").read_text() == "a file"
+    assert not list(cluster.tree.glob("runs/unstaged/result*"))
 
 
 def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
@@ -180,8 +294,14 @@ def test_a_failing_rank_fails_the_job_with_its_message(
 def test_a_requeued_job_goes_on(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
     """As after a preemption; nobody has said where its files are."""
     data, config = tiny
-    job = cluster.submit(sbatch(config, *TWO_NODES, *LONG, options="--requeue", DATADIR=data))
+    stage = cluster.local / "requeued"
+    environ = {"DATADIR": data, "STAGEDIR": stage}
+    job = cluster.submit(sbatch(config, *TWO_NODES, *LONG, options="--requeue", **environ))
     cluster.wait_for_output(job, r"^step \d+/", 120)
+    staged = cluster.disk("n2") / "requeued/train/shards/train.hdf5"
+    inode = staged.stat().st_ino
+    open_files = Path(f"/proc/{rank_of(job, 1)}/maps").read_text()
+    assert str(stage / "train/shards/train.hdf5") in open_files and str(data) not in open_files
     assert cluster.run(f"scontrol requeue {job}").returncode == 0
     state = cluster.wait(job, 400)
     assert state["Restarts"] == "1"
@@ -189,6 +309,9 @@ def test_a_requeued_job_goes_on(cluster: slurm.Cluster, tiny: tuple[Path, Path])
     run_dir = cluster.tree / f"runs/{job}-{config.stem}"
     check_stopped(cluster, job, "SIGTERM", run_dir, log="run_0/interrupted/result_0_0.txt")
     check_resumed(run_dir)
+    assert staged.stat().st_ino == inode  # it was found, and not copied again
+    first, second = STAGED.findall(cluster.output(job))
+    assert first == second
 
 
 def test_a_run_whose_rank_is_killed_goes_on(

@@ -20,9 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-import torch
-
 IMPLEMENTATION = "benchmarks/bert/implementations/pytorch"
 SEEDS = (1, 2, 3)
 LAST = 10  # updates whose losses are averaged
@@ -36,6 +33,8 @@ Losses = dict[int, list[float]]  # by seed
 
 def run(args: argparse.Namespace) -> None:
     """Train once and print the loss of every update."""
+    import torch
+
     tree = args.tree.resolve()
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path[:0] = [str(tree / IMPLEMENTATION), str(tree / "tests" / "unit" / "model")]
@@ -113,6 +112,8 @@ def patch_once() -> None:
 
 def losses(bert: Any, args: argparse.Namespace) -> Iterator[float]:
     """Of each update by AdamW, with float32 masters of the weights in bfloat16."""
+    import torch
+
     is_old = (Path(bert.__file__).parents[1] / "config.py").exists()  # a tree before 2026-11-23
     sections, heads = (
         import_module(f"mlperf_bert.{name}")
@@ -152,6 +153,9 @@ def losses(bert: Any, args: argparse.Namespace) -> Iterator[float]:
 
 def make_batch(number: int) -> Any:
     """The same for every seed: sentences in which a word mostly tells the next one."""
+    import numpy as np
+    import torch
+
     batches = import_module("mlperf_bert.data.batch")
     following = np.random.default_rng(0).permutation(WORDS)
     frequency = 1.0 / np.arange(1, WORDS + 1)

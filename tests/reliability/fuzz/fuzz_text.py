@@ -1,20 +1,30 @@
 """A user's own text and what a stopped run left of it; tokenizer files of three kinds."""
 
+import atexit
 import gzip
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fuzz_mutations import mutate_bytes, mutate_json, mutate_lines
 from fuzz_world import Parser
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.prepare.documents import clean_document
-from mlperf_bert.prepare.own_files import digests, find_files, next_document, sections
+from mlperf_bert.prepare.own_files import (
+    PARQUET_READER,
+    digests,
+    find_files,
+    next_document,
+    sections,
+)
 from mlperf_bert.prepare.own_parts import Rules, clean, plan_jobs, windows_of
+from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
 from mlperf_bert.vocabulary.tokenizer_file import load
 from own_texts import encode_lines
 
@@ -76,6 +86,26 @@ def parse_record(directory: Path) -> object:
     return [clean(job) for job in jobs]
 
 
+def make_parquet(directory: Path) -> None:
+    """The documents in two row groups."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+    import pyarrow
+
+    pq.write_table(pyarrow.table({"text": DOCUMENTS}), directory / "e.parquet", row_group_size=2)
+
+
+def parse_parquet(directory: Path) -> object:
+    return _parquet_sandbox().read_bytes(directory / "e.parquet", "get it again")
+
+
+@cache
+def _parquet_sandbox() -> Sandbox:
+    """One server for all inputs, until this process ends."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(sandbox(f"{PARQUET_READER}:text", Limits(piece_cpu_seconds=1)))
+
+
 @cache
 def tokenizer_json(kind: str) -> str:
     """A tokenizer of a few dozen tokens; `kind` is "bytes", "pieces" or "unigram"."""
@@ -127,6 +157,12 @@ TEXT_PARSERS: Mapping[str, Parser] = {
             "in/d.txt.zst": mutate_bytes,
         },
         parse=parse_texts,
+    ),
+    "own_text_parquet": Parser(
+        make=make_parquet,
+        targets={"e.parquet": mutate_bytes},
+        parse=parse_parquet,
+        inputs=5_000,
     ),
     "own_text_record": Parser(
         make=make_record,

@@ -15,7 +15,7 @@ from bert_tools.plan.scaling_law import CEREBRAS, fit_law, marginal_cost
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from plan_cases import Asked
-from support import TOOLS
+from support import REPOSITORY, TOOLS
 
 Told = Callable[..., str]
 Row = Mapping[str, str]
@@ -339,3 +339,25 @@ def test_a_split_of_some_of_the_entries_says_so() -> None:
     assert "= +0.195" in "\n".join(
         in_words("all", fit_law(entries[:2]), [], (), ())
     )  # log(1.5) / log(8)
+
+
+def test_the_records_lead_and_the_energy_are_those_of_the_table() -> None:
+    text = (TOOLS / "plan" / "published_results.csv").read_text("ascii").splitlines()
+    entries: dict[tuple[str, str, int], Row] = {
+        (row["round"], row["submitter"], int(row["accelerators"])): row
+        for row in csv.DictReader(line for line in text if not line.startswith("#"))
+        if "A100" in row["accelerator"] and row["time_min"]
+    }
+    page = (REPOSITORY / "docs" / "scaling.md").read_text("utf-8")
+    for of_round, other, lead in (
+        ("1.1", "NVIDIA", 1.33),
+        ("1.1", "Azure", 1.57),
+        ("2.0", "NVIDIA", 1.13),
+    ):
+        theirs, ours = (entries[of_round, name, 1024]["time_min"] for name in (other, "Samsung"))
+        assert float(theirs) / float(ours) == pytest.approx(lead, abs=0.005)
+        assert f"- **{lead}**, v{of_round}: {other}'s {theirs} minutes over {ours}." in page
+    for of_round, gpus, kwh in (("0.7", 8, 5.3), ("2.1", 8, 1.8), ("2.1", 1024, 5.8)):
+        minutes = float(entries[of_round, "NVIDIA", gpus]["time_min"])
+        assert gpus / 8 * 6.5 * minutes / 60 == pytest.approx(kwh, abs=0.05)
+        assert f"{kwh} kWh" in page

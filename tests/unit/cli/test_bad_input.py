@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(
     command = train(world, "model.hidden_size=16", "model.intermediate_size=32")
     checkpoints = world / "first" / "run_0" / "checkpoints"
     error = refused(world, capsys, *command, "--init-checkpoint", checkpoints)
-    assert "checkpoints/step_00000001" in error and "config it was made with" in error
+    assert "checkpoints/step_00000001" in error and "set it to the checkpoint's" in error
 
 
 @pytest.mark.parametrize(

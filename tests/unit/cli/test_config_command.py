@@ -79,6 +79,19 @@ def test_a_config_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize(("resources", "asks"), [("gpu:a100:8(S:0-1)", 1), ("(null)", 0)])
+def test_gpus_are_asked_for_where_slurm_counts_them(
+    resources: str, asks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(f"#!/bin/sh\necho '(null)'; echo '{resources}'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert ("--gpus-per-node=8" in sbatch_options(load_config(LARGEST), LARGEST)) == asks
+    sinfo.write_text("#!/bin/sh\nexit 1\n")  # no SLURM that answers
+    assert "--gpus-per-node=8" in sbatch_options(load_config(LARGEST), LARGEST)
+
+
 def test_overrides_change_the_size() -> None:
     config = load_config(LARGEST, ["parallel.nodes=2", "data.loader=mpi_readers"])
     words = sbatch_options(config, LARGEST).split()

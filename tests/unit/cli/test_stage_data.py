@@ -174,11 +174,33 @@ def test_other_contents_are_left_alone(
     ):
         error = refused("stage-data", "--out", tmp_path / out, *extra, sets="run.max_steps=4")
         assert words in error and "new directory" in error
+    error = refused("stage-data", "--out", tmp_path / "notes", "--replace", sets="run.max_steps=4")
+    assert "holds files but no stage" in error
     for out in (synthetic_data, synthetic_data / "train"):
         assert "is the source" in refused("stage-data", "--out", out)
     error = refused("stage-data", "--out", tmp_path / "second", data=staged)
     assert "is a partial stage itself" in error
     assert contents(tmp_path) == before
+
+
+def test_a_part_takes_the_place_of_another(
+    command: Command, staged: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the copy of a run with another seed, also where it was cut short."""
+    kept = [staged / "train/index/order_by_length.u32", staged / "eval/shards/eval.hdf5"]
+    inodes = [path.stat().st_ino for path in kept]
+    options = ["--out", staged, "--replace"]
+    with monkeypatch.context() as cut:
+        cut.setattr(stage_data, "write_file", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            command("stage-data", *options, sets="run.max_steps=4 run.seed=12")
+    assert not (staged / "train/index/dataset.json").exists()  # nothing trains on it
+    assert not list(staged.glob("train/shards/*"))  # nor takes it for a finished copy
+    assert command("stage-data", *options, sets="run.max_steps=4 run.seed=12") == 0
+    assert [path.stat().st_ino for path in kept] == inodes  # the same for both
+    anew = tmp_path / "anew"
+    assert command("stage-data", "--out", anew, sets="run.max_steps=4 run.seed=12") == 0
+    assert contents(staged) == contents(anew)
 
 
 @pytest.mark.parametrize("extra", [(), ("--whole",)])

@@ -73,12 +73,14 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_files_variables_and_status(machine: Machine) -> None:
     data, config = machine.home / "my data", machine.home / "tiny one.toml"
+    weights = machine.home / "the weights"
     data.mkdir()
+    weights.mkdir()
     config.touch()
     done = machine.call(
         *("--", "--set", "run.max_steps=9"),
         **{"DATADIR": "my data", "CONFIG": "tiny one.toml", "LOGDIR": "the logs"},
-        **{"NEXP": "3", "SEED": "5", "SECRET": "word"},
+        **{"INIT_CHECKPOINT": "the weights", "NEXP": "3", "SEED": "5", "SECRET": "word"},
     )
     assert done.returncode == 7, done.stderr  # the container's own
     logs = machine.home / "the logs"
@@ -86,11 +88,12 @@ def test_files_variables_and_status(machine: Machine) -> None:
     assert machine.options("--mount") == [
         f"type=bind,source={config},target=/config/tiny one.toml,readonly",
         f"type=bind,source={data},target=/data,readonly",
+        f"type=bind,source={weights},target=/init_checkpoint,readonly",
         f"type=bind,source={logs},target=/logs",
     ]
     assert machine.options("--env") == [
-        *("CONFIG=/config/tiny one.toml", "DATADIR=/data", "LOGDIR=/logs"),
-        *("NEXP=3", "SEED=5", "CLEAR_CACHES=0"),
+        *("CONFIG=/config/tiny one.toml", "DATADIR=/data", "INIT_CHECKPOINT=/init_checkpoint"),
+        *("LOGDIR=/logs", "NEXP=3", "SEED=5", "CLEAR_CACHES=0"),
     ]
     after_image = machine.asked()[machine.asked().index("known") + 1 :]
     assert after_image == ["./run_and_time.sh", "--", "--set", "run.max_steps=9"]
@@ -157,6 +160,7 @@ def test_mistakes_are_one_line(machine: Machine) -> None:
     mistakes = {
         "there is no image 'other' here": {"IMAGE": "other"},
         "DATADIR: there is no directory 'none'": {"DATADIR": "none"},
+        "INIT_CHECKPOINT: there is no directory 'none'": {"INIT_CHECKPOINT": "none"},
         "CONFIG: there is no file 'none.toml'": {"CONFIG": "none.toml"},
         "has a comma or a quotation mark": {"LOGDIR": "a,b"},
         "broken does not answer": {"DOCKER": "broken"},

@@ -7,10 +7,14 @@ in tests/slurm.
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mlperf_bert.checkpoint.manifest import MANIFEST, Manifest
+from mlperf_bert.config.files import config_to_tables, load_config
+from mlperf_bert.data.index import Manifest as Prepared
 from support import CONFIGS, REPOSITORY
 
 SRUN = """#!/usr/bin/env bash
@@ -25,8 +29,19 @@ DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> dict[str, str]:
+def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
     """Environment of the shell of a job on two nodes, with a srun that knows no pyxis."""
+    weights = Manifest(  # all that is read of them before ranks are started
+        step=0,
+        samples=0,
+        vocabulary_sha256=Prepared.load(synthetic_data / "train").vocabulary_sha256,
+        version="1",
+        commit=None,
+        config=config_to_tables(load_config(DGX)),
+        files={},
+    )
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / MANIFEST).write_bytes(weights.to_json())
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("srun", SRUN), ("apptainer", "#!/bin/sh\n")):
@@ -43,7 +58,8 @@ def job(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_NUM_NODES": "2",
         "PYTHON": sys.executable,
         "CONFIG": str(DGX),
-        "DATADIR": str(tmp_path),
+        "DATADIR": str(synthetic_data),
+        "INIT_CHECKPOINT": str(tmp_path / "weights"),
         "LOGDIR": str(tmp_path / "logs"),
         "SEED": "5",
     }
@@ -55,10 +71,12 @@ def srun_that(job: dict[str, str], asked: str, does: str) -> None:
     srun.write_text(SRUN + f"case $asked in {asked}) {does} ;; esac\n")
 
 
-def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run(
+    job: dict[str, str], *options: str, before: Sequence[str] = ()
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The script's outcome, and what srun was asked."""
     done = subprocess.run(
-        ["./run_and_time.sh", *options],
+        [*before, "./run_and_time.sh", *options],
         cwd=REPOSITORY,
         env=job,
         capture_output=True,
@@ -82,6 +100,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
     assert f"-m mlperf_bert train --config {DGX} --data {job['DATADIR']}" in train
+    assert f"--init-checkpoint {job['INIT_CHECKPOINT']}" in train
     assert "--set run.seed=5" in train
     assert train.endswith("--cache-cleared --set run.device=cpu")  # this srun failed nothing
 
@@ -89,7 +108,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
 def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
     Path(job["FAKE_HELP"]).write_text("  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n")
     _, asked = run({**job, "CONT": "docker://mlperf-bert", "MOUNTS": "/scratch"})
-    mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], "/scratch"]
+    mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], job["INIT_CHECKPOINT"], "/scratch"]
     container = "--container-image=docker://mlperf-bert --container-name=mlperf_bert_7 "
     container += "--container-mounts="
     container += ",".join(f"{path}:{path}" for path in mounts)
@@ -111,10 +130,51 @@ def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> 
     checkpoint = tmp_path / "step_00000120"
     checkpoint.mkdir()
     _, asked = run({**job, "SIF": str(image), "RESUME": str(checkpoint)})
-    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']},{checkpoint}"
-    words = f"apptainer exec --nv --bind {binds} --pwd {REPOSITORY} {image} {sys.executable}"
+    binds = f"{REPOSITORY},{job['DATADIR']},{job['LOGDIR']},{checkpoint},{job['INIT_CHECKPOINT']}"
+    words = f"apptainer exec --nv --bind {binds} --env TMPDIR=/tmp --pwd {REPOSITORY} {image}"
+    words += f" {sys.executable}"
     train = next(line for line in asked if " train " in line)
     assert f"--ntasks-per-node=8 {words} -m mlperf_bert train" in train
+
+
+def test_apptainer_gets_a_place_for_temporary_files(job: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bert.sif").touch()
+    scratch, staged = tmp_path / "scratch", tmp_path / "staged"
+    own = {"SIF": str(tmp_path / "bert.sif"), "APPTAINER_TMPDIR": str(scratch)}
+    _, asked = run({**job, **own, "STAGEDIR": str(staged)})
+    assert asked[0].endswith(f"--ntasks-per-node=1 mkdir -p {staged} {scratch}")  # before mounts
+    binds = f"{job['LOGDIR']},{job['INIT_CHECKPOINT']},{staged},{scratch}"
+    assert all(f"{binds} --env TMPDIR={scratch} " in line for line in asked if " -m " in line)
+
+
+def test_staging_comes_before_the_clock_and_training_reads_the_copy(job: dict[str, str]) -> None:
+    _, asked = run({**job, "STAGEDIR": "/local/bert", "CACHE_CLEARED": "1"})
+    _, stage, caches, train = asked
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c " in stage
+    places = f"--data {job['DATADIR']} --out /local/bert --replace"
+    assert stage.endswith(f"stage-data --config {DGX} --set run.seed=5 {places}")
+    assert "drop_caches" in caches  # what was copied is in it
+    assert f"--config {DGX} --data /local/bert " in train
+
+
+def test_switches_reach_the_ranks(job: dict[str, str], tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    srun_that(job, "*' train '*", f'echo "${{NCCL_COLLNET_ENABLE-unset}} $(ulimit -l)" >>{found}')
+    limited = ["bash", "-c", 'ulimit -l 64; exec "$@"', "bash"]
+    if os.geteuid() == 0:
+        limited += ["setpriv", "--bounding-set=-sys_resource"]
+    liftable = ["bash", "-c", 'ulimit -S -l 64; exec "$@"', "bash"]
+    warned = []
+    for setting, before in (
+        ({}, limited),
+        ({"SHARP": "1", "MEMLOCK": "0"}, liftable),
+        ({}, liftable),
+    ):
+        done, _ = run({**job, **setting}, before=before)
+        warned.append("a rank may lock 64 KiB of memory only" in done.stderr)
+    assert warned == [True, False, False]
+    held, left, lifted = found.read_text().splitlines()
+    assert (held, left) == ("unset 64", "1 64") and lifted != held
 
 
 def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
@@ -124,6 +184,15 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
         ("SLURM_JOB_NUM_NODES", "1", "the job has 1 nodes and"),
         ("CONFIG", "/nowhere.toml", "/nowhere.toml: No such file or directory"),
         ("DATADIR", "/nowhere", "DATADIR: there is no directory '/nowhere'"),
+        ("INIT_CHECKPOINT", "", "run.init_checkpoint: is not set; the closed division starts"),
+        ("INIT_CHECKPOINT", "/nowhere", "INIT_CHECKPOINT: there is no directory '/nowhere'"),
+        ("DATADIR", "", f"DATADIR is not set, and {DGX} wants prepared data; make it with"),
+        ("SHARP", "yes", "SHARP is 'yes'; set it to 1 or 0, or leave it out"),
+        (
+            "STAGEDIR",
+            "scratch",
+            "STAGEDIR is 'scratch'; give a path that is the same on every node",
+        ),
         ("RESUME", "/nowhere", "RESUME is '/nowhere'; set it to none, auto, or a directory with"),
         ("MAX_RESTARTS", "many", "MAX_RESTARTS is 'many'; set it to a number of at least 0"),
     ):

@@ -3,18 +3,22 @@
 import gzip
 import json
 import random
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_files
 from mlperf_bert.prepare.own_files import (
     DocumentRule,
     Form,
     Piece,
     Section,
+    digests,
     find_files,
     next_document,
     opened,
@@ -22,13 +26,18 @@ from mlperf_bert.prepare.own_files import (
 )
 from mlperf_bert.prepare.own_parts import (
     WINDOW,
+    Rules,
+    clean,
     held_out_windows,
     mark_seen,
+    plan_jobs,
     shares,
     windows_of,
 )
+from own_texts import made_up_texts
 
 zstandard = pytest.importorskip("zstandard")
+KINDS = ("train", "held_out")
 TEXT = "One sentence. Another one.\n\nA second document.\n"
 
 
@@ -235,3 +244,104 @@ def test_what_windows_depend_on() -> None:
     ]
     assert measured(["too short"], ["too short"]) == [0.0]
     assert measured([], ["anything at all, as long as it may be for a window"]) == []
+
+
+def parquet(path: Path, text: Any, **options: Any) -> Path:
+    """A file of columns id and text."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+    import pyarrow
+
+    pq.write_table(pyarrow.table({"id": range(len(text)), "text": text}), path, **options)
+    return path
+
+
+def of_parquet(path: Path, text_field: str = "text") -> list[list[str]]:
+    (file,) = find_files(path)
+    piece = Piece(file.path, file.form, file.packing, 0, None)
+    return [section.paragraphs for section in sections(piece, "empty-line", text_field)]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(
+    tmp_path: Path, kind: str
+) -> None:
+    pa = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
+    texts = ["One.\nTwo.", "", "Drei \U0001f600.", *(f"Text {number}." for number in range(60))]
+    path = parquet(tmp_path / "a.PARQUET", pa.array(texts, kind), row_group_size=7)
+    assert of_parquet(path) == [text.split("\n") for text in texts if text]
+    path = parquet(tmp_path / "b.parquet", pa.array([b"ok \xff"]).view(pa.string()))
+    assert of_parquet(path) == [["ok \ufffd"]]
+
+
+def test_a_row_group_need_not_fit_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [random.Random(number).randbytes(8000).hex() for number in range(4000)]
+    path = tmp_path / "a.parquet"  # its pages, which are held one by one, have 1 MiB
+    parquet(path, texts, use_dictionary=False, compression="none", write_batch_size=32)
+    limits = replace(own_files._PARQUET_LIMITS, memory_bytes=24 * 2**20)
+    monkeypatch.setattr(own_files, "_PARQUET_LIMITS", limits)
+    assert path.stat().st_size > 60 * 2**20
+    assert of_parquet(path) == [[text] for text in texts]
+
+
+def test_parquet_that_gives_no_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for text, field, problem in (
+        (["a"], "body", r"cannot be read \(it has no column 'body'; its columns: id, text\)"),
+        (["a", None], "text", "document 2: has no text 'text'"),
+        ([None], "text", r"its column 'text' holds null, not strings"),
+        ([b"a"], "text", r"its column 'text' holds binary, not strings"),
+        ([["a"]], "text", r"its column 'text' holds list<element: string>, not strings"),
+    ):
+        parquet(path, text)
+        with pytest.raises(DataError, match=problem) as caught:
+            of_parquet(path, field)
+        assert "\n" not in str(caught.value)
+        assert "--text-field" in str(caught.value)
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    parquet(path, ["some text"], write_page_checksum=True, **plain)
+    contents = path.read_bytes()
+    flipped = contents.replace(b"some text", b"some\xfftext", 1)
+    for damaged, problem in (
+        (contents[:-9], "cannot be read"),
+        (b"PARE" + contents[4:], "it is encrypted"),
+        (flipped, "cannot be read .*(CRC|checksum)"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=problem) as caught:
+            of_parquet(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_without_pyarrow_parquet_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"has .parquet files.*tools/venv.sh parquet"):
+        find_files(tmp_path)
+
+
+def test_parquet_beside_text_gives_the_parts_of_the_same_text(tmp_path: Path) -> None:
+    texts = made_up_texts()
+    rules = Rules(documents="empty-line", text_field="text", held_out_share=0.2)
+    found = []
+    for name in ("jsonl", "parquet"):
+        source = tmp_path / name
+        source.mkdir()
+        (source / "a.txt").write_text("\n\n".join(texts[:50]))
+        if name == "parquet":
+            parquet(source / "b.parquet", texts[50:], row_group_size=16)
+        else:
+            lines = (json.dumps({"text": text}) + "\n" for text in texts[50:])
+            (source / "b.jsonl").write_text("".join(lines))
+        files = find_files(source)
+        out = tmp_path / f"{name}_text"
+        out.mkdir()
+        for job in plan_jobs(files, digests(files, quiet=True), out, rules):
+            clean(job)
+        parts = {path.name: path.read_bytes() for path in sorted(out.glob("*.txt"))}
+        found.append([b"".join(parts[name] for name in parts if kind in name) for kind in KINDS])
+    assert found[0] == found[1]
+    assert all(found[0])

@@ -9,10 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mlperf_bert.common.atomic import LineFile
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.run.metrics import MetricsFile
+from mlperf_bert.config.files import load_config
+from mlperf_bert.data.balance import StepPlan
+from mlperf_bert.data.batch import blank
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.loader import StepBatch
+from mlperf_bert.distributed.clipping import ClipOutcome
+from mlperf_bert.run.metrics import Metrics, MetricsFile, StepResult
 from mlperf_bert.run.outcome import REMEDY, RunOutcome, read_outcome
 from mlperf_bert.run.progress import Reporter, progress_line
 from support import run_process
@@ -21,6 +28,8 @@ REACHED = RunOutcome(
     status="success", steps=120, samples=1920, seconds=3.5, mlm_accuracy=0.72, stopped_by=None
 )
 STOPPED = replace(REACHED, status="aborted", mlm_accuracy=None, stopped_by="SIGTERM")
+SMALL = StaticShape(tokens=80, sequences=4, masked=12, max_seqlen=32, max_masked=5)
+LARGE = replace(SMALL, tokens=112, masked=16)
 RECORD = {
     "step": 120,
     "samples": 3840,
@@ -200,3 +209,34 @@ def test_what_found_no_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
         reporter.line("shown")
     assert disk.getvalue() == "shown\n"
     assert "lost" in (tmp_path / "stdout.log").read_text()
+
+
+def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_config: Path) -> None:
+    config = load_config(tiny_config, ["run.step_mode=captured"])
+    metrics = Metrics(config, 1, torch.device("cpu"))
+    zero = torch.zeros(())
+    result = StepResult(zero, ClipOutcome(zero, zero, zero, zero), zero)
+    for step, (tokens, shape) in enumerate(
+        [((60, 70), SMALL), ((110, 90), LARGE), ((300, 170), None)], start=1
+    ):
+        plan = StepPlan(
+            step=step,
+            sample_ids=np.arange(8),
+            counts=np.array([[4], [4]]),
+            drawn_ids=np.arange(8).reshape(2, 1, 4),
+            mlm_denominators=np.ones((2, 1)),
+            nsp_denominators=np.ones((2, 1)),
+            num_tokens=np.array(tokens)[:, None],
+            num_masked=np.array([[8], [9]]),
+            imbalance_tokens=1.0,
+            imbalance_cost=1.0,
+        )
+        batch = blank(SMALL) if shape is None else blank(shape)
+        metrics.add(StepBatch(plan, (replace(batch, shape=shape),), 0.0, 0.0, 0), result)
+    record = metrics.record(24, None)
+    # 2 x 80 and 2 x 112 tokens of room, and a step that no capacity held: 800 real tokens in all.
+    assert record["capacity_waste"] == pytest.approx((160 + 224 + 470) / 800 - 1)
+    assert record["capacity_waste_masked"] == pytest.approx((24 + 32 + 17) / 51 - 1)
+    assert record["unpadded_steps"] == 1
+    metrics.add(StepBatch(plan, (replace(batch, shape=None),), 0.0, 0.0, 0), result)
+    assert metrics.record(32, None)["capacity_waste"] == 0  # a new interval

@@ -242,6 +242,9 @@ def test_a_captured_run_has_the_losses_of_an_eager_one(
         found[mode] = metrics_records(tmp_path / mode)
         assert sum(record["unpadded_steps"] for record in found[mode]) == 0
     losses = {mode: [record["loss"] for record in rows] for mode, rows in found.items()}
+    assert {row["capacity_waste"] for row in found["eager"]} == {0}
+    wastes = [row["capacity_waste"] for row in found["captured"]]
+    assert all(0 <= waste < 0.2 for waste in wastes) and sum(wastes) > 0
     assert losses["captured"] == pytest.approx(losses["eager"], rel=0, abs=1e-5)
     accuracies = {mode: [row["mlm_accuracy"] for row in rows] for mode, rows in found.items()}
     assert accuracies["captured"] == pytest.approx(accuracies["eager"], abs=0.01)

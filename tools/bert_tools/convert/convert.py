@@ -39,6 +39,7 @@ from mlperf_bert.checkpoint.manifest import (
     CheckpointState,
     FileEntry,
     Manifest,
+    read_manifest,
     step_of,
 )
 from mlperf_bert.checkpoint.tensors import write_tensors
@@ -153,11 +154,12 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 
 
 def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
-    """The JSON object of `convert`: what became of every tensor.
+    """The JSON object of `convert`: what became of every tensor, read from `out` too.
 
-    `parameters` are numbers taken over, padding not counted; `dtypes` tensors of the source by
-    theirs; `copies` repeat another tensor, and are equal to it; `ignored` and `drawn` say why, and
-    as part of which head; `rows` are the word embedding's here.
+    `weights_sha256` is what `run.init_checkpoint_sha256` may ask for. `parameters` are numbers
+    taken over, padding not counted; `dtypes` tensors of the source by theirs; `copies` repeat
+    another tensor, and are equal to it; `ignored` and `drawn` say why, and as part of which head;
+    `rows` are the word embedding's here.
     """
     source, vocabulary = conversion.source, conversion.vocabulary
     taken = {name: source.weights[name] for name in conversion.shapes if name in source.weights}
@@ -165,6 +167,7 @@ def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
         "schema_version": 1,
         "form": source.form,
         "out": str(out),
+        "weights_sha256": read_manifest(out).files[MODEL].sha256,
         "matched": len(taken),
         "parameters": sum(math.prod(weight.shape) for weight in taken.values()),
         "dtypes": dict(Counter(weight.tensor.dtype for weight in taken.values())),
@@ -211,7 +214,7 @@ def in_words(report: dict[str, Any]) -> list[str]:
     for head, count in Counter(report["drawn"].values()).items():
         lines.append(f"NOT in the source, drawn at random: the {head} ({count} tensors)")
     lines += [f"note: {remark}" for remark in report["remarks"]]
-    return [*lines, f"written: {report['out']}"]
+    return [*lines, f"written: {report['out']}, weights of sha256 {report['weights_sha256']}"]
 
 
 def _config_of(

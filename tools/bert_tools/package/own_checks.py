@@ -23,7 +23,7 @@ from bert_tools.package.run_facts import RunFacts, read_facts
 from bert_tools.package.system_description import read_description
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief
-from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, may_begin_with
 
 RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))
@@ -108,11 +108,13 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
     if run.division == "closed" and min(run.quality_target, run.accuracy) < CLOSED_TARGET_ACCURACY:
         problem = f"target {run.quality_target} and accuracy {run.accuracy} in the closed division"
         yield DataError(run.name, problem, f"both must be at least {CLOSED_TARGET_ACCURACY}")
-    if run.division == "closed" and run.initial_weights != "checkpoint":
+    if not may_begin_with(run.initial_weights, run.division):
         problem = f"initial_weights is {in_brief(run.initial_weights)} in the closed division"
         if run.initial_weights is None:
             problem = "does not say which weights it started from (initial_weights)"
-        remedy = "run again from the given checkpoint (--init-checkpoint), or go open"
+        remedy = (
+            "run again from the given checkpoint (INIT_CHECKPOINT, --init-checkpoint), or go open"
+        )
         yield DataError(run.name, problem, remedy)
     if run.resumed:
         yield DataError(run.name, "the run was resumed from a checkpoint", "use one that was not")

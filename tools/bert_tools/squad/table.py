@@ -27,21 +27,20 @@ _PLACES = 4  # significant digits
 _MOST_PLACES = 5  # after the point
 _ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
 _LEAST_PERCENT = 0.001  # of a difference that is written out
-_STUDY_BATCH = 16  # the baseline's, the natural initial batch
 _UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
 
 
 _KINDS: dict[str, type] = dict.fromkeys(("experiment", "precision"), str) | dict.fromkeys(
     ("devices", "global_batch", "updates"), int
 )
-_PUBLISHED = (  # title, field, places after the point
-    ("runtime, s", "runtime_s", 2),
-    ("samples/s", "samples_per_s", 2),
-    ("validation loss", "validation_loss", 4),
-    ("utilisation, %", "utilisation_percent", 2),
-    ("stat. efficiency", "efficiency", 5),
-    ("goodput", "goodput", 4),
-    ("updates", "updates", 0),
+_PUBLISHED = (  # title, field, how it is shown
+    ("runtime, s", "runtime_s", ",.2f"),
+    ("samples/s", "samples_per_s", ",.2f"),
+    ("validation loss", "validation_loss", ".4f"),
+    ("utilisation, %", "utilisation_percent", "g"),
+    ("stat. efficiency", "efficiency", ".5f"),
+    ("goodput", "goodput", ".4f"),
+    ("updates", "updates", ",.0f"),
 )
 _DERIVED = (  # title, field, how it is shown
     ("experiment", "experiment", "{}"),
@@ -190,7 +189,11 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             f"MFU: model FLOPs by the published count over {_number(conditions.peak_tflops)} "
             f"TFLOP/s, {one_line(conditions.peak_means)}."
         )
-    yield "Runtime and samples/s are of training; end to end has start, evaluation and saving too."
+    yield (
+        "Samples/s and runtime count the plain updates, not the first nor those that measure noise "
+        "or bubbles: runtime is what all updates take at that pace. End to end counts every "
+        "update, with start and evaluation; saving is left out."
+    )
 
 
 def _shared_machine(comparison: Comparison) -> Iterator[str]:
@@ -267,9 +270,9 @@ def study_in_words() -> list[str]:
 
 def _published(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     cells = [row["experiment"]]
-    for _, key, places in _PUBLISHED:
+    for _, key, form in _PUBLISHED:
         value, base = float(row[key]), float(first[key])
-        shown = f"{value:,.{places}f}" if value >= 1e-3 else f"{value:.4g}"
+        shown = f"{value:{form}}" if value >= 1e-3 else f"{value:.4g}"
         cells.append(shown if row is first else f"{shown} ({100 * (value / base - 1):+.2f} %)")
     return cells
 
@@ -279,9 +282,18 @@ def _confounds(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     per_update = " / ".join(f"{row['samples_per_update']:.1f}" for row in rows)
     samples = " / ".join(f"{row['samples'] / 1e3:,.0f}k" for row in rows)
     least = " / ".join(f"{row['least_efficiency_by_definition']:.3g}" for row in rows)
+    initial = rows[0]["global_batch"]  # the baseline's, the natural initial batch
+    below = [
+        row["experiment"]
+        for row in rows
+        if row["efficiency"] < row["least_efficiency_by_definition"]
+    ]
+    # At M0 = 1 it is (phi + 1) / (phi + M); solved for phi.
+    published = rows[0]["efficiency"]
+    noise = (published * initial - 1) / (1 - published)
     # With the scale s = M * M0 in the place of M / M0 the efficiency is (phi + 1) / (phi + s), phi
     # in initial batches: at least 1 / s.
-    wrong = " / ".join(f"{1 / (row['global_batch'] * _STUDY_BATCH):.2g}" for row in rows)
+    wrong = " / ".join(f"{1 / (row['global_batch'] * initial):.2g}" for row in rows)
     needed = max(1 / (row["global_batch"] * row["efficiency"]) for row in rows)
     others, baseline = rows[1:], f"{rows[0]['samples_per_update']:.1f}"
     batches = " and ".join(str(row["global_batch"]) for row in others)
@@ -298,16 +310,17 @@ def _confounds(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         f"- Samples an update: {per_update}. In the last two rows that is 16 a device: data "
         "parallelism's batch. Hugging Face's Trainer has no pipeline stages of DeepSpeed "
         "(huggingface/transformers#37129), so these rows were most likely data parallelism too; "
-        f"{baseline} in the baseline fit no batch of {rows[0]['global_batch']}."
+        f"{baseline} in the baseline fit neither 16 a device, {initial}, nor 16 in all."
     )
     yield (
         f"- Efficiency: (phi + M0) / (phi + M) is at least M0 / M, so at least {least} for any "
-        "initial batch of a sample or more. All published ones are below: none follows from the "
-        "definition."
+        f"initial batch of a sample or more. {' and '.join(below).capitalize()} are below, so they "
+        f"do not follow from the definition; the baseline's does for M0 = 1 and phi = {noise:.2g} "
+        "samples, with which a second sample of a batch would say almost nothing new."
     )
     yield (
         "- A conjecture why: M taken times M0 in the place of divided by it, as one revision of "
-        f"AdaptDL's goodput.py has it. With M0 = {_STUDY_BATCH} that gives at least {wrong}: the "
+        f"AdaptDL's goodput.py has it. With M0 = {initial} that gives at least {wrong}: the "
         f"baseline fits, the others do not (they would need M0 of {needed:,.0f} or more). So it "
         "explains small efficiencies, not these figures."
     )

@@ -6,6 +6,7 @@
 #   IMAGE    image made from the Dockerfile              [mlperf-bert]
 #   CONFIG   TOML file here, or name of a shipped one    [cpu_tiny of the image]
 #   DATADIR  prepared data: train/ and eval/             [the embedded corpus, made in the container]
+#   INIT_CHECKPOINT   weights to begin with, which the closed division wants; one that CONFIG names is not mounted
 #   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
 #   DOCKER   the container engine                        [docker, else podman]
 #   NEXP, SEED, MAX_RESTARTS, RESUME and NETWORK_TEST as for run_and_time.sh
@@ -68,6 +69,12 @@ if [ -n "${DATADIR:-}" ]; then
     [ -d "$DATADIR" ] || fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
     mount "$DATADIR" /data ,readonly
     options+=(--env DATADIR=/data)
+fi
+if [ -n "${INIT_CHECKPOINT:-}" ]; then
+    [ -d "$INIT_CHECKPOINT" ] ||
+        fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
+    mount "$INIT_CHECKPOINT" /init_checkpoint ,readonly
+    options+=(--env INIT_CHECKPOINT=/init_checkpoint)
 fi
 LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}
 mount "$LOGDIR" /logs

@@ -31,6 +31,7 @@ train_once() { # index, seed, restarts so far; the status of training
     resume=$(how_to_resume "$index" "$3")
     arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index")
     [ "$resume" = none ] || arguments+=(--resume "$resume")
+    arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"})
     arguments+=(--go-on-by "RESUME=auto LOGDIR=$(printf %q "$LOGDIR") ./run_and_time.sh")
     case $resume in
     none | auto) arguments+=(--set run.seed="$2") ;;
@@ -91,10 +92,11 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
     [ ! -e "$log" ] || [ -f "$log" ] || fail "$log is no file; remove it, or give another LOGDIR"
     last=$(tail -n 1 "$log" 2>/dev/null || true)
     while :; do
+        if begun "$index"; then seed=$(seed_of "$index" || true); fi
+        [ -z "${STAGEDIR:-}" ] || stage "$index" "${seed:-$2}"
         start=$(date +%s)
         start_time=$(date '+%Y-%m-%d %r')
         status=0
-        if begun "$index"; then seed=$(seed_of "$index" || true); fi
         train_once "$index" "${seed:-$2}" "$restarts" || status=$?
         may_restart "$status" "$restarts" || break
         restarts=$((restarts + 1))

@@ -5,7 +5,18 @@
 #   SIF            image file of Apptainer
 #   MOUNTS         more directories that the container sees, separated by commas
 #   SRUN_OPTIONS   more options for srun, such as --mpi=pmi2
+#   APPTAINER_TMPDIR   directory on a disk of each node: Apptainer unpacks there, and it is the ranks' TMPDIR
 
+case ${SHARP:=} in
+"") ;;
+0 | 1) export NCCL_COLLNET_ENABLE=$SHARP ;;
+*) fail "SHARP is '$SHARP'; set it to 1 or 0, or leave it out" ;;
+esac
+# srun hands limits on to the ranks; InfiniBand locks the memory that it sends from.
+[ "${MEMLOCK:-1}" = 0 ] || ulimit -l unlimited 2>/dev/null || ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
+temporary= # for ranks in Apptainer, where an image cannot be written
+[ -z "${SIF:-}" ] || temporary=${APPTAINER_TMPDIR:-${TMPDIR:-/tmp}}
+[ "$temporary" != /tmp ] || temporary= # seen in any case
 passed_on=USR1 # at SIGTERM srun would kill the ranks instead of telling them
 container_srun=() # options of srun
 container=()      # words before the command
@@ -13,7 +24,8 @@ container=()      # words before the command
 # Directories that the container sees under their own names, links not followed, with commas between.
 mounted() {
     local path seen=$root
-    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint"; do
+    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint" "${INIT_CHECKPOINT:-}" \
+        "${STAGEDIR:-}" "$temporary"; do
         case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$path ;; esac
     done
     echo "$seen${MOUNTS:+,$MOUNTS}"
@@ -24,6 +36,7 @@ if [ -n "${CONT:-}${SIF:-}" ]; then
     LOGDIR=$(realpath -s "$LOGDIR") CONFIG=$(realpath -s "$CONFIG")
     [ -z "${DATADIR:-}" ] || DATADIR=$(realpath -s "$DATADIR")
     [ -z "$checkpoint" ] || checkpoint=$(realpath -s "$checkpoint")
+    [ -z "${INIT_CHECKPOINT:-}" ] || INIT_CHECKPOINT=$(realpath -s "$INIT_CHECKPOINT")
 fi
 
 if [ -n "${CONT:-}" ]; then
@@ -38,7 +51,7 @@ if [ -n "${CONT:-}" ]; then
 elif [ -n "${SIF:-}" ]; then
     [ -r "$SIF" ] || fail "SIF is $SIF, which cannot be read; give an image file of Apptainer"
     command -v apptainer >/dev/null || fail "SIF is set, but apptainer is not installed on the node"
-    container=(apptainer exec --nv --bind "$(mounted)" --pwd "$root" "$SIF")
+    container=(apptainer exec --nv --bind "$(mounted)" --env "TMPDIR=${temporary:-/tmp}" --pwd "$root" "$SIF")
 fi
 
 if [ -n "${CONT:-}${SIF:-}" ]; then
@@ -53,6 +66,19 @@ here=("$PYTHON")
 [ -z "${CONT:-}${SIF:-}" ] || here=("${step[@]}" --nodes=1 --ntasks=1 "${inside[@]}")
 nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"
     --ntasks-per-node=1)
+# What a container is to see must be there before it.
+if [ -n "${CONT:-}${SIF:-}" ] && [ -n "${STAGEDIR:-}$temporary" ]; then
+    "${nodes[@]}" mkdir -p ${STAGEDIR:+"$STAGEDIR"} ${temporary:+"$temporary"} ||
+        fail "${STAGEDIR:-} $temporary cannot be made on every node, see above; give a directory on a disk of theirs"
+fi
+
+warn_of_locked_memory() { # for several nodes, once the config can be read
+    local limit
+    limit=$(ulimit -l)
+    [ "$limit" = unlimited ] || [ "${MEMLOCK:-1}" = 0 ] || [ "$(setting run.device)" != cuda ] ||
+        echo "run_and_time.sh: warning: a rank may lock $limit KiB of memory only, with which NCCL may fail over \
+InfiniBand; have LimitMEMLOCK=infinity set for slurmd, or submit from a shell with ulimit -l unlimited" >&2
+}
 
 # ranks, once the config can be read
 srun_ranks() { # nodes and ranks a node that the config wants

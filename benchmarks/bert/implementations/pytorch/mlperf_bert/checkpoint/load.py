@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlperf_bert.checkpoint.first_weights import check_model, check_vocabulary
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     FP8,
@@ -19,7 +20,6 @@ from mlperf_bert.checkpoint.manifest import (
     RANK_STATES,
     STATE,
     CheckpointState,
-    read_config,
     read_manifest,
     read_state,
     resolve,
@@ -27,7 +27,7 @@ from mlperf_bert.checkpoint.manifest import (
     verify_files,
 )
 from mlperf_bert.checkpoint.tensors import read_tensors
-from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.distributed.bucket_plan import Segment
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
@@ -38,8 +38,6 @@ NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 ITS_CONFIG = "use the config it was made with"
 # What reading a file raises that is damaged, or is not of this format.
 _UNREADABLE = (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
-# What decides the model's function and shows in no shape.
-_WITHOUT_A_SHAPE = ("num_heads", "layer_norm_epsilon")
 
 
 def load_checkpoint(
@@ -60,7 +58,7 @@ def load_checkpoint(
         found = resolve(directory)
         if not is_verified:
             verify(found)
-        _check_vocabulary(found, vocabulary_sha256)
+        check_vocabulary(found, vocabulary_sha256)
 
     def read() -> tuple[dict[str, Tensor], CheckpointState]:
         found = resolve(directory)
@@ -117,14 +115,14 @@ def load_weights(
     directory = resolve(directory)
     manifest = read_manifest(directory)
     verify_files(directory, manifest, (MODEL, STATE))
-    _check_vocabulary(directory, vocabulary_sha256)
+    check_vocabulary(directory, vocabulary_sha256)
     tensors = read_tensors(directory / MODEL)
     if model.config.objective == "mlm":
         tensors = {
             name: each for name, each in tensors.items() if not name.startswith(NEXT_SENTENCE)
         }
     _check_names_and_shapes(directory, tensors, _shapes(model.state_dict()))
-    _check_settings(directory, model)
+    check_model(directory, model.config)
     model.load_state_dict(tensors)
     scales = model.fp8_state()
     if FP8 in manifest.files:
@@ -139,21 +137,6 @@ def load_weights(
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
-    if read_state(directory).vocabulary_sha256 != vocabulary_sha256:
-        problem, remedy = "was trained with another vocabulary", "use the data it was made from"
-        raise CheckpointError(str(directory), problem, remedy)
-
-
-def _check_settings(directory: Path, model: BertForPretraining) -> None:
-    stated = read_config(directory).model
-    for name in _WITHOUT_A_SHAPE:
-        ours, theirs = getattr(model.config, name), getattr(stated, name)
-        if ours != theirs:
-            problem = f"is {ours}, the weights in {directory} were trained with {theirs}"
-            raise ConfigError(f"model.{name}", problem, "set it to the checkpoint's")
 
 
 def _check_names_and_shapes(

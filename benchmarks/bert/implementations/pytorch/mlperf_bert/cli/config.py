@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from math import ceil
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.options import FILE_OR_NAME, add_set, find_config
+from mlperf_bert.config.options import FILE_OR_NAME, add_init_checkpoint, add_set, find_config
 from mlperf_bert.config.run_config import RunConfig, is_bert_large
 
 if TYPE_CHECKING:
@@ -30,18 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `config`."""
     parser.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
     add_set(parser)
+    add_init_checkpoint(parser)
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
     answer.add_argument("--explain", action="store_true", help="print what it means, in words")
     answer.add_argument("--slurm", action="store_true", help="print sbatch's options, on one line")
+    text = "print nothing, but refuse what a run on this data may not begin with"
+    answer.add_argument("--check-start", type=Path, metavar="DATA", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the config and print what was asked for. Raises ConfigError."""
     from mlperf_bert.config.files import config_to_toml, config_value, load_config
 
-    config = load_config(args.config, args.set)
-    if args.explain:
+    config = load_config(args.config, args.set, args.init_checkpoint)
+    if args.check_start:
+        from mlperf_bert.checkpoint.first_weights import check_first_weights
+
+        check_first_weights(config, args.check_start)
+    elif args.explain:
         print(in_words(config))
     elif args.slurm:
         print(sbatch_options(config, args.config))
@@ -56,7 +64,8 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
     """One line of options, for `sbatch $(mlperf_bert config --slurm FILE) run_and_time.sh`.
 
     One task a rank, with `data.loader = "mpi_readers"` one more for its reader; GPUs only where
-    `run.device` asks for them. Raises ConfigError for a path that would not survive the shell.
+    `run.device` asks for them and SLURM does not say that it counts none. Raises ConfigError for a
+    path that would not survive the shell.
     """
     file = str(path.absolute())
     plain = _PLAIN.match(file)
@@ -70,9 +79,22 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
         f"--nodes={parallel.nodes}",
         f"--ntasks-per-node={config.processes_per_node}",
     ]
-    if config.run.device == "cuda":
+    if config.run.device == "cuda" and not slurm_counts_no_gpus():
         options.append(f"--gpus-per-node={parallel.ranks_per_node}")
     return " ".join([*options, f"--export=ALL,CONFIG={file}"])
+
+
+def slurm_counts_no_gpus() -> bool:
+    """Whether SLURM answers, and none of its nodes has a generic resource `gpu`.
+
+    sbatch then refuses to give any, and whole nodes come with theirs. Without SLURM here: no.
+    """
+    command = ["sinfo", "--noheader", "--format=%G"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and not re.search(r"\bgpu\b", done.stdout)
 
 
 def in_words(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ shard by shard, each beside its place and then renamed; the manifest comes last.
 import argparse
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from io import FileIO
@@ -67,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory of the copy")
     parser.add_argument("--node", type=int, help="whose part, from 0 (default: the launcher's)")
     parser.add_argument("--whole", action="store_true", help="all samples, for any seed and node")
+    parser.add_argument(
+        "--replace", action="store_true", help="put this part where another one was staged"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,8 +92,11 @@ def run(args: argparse.Namespace) -> int:
         if is_partial(set_dir):
             raise DataError(str(set_dir), "is a partial stage itself", "stage from the whole set")
     planned = planned_samples(config, train, part.node) if part else None
-    _stage(SampleReader(data_dir / "train", train.manifest), out / "train", part, planned)
-    _stage(SampleReader(data_dir / "eval", held_out.manifest), out / "eval", None, None)
+    for name, index, which in (("train", train, part), ("eval", held_out, None)):
+        record = StageRecord(manifest_sha256(data_dir / name), which)
+        _claim(out / name, record, replace=args.replace)
+        samples = planned if which else None
+        _stage(SampleReader(data_dir / name, index.manifest), out / name, samples)
     return 0
 
 
@@ -123,16 +130,10 @@ def _node(asked: int | None, config: RunConfig) -> int:
     return asked
 
 
-def _stage(
-    reader: SampleReader,
-    target: Path,
-    part: StagedPart | None,
-    planned: NDArray[np.bool_] | None,
-) -> None:
+def _stage(reader: SampleReader, target: Path, planned: NDArray[np.bool_] | None) -> None:
     """Copy a set, or the planned samples of it."""
     source, count = reader.set_dir, reader.manifest.num_samples
     is_wanted = np.ones(count, dtype=np.bool_) if planned is None else planned
-    _claim(target, StageRecord(manifest_sha256(source), part))
     for name in ("shards", "index"):
         make_directory(target / name)
     remove_temporaries(target / "shards", [shard.path.name for shard in reader.shards])
@@ -147,31 +148,44 @@ def _stage(
     ) as advance:
         for shard, share, size in zip(reader.shards, shares, sizes, strict=True):
             copy = target / "shards" / shard.path.name
-            if part:
-                copy_samples(shard, share, copy)
+            if planned is None:
+                copy_whole(shard.path, copy, shard.sidecar.shard_bytes, shard.sidecar.shard_sha256)
             else:
-                copy_whole(shard, copy)
+                copy_samples(shard, share, copy)
             copy_file(sidecar_path(shard.path), sidecar_path(copy))
             advance(target.name, size)
     vocabulary = reader.manifest.vocabulary_file
     copy_file(source / vocabulary, target / vocabulary)
     for file in reader.manifest.index_files:
-        copy_file(source / "index" / file.file, target / "index" / file.file)
+        names = source / "index" / file.file, target / "index" / file.file
+        copy_whole(*names, file.size_bytes, file.sha256)
     copy_file(source / "index" / "dataset.json", target / "index" / "dataset.json")
     print(f"{target}: {is_wanted.sum():,} of {len(is_wanted):,} samples")
 
 
-def _claim(target: Path, record: StageRecord) -> None:
-    """Mark a directory as this stage, or find it marked so. Raises DataError for other contents."""
+def _claim(target: Path, record: StageRecord, *, replace: bool) -> None:
+    """Mark a directory as this stage, or find it marked so. Raises DataError for other contents.
+
+    To `replace` another stage, its shards go first: the mark of a stage vouches for what is there.
+    """
     make_directory(target)
     remove_temporaries(target, [STAGE_FILE])
     if (target / STAGE_FILE).exists():
-        if StageRecord.load(target) != record:
-            raise DataError(str(target), "holds another stage", "give a new directory")
+        if StageRecord.load(target) == record:
+            return
+        if not replace:
+            remedy = "give a new directory, or --replace"
+            raise DataError(str(target), "holds another stage", remedy)
+        try:
+            (target / "index" / "dataset.json").unlink(missing_ok=True)
+            if (target / "shards").exists():
+                shutil.rmtree(target / "shards")
+        except OSError as error:
+            problem = f"holds another stage that stays ({error.strerror})"
+            raise DataError(str(target), problem, "remove it, or give a new directory") from None
     elif any(target.iterdir()):
         raise DataError(str(target), "holds files but no stage", "give a new directory")
-    else:
-        write_file(target / STAGE_FILE, record.to_json())
+    write_file(target / STAGE_FILE, record.to_json())
 
 
 def copy_file(source_path: Path, target: Path, size: int | None = None, sha256: str = "") -> None:
@@ -186,15 +200,14 @@ def copy_file(source_path: Path, target: Path, size: int | None = None, sha256: 
                 digest.update(chunk)
                 copy.write(chunk)
         if sha256 and digest.hexdigest() != sha256:
-            problem = "is not the shard of its sidecar (its sha256 differs)"
+            problem = "is not the file that was prepared (its sha256 differs)"
             raise DataError(str(source_path), problem, SOURCE_REMEDY)
 
 
-def copy_whole(shard: Shard, target: Path) -> None:
-    """Copy a shard, unless `target` is it already. Raises DataError as `copy_file`."""
-    wanted = shard.sidecar.shard_sha256
-    if not target.exists() or file_digest(target, COPY_REMEDY) != wanted:
-        copy_file(shard.path, target, shard.sidecar.shard_bytes, wanted)
+def copy_whole(source_path: Path, target: Path, size: int, sha256: str) -> None:
+    """Copy a file, unless `target` is it already. Raises DataError as `copy_file`."""
+    if not target.exists() or file_digest(target, COPY_REMEDY) != sha256:
+        copy_file(source_path, target, size, sha256)
 
 
 def copy_samples(shard: Shard, is_wanted: NDArray[np.bool_], target: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.options import add_config, add_init_checkpoint
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.signals.signal_watch import write_status
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"
     )
     parser.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
-    parser.add_argument("--init-checkpoint", type=Path, help="start from these weights")
+    add_init_checkpoint(parser)
     parser.add_argument(
         "--resume",
         metavar="auto|none|DIR",
@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 where the target was reached, 3 where not, 75 where a signal ended the run."""
+    from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -61,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
-    config = load_config(args.config, args.set)
+    config = load_config(args.config, args.set, args.init_checkpoint)
     if config.data.loader == "mpi_readers":
         return _train_with_readers(args, config)
-    parallel = config.parallel
-    if read_rank_info().launcher == "single" and parallel.nodes == 1 < parallel.ranks_per_node:
+    parallel, is_single = config.parallel, read_rank_info().launcher == "single"
+    if is_single and args.resume in (None, "none"):
+        check_first_weights(config, args.data)  # at once: before torch is read
+    if is_single and parallel.nodes == 1 < parallel.ranks_per_node:
         if args.resume == "auto":
             _check_run_dir(args)
         root = args.run_dir or _default_root(args.config)
@@ -156,7 +159,6 @@ def _train_in(
             data_dir=args.data,
             directory=directory,
             start=start,
-            init_checkpoint=args.init_checkpoint,
             process=process,
             cache_cleared=args.cache_cleared,
             whereabouts=whereabouts,
@@ -203,6 +205,7 @@ def _agree_on_start(
     lock: "RunLock",
 ) -> "Start":
     """Where the run begins, as rank 0 finds it, which looks at nothing before it owns it."""
+    from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
@@ -221,6 +224,8 @@ def _agree_on_start(
             _check_run_dir(args)
         found[0] = find_start(resume, directory, config)
         ended = found[0].ended
+        if ended is None and found[0].checkpoint is None:
+            check_first_weights(config, args.data)
         if ended is not None:
             line = f"run {directory.index} of {directory.root} ended before, "
             line += f"after {ended.steps:,} steps"

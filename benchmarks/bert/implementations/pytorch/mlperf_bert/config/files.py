@@ -34,16 +34,23 @@ _KINDS = {
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`."""
+def load_config(
+    path: Path, overrides: Sequence[str] = (), init_checkpoint: Path | None = None
+) -> RunConfig:
+    """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`.
+
+    `init_checkpoint` overrides `run.init_checkpoint`, whatever characters are in its path.
+    """
     tables = read_toml(path)
     from_file = config_from_tables(tables, str(path))
     check_file_name(path, from_file)
-    if not overrides:
+    if not overrides and init_checkpoint is None:
         return from_file
     for override in overrides:
         section, field, value = _parse_override(override)
         tables.setdefault(section, {})[field] = value
+    if init_checkpoint is not None:
+        tables.setdefault("run", {})["init_checkpoint"] = str(init_checkpoint)
     return config_from_tables(tables, "--set")
 
 

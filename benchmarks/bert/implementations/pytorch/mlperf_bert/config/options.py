@@ -27,6 +27,12 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_init_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add `--init-checkpoint DIR`, a Path or None, as `load_config` takes it."""
+    text = "begin with these weights, not with those of run.init_checkpoint"
+    parser.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
+
+
 def find_config(text: str) -> Path:
     """The file that is meant: a path, or the name of a shipped config, such as `cpu_tiny`.
 

@@ -172,6 +172,14 @@ class RunConfig:
             _check_closed_rules(self)
 
 
+def may_begin_with(weights: str | None, division: str) -> bool:
+    """Whether runs of a division may begin with "checkpoint" or "random" weights; None: unknown.
+
+    The closed division gives them (MLPerf Training rules, BERT).
+    """
+    return division != "closed" or weights == "checkpoint"
+
+
 def has_bert_large_sizes(model: ModelSection) -> bool:
     """Whether steps cost what BERT-large's do, which dropout does not matter to."""
     return all(getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items())

@@ -122,6 +122,8 @@ class RunSection(_Section):
     the run; so the slowest rank must have started by then. At an evaluation a rank is named that
     needs more than `straggler_factor` times the median for its own work. Every
     `noise_interval_steps` updates the gradient's noise is measured (docs/goodput.md); 0: never.
+    `init_checkpoint` is a directory of weights to begin with, and `init_checkpoint_sha256` the
+    digest that they must have; "": none, and any.
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -133,6 +135,8 @@ class RunSection(_Section):
     hang_timeout_s: Annotated[float, Bounds(0.1, 604_800.0)] = 600.0
     straggler_factor: Annotated[float, Bounds(1.001, 1000.0)] = 1.5
     noise_interval_steps: Annotated[int, _STEPS_OR_NONE] = 0
+    init_checkpoint: str = ""
+    init_checkpoint_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

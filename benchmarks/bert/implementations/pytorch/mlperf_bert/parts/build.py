@@ -102,10 +102,15 @@ class Run:
     data_dir: Path
     directory: RunDirectory
     start: Start = NEW_RUN
-    init_checkpoint: Path | None = None
     process: MpiProcess | None = None
     cache_cleared: bool = False
     whereabouts: Whereabouts = field(default_factory=Whereabouts)
+
+    @property
+    def init_checkpoint(self) -> Path | None:
+        """Where the first weights are; None where they are drawn."""
+        given = self.config.run.init_checkpoint
+        return Path(given) if given else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,7 +85,7 @@ _OPTIONS: tuple[_Option, ...] = (
         "with --corpus: where a document of plain text ends (default empty-line)",
         choices=("empty-line", "line", "file"),
     ),
-    _option("text_field", "with --corpus: of JSON lines (default text)", "NAME"),
+    _option("text_field", "with --corpus: of JSON lines and Parquet (default text)", "NAME"),
     _option(
         "held_out",
         "with --corpus: of the documents (default: 1/16, less of more than 128 MB)",

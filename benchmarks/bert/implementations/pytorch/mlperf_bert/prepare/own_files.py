@@ -2,7 +2,8 @@
 
 Three layouts of plain text (`DocumentRule`): `empty-line`, documents apart by an empty line, the
 lines of one joined; `line`, each line a document; `file`, each file one, its paragraphs apart by
-an empty line. In JSON lines every line is one document, whose text's lines are paragraphs.
+an empty line. A line of JSON and a row of Parquet is one document, whose text has paragraphs of a
+line each.
 
 A document of more than SECTION_CHARS is cut at the end of a paragraph, or of a line: the sections
 become documents of their own, but stay together on one side of the split.
@@ -17,15 +18,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.untrusted import file_digest, in_brief, open_regular_file
+from mlperf_bert.prepare.sandbox import Limits, sandbox
 
 Form = Literal["text", "json_lines"]
-Packing = Literal["plain", "gzip", "zstd"]
+Packing = Literal["plain", "gzip", "zstd", "parquet"]  # out of Parquet come lines of JSON
 
 FORMS: dict[str, Form] = {
     ".txt": "text",
@@ -35,7 +38,8 @@ FORMS: dict[str, Form] = {
     ".ndjson": "json_lines",
 }
 PACKINGS: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
-READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}"
+PARQUET = ".parquet"
+READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}; {PARQUET}"
 
 # Text shrinks to a third or a sixth. What expands a hundredfold is made to fill the disk.
 MOST_EXPANSION = 100
@@ -44,6 +48,9 @@ LONG_READ_BYTES = 2**30  # takes seconds: worth a word
 _ZSTD_WINDOW_BYTES = 2**27  # of memory; what `zstd --long` writes needs as much
 _ZSTD_INPUT_BYTES = 1024  # which can be 32 MiB unpacked
 _BUFFER_BYTES = 2**20
+PARQUET_READER = "mlperf_bert.prepare.parquet_reader:read_lines"
+# As long as cleaning takes, which the reader waits for; how much it may say is a file's expansion.
+_PARQUET_LIMITS = Limits(cpu_seconds=36_000, wall_seconds=10 * 86_400, answer_bytes=2**50)
 
 DocumentRule = Literal["empty-line", "line", "file"]
 SECTION_CHARS = 2**16  # about 12,000 words
@@ -96,16 +103,17 @@ def digests(files: Sequence[TextFile], *, quiet: bool) -> list[str]:
 
 
 @contextmanager
-def opened(path: Path, packing: Packing) -> Iterator[BinaryIO]:
-    """The file's contents, unpacked as they are read.
+def opened(path: Path, packing: Packing, text_field: str = "") -> Iterator[BinaryIO]:
+    """The file's contents, unpacked as they are read; of Parquet the column `text_field`.
 
     Raises DataError where it cannot be read, is damaged, or expands more than text does.
     """
     try:
         with open_regular_file(path) as file:
             limit = ALWAYS_ALLOWED_BYTES + MOST_EXPANSION * os.fstat(file.fileno()).st_size
-            # Closed with the file under it: of the readers above it, none has anything to write.
-            yield io.BufferedReader(_Limited(_unpacked(file, packing), limit), _BUFFER_BYTES)
+            with _unpacked(file, path, packing, text_field) as reader:
+                # Closed with the file under it: none of these readers has anything to write.
+                yield io.BufferedReader(_Limited(reader, limit), _BUFFER_BYTES)
     except _ExpandsTooMuchError:
         problem = f"expands to more than {MOST_EXPANSION} times its size"
         raise DataError(str(path), problem, "unpack it yourself if it is text") from None
@@ -118,6 +126,8 @@ def opened(path: Path, packing: Packing) -> Iterator[BinaryIO]:
 
 
 def _kind(path: Path) -> tuple[Form | None, Packing]:
+    if path.suffix.lower() == PARQUET:
+        return "json_lines", "parquet"
     packing = PACKINGS.get(path.suffix.lower(), "plain")
     inner = Path(path.stem) if packing != "plain" else path
     return FORMS.get(inner.suffix.lower()), packing
@@ -127,6 +137,8 @@ def _text_file(path: Path, name: str, otherwise: Form | None) -> TextFile:
     form, packing = _kind(path)
     form = form or otherwise
     assert form is not None
+    if packing == "parquet" and find_spec("pyarrow") is None:
+        raise _lacking("parquet", "parquet")
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -137,57 +149,69 @@ def _text_file(path: Path, name: str, otherwise: Form | None) -> TextFile:
     return TextFile(path, name, form, packing, status.st_size)
 
 
-def _unpacked(file: io.FileIO, packing: Packing) -> Any:
+@contextmanager
+def _unpacked(file: io.FileIO, path: Path, packing: Packing, text_field: str) -> Iterator[Any]:
+    """What has `readinto`."""
     if packing == "gzip":
-        return gzip.GzipFile(fileobj=io.BufferedReader(file, _BUFFER_BYTES), mode="rb")
-    return _zstd_reader(file) if packing == "zstd" else file
+        yield gzip.GzipFile(fileobj=io.BufferedReader(file, _BUFFER_BYTES), mode="rb")
+    elif packing == "zstd":
+        yield _Joined(_zstd_pieces(io.BufferedReader(file, _BUFFER_BYTES)))
+    elif packing == "parquet":
+        with sandbox(f"{PARQUET_READER}:{text_field}", _PARQUET_LIMITS) as running:
+            remedy = (
+                "give whole Parquet files, and the name of their column of text as --text-field"
+            )
+            yield _Joined(running.read_pieces(path, remedy))
+    else:
+        yield file
 
 
-def _zstd_reader(file: io.FileIO) -> "_Zstd":
-    try:
-        import zstandard
-    except ImportError:
-        remedy = "run in the checkout: tools/venv.sh zstd, or unpack the files"
-        raise ConfigError("--corpus", "has .zst files, which need a package", remedy) from None
-    return _Zstd(file, zstandard)
+class _Joined:
+    """Pieces of bytes, one after the other."""
+
+    def __init__(self, pieces: Iterator[bytes | bytearray]) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
 
 
-class _Zstd:
+def _zstd_pieces(file: io.BufferedReader) -> Iterator[bytes]:
     """The frames of a zstd file, one after the other; damages are OSErrors, a cut file too.
 
     The package's own reader takes a file that is cut for one that ends.
     """
+    try:
+        import zstandard
+    except ImportError:
+        raise _lacking("zst", "zstd") from None
+    unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    frame = None
+    while packed := file.read(_ZSTD_INPUT_BYTES):
+        while packed:
+            frame = frame or unpack.decompressobj()
+            try:
+                yield frame.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise OSError(0, f"is no whole zstd file ({error})") from None
+            packed = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise OSError(0, "is no whole zstd file (it ends within a frame)")
 
-    def __init__(self, file: io.FileIO, zstandard: Any) -> None:
-        self._file = io.BufferedReader(file, _BUFFER_BYTES)
-        self._unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-        self._error: type[Exception] = zstandard.ZstdError
-        self._frame: Any = None
-        self._packed = b""
-        self._unpacked = memoryview(b"")
 
-    def readinto(self, buffer: Any) -> int:
-        while not self._unpacked:
-            self._packed = self._packed or self._file.read(_ZSTD_INPUT_BYTES)
-            if not self._packed:
-                if self._frame is not None:
-                    raise OSError(0, "is no whole zstd file (it ends within a frame)")
-                return 0
-            self._unpacked = memoryview(self._next())
-        count = min(len(buffer), len(self._unpacked))
-        buffer[:count] = self._unpacked[:count]
-        self._unpacked = self._unpacked[count:]
-        return count
-
-    def _next(self) -> bytes:
-        try:
-            self._frame = self._frame or self._unpack.decompressobj()
-            unpacked: bytes = self._frame.decompress(self._packed)
-        except self._error as error:
-            raise OSError(0, f"is no whole zstd file ({error})") from None
-        self._packed = self._frame.unused_data if self._frame.eof else b""
-        self._frame = None if self._frame.eof else self._frame
-        return unpacked
+def _lacking(kind: str, extra: str) -> ConfigError:
+    remedy = f"run in the checkout: tools/venv.sh {extra}, or unpack the files"
+    return ConfigError("--corpus", f"has .{kind} files, which need a package", remedy)
 
 
 class _ExpandsTooMuchError(Exception):
@@ -231,7 +255,7 @@ class Piece:
 
 def sections(piece: Piece, rule: DocumentRule, text_field: str) -> Iterator[Section]:
     """All sections of a piece, in order. Raises DataError for what cannot be read as such."""
-    with opened(piece.path, piece.packing) as file:
+    with opened(piece.path, piece.packing, text_field) as file:
         if piece.start:
             _skip(file, piece.start)
         most = None if piece.stop is None else piece.stop - piece.start
@@ -349,7 +373,7 @@ def _json_documents(
 
 
 def _text_of(line: bytes, where: str, text_field: str) -> str:
-    remedy = "give one JSON object a line, and the name of its text as --text-field"
+    remedy = "give one JSON object a line, or text in each row, and its name as --text-field"
     try:
         found = json.loads(line.decode("utf-8", "replace").removeprefix("\ufeff"))
     except (ValueError, RecursionError):

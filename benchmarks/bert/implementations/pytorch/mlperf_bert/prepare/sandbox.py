@@ -1,8 +1,8 @@
 """Files that anybody may have written, read in a child process with limits.
 
-The reader, a function named "module:function", runs in a child of a small server process, one child
-a file. Whatever the file makes of the child, the asking process gets the answer's bytes or raises a
-DataError; the library that reads the file is not even imported there.
+The reader, a function named "module:function" or "module:function:word", runs in a child of a small
+server process, one child a file. Whatever the file makes of the child, the asking process gets the
+answer's bytes or raises a DataError; the library that reads the file is not even imported there.
 
 A connection asks for one file. A supervisor is forked for it, which forks the child that reads,
 ends it when its time is over, and adds the child's exit status as the last bytes of the answer:
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +40,12 @@ _ERROR_CHARACTERS = 300
 _BOOT = (
     "import json, sys; path, *words = map(json.loads, sys.argv[1:]); sys.path[:] = path; "
     "from mlperf_bert.prepare.sandbox import serve; serve(*words)"
+)
+# A process with threads cannot fork safely, and room that is kept in reserve counts as memory.
+_OF_LIBRARIES = (
+    ("OPENBLAS_NUM_THREADS", "1"),  # numpy's
+    ("JE_ARROW_MALLOC_CONF", "background_thread:false"),  # pyarrow's, as the next
+    ("ARROW_DEFAULT_MEMORY_POOL", "system"),
 )
 _GRACE_S = 30.0  # beyond the child's own time: for the server to start, on a busy machine
 _WAITING = 128  # connections, one for each process that reads at the same time
@@ -157,8 +164,9 @@ def sandbox(reader: str, limits: Limits | None = None) -> Iterator[Sandbox]:
     """Start a server, and end it with all its children when the context is left.
 
     `reader` is "module:function", which takes a path (str) and yields the answer in pieces
-    (bytes-like); its module must import nothing of torch: every child would carry it. `limits` are
-    of each child. Raises ConfigError where the directory for temporary files takes no socket.
+    (bytes-like), or "module:function:word", which takes the word first; its module must import
+    nothing of torch: every child would carry it. `limits` are of each child. Raises ConfigError
+    where the directory for temporary files takes no socket.
     """
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="sandbox-") as directory:
@@ -186,9 +194,10 @@ def sandbox(reader: str, limits: Limits | None = None) -> Iterator[Sandbox]:
 
 def serve(descriptor: int, reader_name: str, limits: dict[str, Any]) -> None:
     """Fork a supervisor for each connection to a listening socket, until standard input ends."""
-    os.putenv("OPENBLAS_NUM_THREADS", "1")  # numpy's; a process with threads cannot fork safely
-    module, _, function = reader_name.partition(":")
-    reader: Reader = getattr(importlib.import_module(module), function)
+    for setting in _OF_LIBRARIES:
+        os.putenv(*setting)
+    module, function, *words = reader_name.split(":", 2)
+    reader: Reader = partial(getattr(importlib.import_module(module), function), *words)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the system
     owner = sys.stdin.fileno()
     with socket.socket(fileno=descriptor) as listener:

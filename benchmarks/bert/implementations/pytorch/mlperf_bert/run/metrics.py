@@ -83,6 +83,7 @@ class Metrics:
         self._plans: list[StepPlan] = []
         self._wait_ms = self._planning_ms = 0.0
         self._received_bytes = self._unpadded_steps = 0
+        self._room = np.zeros(2, np.int64)  # tokens, masked positions: real ones and padding
         # Loss, loss of the steps that were not skipped, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
         self._most_skipped = torch.zeros_like(self._skipped_until_now)
@@ -107,7 +108,13 @@ class Metrics:
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
         is_captured = self._config.run.step_mode == "captured"
-        self._unpadded_steps += is_captured and batch.micro_batches[0].shape is None
+        shape = batch.micro_batches[0].shape  # of every forward of the step, on all ranks
+        self._unpadded_steps += is_captured and shape is None
+        tokens, masked = batch.plan.num_tokens, batch.plan.num_masked
+        if shape is None:
+            self._room += tokens.sum(), masked.sum()
+        else:
+            self._room += tokens.size * shape.tokens, tokens.size * shape.masked
         self._samples_since_evaluation += batch.plan.sample_ids.size
         loss, skip = result.loss.double(), result.clip.skip.double()
         loss_of_updates = torch.where(skip > 0, 0.0, loss)  # not times zero: it may be NaN
@@ -153,6 +160,7 @@ class Metrics:
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
             **_balance(plans, self._config.data.balance_model),
+            **self._capacity_waste(),
             "received_bytes_per_rank": self._received_bytes / count,
             "planning_ms": self._planning_ms / count,
             "skipped_steps": int(skipped),
@@ -168,6 +176,14 @@ class Metrics:
         self._start_interval()
         return record
 
+    def _capacity_waste(self) -> dict[str, float]:
+        tokens = sum(int(plan.num_tokens.sum()) for plan in self._plans)
+        masked = sum(int(plan.num_masked.sum()) for plan in self._plans)
+        return {
+            "capacity_waste": float(self._room[0] / tokens - 1),
+            "capacity_waste_masked": float(self._room[1] / masked - 1),
+        }
+
     def _mean_over_ranks(self) -> Tensor:
         counters = torch.cat([self._sums, self._most_skipped[None]])
         if self._world_size > 1:
@@ -181,14 +197,10 @@ def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, fl
     by_tokens = np.array([plan.imbalance_tokens for plan in plans])
     by_cost = np.array([plan.imbalance_cost for plan in plans])
     balanced = by_cost if balance_model == "cost" else by_tokens
-    tokens = np.array([plan.num_tokens for plan in plans])
-    masked = np.array([plan.num_masked for plan in plans])
     return {
         "imbalance_tokens": float(by_tokens.mean()),
         "imbalance_cost": float(by_cost.mean()),
         "idle_fraction": float(1 - (1 / balanced).mean()),
-        "capacity_waste": float(tokens.max() / tokens.mean() - 1),
-        "capacity_waste_masked": float(masked.max() / masked.mean() - 1),
     }
 
 

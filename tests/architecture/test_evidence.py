@@ -1,0 +1,132 @@
+"""What documents show is there: tables made of the logs' data, commands for a fresh clone."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import REPOSITORY, contents, copy_checkout, run_shell
+
+PAGES = {str(page): page.read_text() for page in sorted(REPOSITORY.glob("logs/**/README.md"))}
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TYPED = (  # heads of tables that no data of ours is behind
+    "| block | reference | fused |",  # counted by hand
+    "| optimizer | global batch | max_norm |",  # records that are lost
+    "| seed 2 | 8,000 |",
+    "| run | bucket / none, no hook",
+)
+TYPED += ("| layers x hidden, batch |",)
+READS = ("sh", "sh long")  # of which `make test-real` runs the second
+MADE = "<!-- made by: python -c 'print(\"| a |\\n|---|\\n| 1 |\")' -->\n"
+TABLE = "| a |\n|---|\n| 1 |\n"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git knows or would take, so nothing that it ignores."""
+    return copy_checkout(tmp_path_factory.mktemp("clone") / "tree")
+
+
+def docs_tables(tree: Path, *words: object) -> tuple[int, str, str]:
+    command = f"{sys.executable} {REPOSITORY}/tools/docs_tables.py --root {tree}"
+    done = run_shell(f"{command} {' '.join(map(str, words))}", tree, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_docs_tables_changes_nothing(clone: Path) -> None:
+    assert docs_tables(clone, "--check") == (0, "", "")
+    assert "<!-- made by: " in (REPOSITORY / "docs" / "performance.md").read_text()
+
+
+def test_a_table_is_made_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n\n{MADE}| a |\n|---|\n| 2 |\n<!-- end -->\nafter\n")
+    line = f"page.md:3: {MADE.partition(': ')[2].replace(' -->', '')}"
+    assert docs_tables(tmp_path, "--check") == (1, line, "")
+    assert "| 2 |" in page.read_text()
+    assert docs_tables(tmp_path) == (0, line, "")
+    assert page.read_text() == f"before\n\n{MADE}{TABLE}<!-- end -->\nafter\n"
+    assert docs_tables(tmp_path, "--check") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MADE + TABLE, "b.md:1: no line `<!-- end -->` follows"),
+        (MADE + MADE + TABLE + "<!-- end -->\n", "b.md:1: no `<!-- end -->` before"),
+        ("<!-- made by: python lost.py -->\n<!-- end -->\n", "No such file"),
+        ("<!-- made by: nothing_such 'a -->\n<!-- end -->\n", "No closing quotation"),
+        ("<!-- made by: true -->\n<!-- end -->\n", "prints nothing"),
+    ],
+)
+def test_what_cannot_be_made_changes_no_page(tmp_path: Path, text: str, said: str) -> None:
+    before = {"a.md": MADE + "<!-- end -->\n", "b.md": text}
+    for name, each in before.items():
+        (tmp_path / name).write_text(each)
+    status, printed, error = docs_tables(tmp_path)
+    assert (status, printed, error.count("\n")) == (2, "", 1) and said in error
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+
+
+def typed_tables(page: Path) -> Iterator[str]:
+    """Heads of the tables most of whose cells are figures, and that no command makes."""
+    text = re.sub(r"(?s)<!-- made by: .*?<!-- end -->", "", page.read_text())
+    for head, rows in re.findall(r"(?m)^(\|.*)\n\|[-:| ]+\|\n((?:\|.*\n?)+)", text):
+        cells = [c for row in rows.splitlines() for c in row.strip("|").split("|")[1:]]
+        figures = sum(bool(re.match(r"[ *~<(+-]*\d", cell)) for cell in cells)
+        if figures > len(cells) / 2:
+            yield head
+
+
+def test_no_table_of_figures_is_typed() -> None:
+    pages = {*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("logs/**/README.md")}
+    pages -= {REPOSITORY / "docs" / "log.md"}  # history
+    typed = [f"{page}: {head}" for page in pages for head in typed_tables(page)]
+    assert [each for each in typed if not each.partition(": ")[2].startswith(TYPED)] == []
+
+
+def commands(kind: str) -> list[str]:
+    """Lines of the logs' fenced blocks of a kind."""
+    blocks = (
+        block for page in PAGES.values() for found, block in BLOCK.findall(page) if found == kind
+    )
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_every_command_of_a_log_says_whether_it_measures() -> None:
+    """And stands in a fence: no block is made by four spaces."""
+    for name, page in PAGES.items():
+        kinds = {kind for kind, _ in BLOCK.findall(page)}
+        indented = re.findall(r"^\n {4}(\S.*)", BLOCK.sub("", page), re.MULTILINE)
+        assert (kinds - {*READS, "sh measured", "text"}, indented) == (set(), []), name
+
+
+@pytest.mark.parametrize("kind", [READS[0], pytest.param(READS[1], marks=pytest.mark.real)])
+def test_commands_of_logs_work_on_committed_files(kind: str, clone: Path) -> None:
+    """They fail without those files, and write again what is there; pictures are not compared."""
+    before = written(clone)
+    packages = f"{clone}/benchmarks/bert/implementations/pytorch:{clone}/tools"
+    for command in commands(kind):
+        done = run_shell(f"export PYTHONPATH={packages}; {command}", clone, timeout=120)
+        assert done.returncode == 0, command + done.stderr[-2000:]
+    changed = [name for name, each in written(clone).items() if before.get(name) != each]
+    assert commands(kind) and changed == []
+
+
+def written(tree: Path) -> dict[str, bytes]:
+    files = contents(tree / "logs").items()
+    return {name: each for name, each in files if not name.endswith((".png", ".pyc"))}
+
+
+def test_git_takes_whatever_a_study_writes() -> None:
+    """`runs/` without a slash before it once left out the records of two studies."""
+    folders = ("runs", "build", "dist", "results", "checkpoints", "data", ".cache")
+    names = [f"logs/2026-01-01-study/{folder}/record.json" for folder in folders]
+    command = ["git", "check-ignore", "--", *names]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode == 128:
+        pytest.skip("not a git checkout")
+    assert done.stdout == ""
