@@ -1,12 +1,11 @@
-"""Draw pictures of docs/pictures/, and print the tables of docs/hyperparameters.md.
+"""Draw pictures of docs/pictures/.
 
     .venv/bin/python tools/draw_pictures.py policies | recipes
 
 policy_<name>.png: 16 sequences of the published lengths for two nodes of two ranks, assigned by the
 functions that training uses; where two policies give the same batches, one picture shows both.
 hyperparameters.png: published sets, the curves that `plan/recipes.py` lays through them, and the
-samples to the target. The first table is a model of the seconds to the target, from two published
-throughputs.
+samples to the target.
 """
 
 import sys
@@ -51,13 +50,7 @@ POLICIES = {
 
 SMALLEST = 256
 BATCHES = np.unique(np.geomspace(SMALLEST, CLOSED_MOST_BATCH, 400).astype(int))
-TABLE = (256, 448, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, CLOSED_MOST_BATCH)
 MILLION = 1e6
-GPUS_PER_NODE = 8
-# NVIDIA, DGX A100 in v2.1: nodes, global batch, sequences/s.
-THROUGHPUTS = ((8, 3072, 18_119), (128, 4096, 110_241))
-MODEL_NODES = (16, 32, 64, 128)
-MODEL_BATCHES = (3072, 4096, 4608, 6144, 8192)
 
 
 def policies() -> None:
@@ -94,14 +87,7 @@ def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
 
 
 def recipes() -> None:
-    """Write the picture and print the tables."""
-    fixed_s, sequence_s = step_model()
-    print(f"a step: {1e3 * fixed_s:.1f} ms + {1e3 * sequence_s:.2f} ms a sequence of a GPU")
-    for nodes in MODEL_NODES:
-        print(model_row(nodes, fixed_s, sequence_s))
-    print()
-    for batch in TABLE:
-        print(table_row(batch))
+    """Write the picture."""
     figure = new_figure(9, 6)
     axes = figure.subplots(2, 2, sharex=True)
     draw(axes[0, 0], "learning rate", rate=lambda recipe: recipe.learning_rate)
@@ -128,48 +114,6 @@ def recipes() -> None:
     for each in axes[1]:
         each.set_xlabel("global batch")
     (PICTURES / "hyperparameters.png").write_bytes(png(figure, DOTS_PER_INCH))
-
-
-def step_model() -> tuple[float, float]:
-    """Seconds of a step, and more for each sequence of a GPU: the line through THROUGHPUTS."""
-    (few, few_s), (many, many_s) = sorted(
-        (batch / (nodes * GPUS_PER_NODE), batch / sequences_per_s)
-        for nodes, batch, sequences_per_s in THROUGHPUTS
-    )
-    sequence_s = (many_s - few_s) / (many - few)
-    return few_s - few * sequence_s, sequence_s
-
-
-def model_row(nodes: int, fixed_s: float, sequence_s: float) -> str:
-    """Seconds to the target at each batch; empty where the GPUs cannot share the batch evenly."""
-    cells = [str(nodes)]
-    for batch in MODEL_BATCHES:
-        sequences, rest = divmod(batch, nodes * GPUS_PER_NODE)
-        expected = expected_samples(batch)
-        assert expected is not None, "the closed division has a point for every batch here"
-        seconds = expected.mean / batch * (fixed_s + sequences * sequence_s)
-        cells.append("" if rest else f"{seconds:.1f}")
-    return "| " + " | ".join(cells) + " |"
-
-
-def table_row(batch: int) -> str:
-    """One row of the table in docs/hyperparameters.md."""
-    recipe, expected = lamb_recipe(batch), expected_samples(batch)
-    assert expected is not None, "the closed division has a point for every batch of a recipe"
-    warm_up = f"{recipe.warmup_steps} ({recipe.start_warmup_step})" if recipe.warmup_steps else "0"
-    cells = (
-        f"{batch:,}",
-        f"{recipe.learning_rate:g}",
-        f"{recipe.beta_1:g}",
-        f"{recipe.beta_2:g}",
-        f"{recipe.weight_decay:g}",
-        warm_up,
-        f"{recipe.decay_steps:,}",
-        f"{expected.mean:,.0f}",
-        f"{expected.minimum:,.0f}",
-        recipe.source,
-    )
-    return "| " + " | ".join(cells) + " |"
 
 
 def draw(axes: Any, label: str, **values: Callable[[LambRecipe], float]) -> None:

@@ -11,40 +11,32 @@ from matplotlib.figure import Figure
 from bert_tools.common.figures import new_figure, png
 from bert_tools.plan.cluster.machine import default_constants
 from bert_tools.plan.cluster.question import ablation_picture, sweep_picture, timeline_picture
-from bert_tools.plan.cluster.simulation import Question, ablation, simulate, sweep
-from bert_tools.plan.sample_index import SampleIndex
+from bert_tools.plan.cluster.simulation import ablation, simulate, sweep
+from bert_tools.plan.sample_index import wikipedia_index
 from calibrate import Compared, compare, published_steps
-from mlperf_bert.data.length_histogram import wikipedia_lengths
+from cluster_answers import AS_PUBLISHED, LAMB, PAPER, PAPER_NODES
 
-PAPER = Question(
-    nodes=128,
-    gpus_per_node=8,
-    local_batch_size=16,
-    sampler="strata_6_3_2_5",
-    balance="presort_local",
-    recipe="open_adam",
-)
-AS_PUBLISHED = replace(
-    PAPER, program="samsung_v2_0", precision="fp16", balance="exchange_local", node_gb_s=100.0
-)
 NAMED_ERROR = 0.15  # of a class that the picture names
-SMALL = Question(nodes=128, gpus_per_node=8, local_batch_size=4)
+
+NO_START = replace(PAPER, start_up_s=0.0)
 
 
 def main() -> None:
     """Write five PNG files into the directory."""
     out = Path(sys.argv[1])
-    index = SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", 76)
-    for name, question in {"published": AS_PUBLISHED, "captured": PAPER}.items():
+    index = wikipedia_index()
+    for name, question in {"published": AS_PUBLISHED, "captured": PAPER_NODES}.items():
         found = simulate(question, index)
         (out / f"cluster_timeline_{name}.png").write_bytes(png(timeline_picture(found)))
-        if name == "captured":
-            rows = ablation(found, index)
-            (out / "cluster_techniques.png").write_bytes(png(ablation_picture(found, rows)))
+    found = simulate(PAPER, index)
+    rows = ablation(found, index)
+    (out / "cluster_techniques.png").write_bytes(png(ablation_picture(found, rows)))
     series = {
-        "closed LAMB, 4 a GPU": list(sweep(SMALL, "local", index)),
-        "closed LAMB, global batch 4,096": list(sweep(SMALL, "global", index)),
-        "open Adam, global batch 16,384": list(sweep(PAPER, "global", index)),
+        "closed LAMB, 4 a GPU": list(sweep(LAMB, "local", index)),
+        "closed LAMB, global batch 4,096": list(sweep(LAMB, "global", index)),
+        "open Adam, global batch 16,384": list(
+            sweep(replace(PAPER, start_up_s=0.0), "global", index)
+        ),
     }
     (out / "cluster_sizes.png").write_bytes(png(sweep_picture(series)))
     compared = [compare(step, default_constants()) for step in published_steps()]

@@ -4,13 +4,12 @@ import time
 
 from bert_tools.plan.cluster.machine import default_constants
 from bert_tools.plan.cluster.simulation import Question, simulate_steps
-from bert_tools.plan.sample_index import SampleIndex
-from mlperf_bert.data.length_histogram import wikipedia_lengths
+from bert_tools.plan.sample_index import wikipedia_index
 
 
 def main() -> None:
     """Print wall and processor seconds of drawing and dealing a batch, and of its step."""
-    index = SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", 76)
+    index = wikipedia_index()
     for nodes in (128, 12_500):
         question = Question(nodes=nodes, gpus_per_node=8, local_batch_size=16, draws=1)
         wall, processor = time.perf_counter(), time.process_time()

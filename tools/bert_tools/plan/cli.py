@@ -19,8 +19,6 @@ from mlperf_bert.config.sections import (
     SamplerName,
 )
 
-_SUGGESTED = tuple(each for each in RECIPES if each != "closed_reference")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the questions, which are sub-commands of `plan`."""
@@ -109,8 +107,8 @@ def _suggest(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--recipe",
-        choices=_SUGGESTED,
-        default=_SUGGESTED[0],
+        choices=RECIPES,
+        default=RECIPES[0],
         help="whose hyper-parameters: LAMB of the closed division (default), Samsung's Adam, "
         "MosaicML's AdamW without dropout, or the line through the latter two",
     )
@@ -151,31 +149,33 @@ def _law(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
-    _sizes(parser, "sequences of a rank and step (rows of 512 for packed programs)")
-    parser.add_argument("--accelerator", choices=machine.ACCELERATORS, default="a100")
+    text = f"{FILE_OR_NAME}: the run that is asked about; other options change it"
+    add_config(parser, text, required=False)
+    _sizes(parser, "sequences of a rank and forward (packed programs: rows of 512)", required=False)
     text = "line rate out of a node, one direction (default: the usual node's)"
-    _number(parser, "node-bandwidth", None, text, "GB/S", float)
-    for name, choices, default, text in (
-        ("program", tuple(machine.programs()), "ours", "whose code runs (default ours)"),
-        ("precision", typing.get_args(machine.MatrixPrecision), "bf16", ""),
-        ("sampler", typing.get_args(SamplerName), "uniform", ""),
-        ("balance", typing.get_args(BalancePolicy), "presort_global", ""),
-        ("clip", typing.get_args(ClipPolicy), "bucket_before_allreduce", ""),
-        ("capture", ("on", "off"), None, "one graph a step (default: as the program does)"),
+    parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
+    for name, choices, text in (
+        ("accelerator", machine.ACCELERATORS, "(default: the config's name tells, else a100)"),
+        ("program", tuple(machine.programs()), "whose code runs (default ours)"),
+        ("precision", typing.get_args(machine.MatrixPrecision), "(default bf16)"),
+        ("sampler", typing.get_args(SamplerName), "(default uniform)"),
+        ("balance", typing.get_args(BalancePolicy), "(default presort_global)"),
+        ("clip", typing.get_args(ClipPolicy), "(default after_allreduce)"),
+        ("capture", ("on", "off"), "one graph a step (default: as the program does)"),
         (
-            *("sharding", typing.get_args(machine.Scope), None),
+            *("sharding", typing.get_args(machine.Scope)),
             "ranks that the optimizer's state is cut over (default: as the program does)",
         ),
-        ("recipe", RECIPES, "closed_lamb", ""),
+        ("recipe", RECIPES, "whose samples are expected (default closed_lamb)"),
     ):
-        parser.add_argument(f"--{name}", choices=choices, default=default, help=text or None)
+        parser.add_argument(f"--{name}", choices=choices, help=text)
     _number(parser, "samples", None, "to the target (default: the recipe's)", kind=float)
-    _number(parser, "start-up-s", 0.0, "inside the clock (default 0)", "S")
-    _number(parser, "skipped-steps", 0, "by the loss scale (default 0)")
+    _number(parser, "start-up-s", None, "inside the clock (default 0)", "S", float)
+    _number(parser, "skipped-steps", None, "by the loss scale (default 0)")
     text = "samples between two evaluations (default: by the rules)"
     _number(parser, "evaluation-interval", None, text)
-    _number(parser, "draws", 5, "steps (default 5)")
-    _number(parser, "seed", 0, "of draws and jitter")
+    _number(parser, "draws", None, "steps (default 5)")
+    _number(parser, "seed", None, "of draws and jitter")
     parser.add_argument(
         "--histogram", type=Path, metavar="CSV", help="of lengths (default: Wikipedia's)"
     )

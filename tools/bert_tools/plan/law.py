@@ -198,6 +198,7 @@ def in_words(
     yield from aligned(_COST_HEADER, [_cost_cells(cost) for cost in costs[:_MOST_LISTED]])
     yield from _more(len(costs))
     yield "by the law; accelerator-minutes are of one run, from run start to stop"
+    yield "a line through what others ran; of a config `plan cluster --config` makes the forecast"
     for entry in left_out[:_MOST_LISTED]:
         reason = "no time" if entry.accelerators else "no number of accelerators"
         yield f"left out: {one_line(entry.name)}: {reason} in its source"

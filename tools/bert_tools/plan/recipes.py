@@ -18,9 +18,10 @@ from typing import Any, Literal, get_args
 from bert_tools.plan.samples_to_target import Recipe, samples_points, samples_to_target
 from bert_tools.plan.shipped import geometric, rounded, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.run_config import CLOSED_MOST_BATCH
+from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, MOST_OF_UNEQUAL_COUNTS, RunConfig
 
 Sections = dict[str, dict[str, Any]]
+UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences a forward that uneven counts even out
 
 _DIGITS = 4  # of an interpolated value: more would claim a precision that nobody measured
 _BETA_PLACES = 5  # after the point, as published betas have
@@ -144,6 +145,19 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
         decay_steps=decay_steps,
         source=f"interpolated, {low.global_batch_size:,} to {high.global_batch_size:,}",
     )
+
+
+def recipe_of(config: RunConfig) -> Recipe:
+    """Whose samples a config's run is expected to need: told by its division and its betas."""
+    if config.mlperf.division == "closed":
+        return "closed_lamb"
+    betas = config.optim.beta_1, config.optim.beta_2
+    named: tuple[tuple[Recipe, dict[str, float]], ...] = (
+        ("open_adam", _ADAM),
+        ("open_adamw", _ADAMW),
+    )
+    found = (name for name, values in named if betas == (values["beta_1"], values["beta_2"]))
+    return next(found, "open_hypothesis")
 
 
 def open_sections(recipe: Recipe, global_batch_size: int, local_batch_size: int) -> Sections:

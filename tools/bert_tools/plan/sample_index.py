@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,6 +84,13 @@ class SampleIndex:
         return total / len(self.lengths)
 
 
+@cache
+def wikipedia_index(max_predictions: int = MAX_PREDICTIONS) -> SampleIndex:
+    """One sample for every one of the published lengths of Wikipedia."""
+    histogram = wikipedia_lengths()
+    return SampleIndex.of_histogram(histogram, "Wikipedia's lengths", max_predictions)
+
+
 def asked_index(args: argparse.Namespace) -> SampleIndex:
     """Over which --data, --histogram and --max-predictions ask to plan. Raises ConfigError."""
     most, given = vars(args).get("max_predictions"), args.histogram
@@ -95,5 +103,5 @@ def asked_index(args: argparse.Namespace) -> SampleIndex:
     if not 1 <= most <= 255:
         raise ConfigError("--max-predictions", f"is {most}", "set it within 1 .. 255")
     if given is None:
-        return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", most)
+        return wikipedia_index(most)
     return SampleIndex.of_histogram(read_histogram(given), str(given), most)

@@ -15,12 +15,10 @@ from typing import Literal, get_args
 
 from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.evaluation.convergence import convergence_points, expected_samples
 
-# LAMB with the closed division's published sets (`published_sets.csv`); the same by the rules'
-# reference convergence points; Samsung's Adam; MosaicML's AdamW without dropout; the line through
-# the latter two, which no third point has tried.
-Recipe = Literal["closed_lamb", "closed_reference", "open_adam", "open_adamw", "open_hypothesis"]
+# LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
+# AdamW without dropout; the line through the latter two, which no third point has tried.
+Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 # steps = _LEAST_STEPS * (1 + _SATURATION / batch): through MosaicML's point and Samsung's.
@@ -57,9 +55,7 @@ class SamplesPoint:
 
 @cache
 def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
-    """The points of a recipe, by batch; of `closed_reference` those that the checker keeps."""
-    if recipe == "closed_reference":
-        return _reference_points()
+    """The points of a recipe, by batch."""
     if recipe == "open_hypothesis":
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
@@ -79,8 +75,6 @@ def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
         return _above(points[-1], batch)
     if recipe == "open_hypothesis":
         return _hypothesis(points, batch)
-    if recipe == "closed_reference":
-        return _reference(batch)
     return _on_lines(points, batch)
 
 
@@ -136,34 +130,4 @@ def _hypothesis(points: Sequence[SamplesPoint], batch: int) -> Estimate:
         high=most,
         source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
         f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
-    )
-
-
-def _reference_points() -> tuple[SamplesPoint, ...]:
-    return tuple(
-        SamplesPoint(
-            point.global_batch_size,
-            point.mean_samples,
-            point.minimum_samples,
-            2 * point.mean_samples - point.minimum_samples,
-            point.runs,
-            "the rules' reference convergence point",
-        )
-        for point in convergence_points()
-        if point.in_pruned_set
-    )
-
-
-def _reference(batch: int) -> Estimate:
-    """As the checker interpolates: straight lines over the batch; as far above as it allows below.
-
-    The range is that of a mean of ten runs, not of one run.
-    """
-    expected = expected_samples(batch)
-    assert expected is not None, "within the points"
-    return Estimate(
-        samples=expected.mean,
-        low=expected.minimum,
-        high=2 * expected.mean - expected.minimum,
-        source="the rules' reference convergence points, rules 2.1 to 5.0",
     )

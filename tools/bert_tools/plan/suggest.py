@@ -1,8 +1,7 @@
 """`plan suggest`: a config for a job of any size, with the samples and the time to expect.
 
-Hyper-parameters are those of published recipes or lie between them (`recipes`),
-the batch is of `recipes`, samples are `samples_to_target`'s, and time is samples over the
-throughput of the law that `plan law` fits to NVIDIA's entries on that accelerator.
+Hyper-parameters are those of published recipes or lie between them (`recipes`), the batch is of
+`recipes`, and samples and time are those of `forecast`.
 """
 
 import argparse
@@ -12,14 +11,15 @@ import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bert_tools.plan.answer import Answer, check_least
-from bert_tools.plan.entries import Entry, chosen, published_entries
-from bert_tools.plan.law import law_in_words
+from bert_tools.plan.cluster.simulation import MOST_RANKS, Question
+from bert_tools.plan.forecast import Forecast, forecast, question_of
+from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import (
+    UNEQUAL,
     Accelerator,
     BatchChoice,
     Sections,
@@ -28,43 +28,17 @@ from bert_tools.plan.recipes import (
     lamb_recipe,
     most_sequences,
     open_sections,
-    target_batch,
 )
+from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
-from bert_tools.plan.scaling_law import ScalingLaw, fit_law
 from mlperf_bert.cli.config import in_words as config_in_words
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables
-from mlperf_bert.config.run_config import (
-    CLOSED_TARGET_ACCURACY,
-    MOST_OF_UNEQUAL_COUNTS,
-    RunConfig,
-)
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 
 SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
-# Whose throughput the expected time is reckoned with: closed entries of the rounds named.
-LAW_FILTERS: dict[Accelerator, tuple[str, ...]] = {
-    "a100": ("round=2.1", "submitter=NVIDIA", "division=closed", "accelerator~A100"),
-    "h100": ("round>=3.0", "round<=3.1", "submitter~NVIDIA", "accelerator~H100"),
-    "h200": ("round>=4.0", "division=closed", "accelerator~H200"),
-}
-_MOST_RANKS = 2**20
-_UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences a forward that uneven counts even out
 _WIDTH = 100
-_FAR_SMALLER = 2  # times, a batch than those that the law's throughput was measured at
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Expected:
-    """Samples and steps to the target and minutes for them; low and high are of both together."""
-
-    samples: Estimate
-    steps: int
-    time_min: float
-    time_low: float
-    time_high: float
-    seq_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +51,13 @@ class Suggestion:
     sections: Sections
     config: RunConfig
     source: str
-    expected: Expected
-    published: tuple[Entry, ...]
+    samples: Estimate
     warnings: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """To the samples expected."""
+        return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
 
 def answer(args: argparse.Namespace) -> Answer:
@@ -97,6 +75,7 @@ def answer(args: argparse.Namespace) -> Answer:
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
     check_file_name(path, found.config)
+    expected = expected_time(found)
     write_file(path, to_toml(found).encode("ascii"))
     parallel = found.config.parallel
     facts = {
@@ -112,11 +91,19 @@ def answer(args: argparse.Namespace) -> Answer:
         "eval_interval_samples": found.config.eval_interval_samples,
         "config": found.sections,
         "source": found.source,
-        "expected": asdict(found.expected),
-        "published": [asdict(each) for each in found.published],
+        "expected": {
+            "samples": asdict(found.samples),
+            "steps": found.steps,
+            "time_min": expected.seconds / 60,
+            "time_low": expected.low / 60,
+            "time_high": expected.high / 60,
+            "seq_per_s": expected.simulated.sequences_per_s,
+            "forecast": expected.facts,
+        },
+        "published": [asdict(each) for each in expected.published],
         "warnings": list(found.warnings),
     }
-    return Answer(facts=facts, lines=_in_words(found), end=f"config: {path}")
+    return Answer(facts=facts, lines=_in_words(found, expected), end=f"config: {path}")
 
 
 def suggest(
@@ -131,8 +118,8 @@ def suggest(
     check_least("--nodes", nodes, 1)
     check_least("--gpus", gpus, 1)
     ranks = nodes * gpus
-    if ranks > _MOST_RANKS:
-        raise ConfigError("--nodes", f"makes {ranks:,} ranks", f"use {_MOST_RANKS:,} at most")
+    if ranks > MOST_RANKS:
+        raise ConfigError("--nodes", f"makes {ranks:,} ranks", f"use {MOST_RANKS:,} at most")
     if local_batch_size is None:
         batch = choose_batch(ranks, recipe, accelerator)
     else:
@@ -142,7 +129,7 @@ def suggest(
     config = config_from_tables(sections, "plan suggest")
     size = f"{nodes}x{gpus}x{batch.local_batch_size}x{batch.grad_accum_steps}"
     prefix = "" if recipe.startswith("closed") else f"{recipe}_"
-    law, expected = law_of(accelerator), _expected(config, recipe, accelerator)
+    samples = samples_to_target(config.parallel.global_batch_size, recipe)
     return Suggestion(
         name=f"{prefix}{SYSTEMS[accelerator]}_{size}.toml",
         recipe=recipe,
@@ -150,17 +137,15 @@ def suggest(
         sections=sections,
         config=config,
         source=source,
-        expected=expected,
-        published=tuple(each for each in law.entries if each.accelerators == ranks),
-        warnings=tuple(_warnings(config, recipe, accelerator, expected, source)),
+        samples=samples,
+        warnings=tuple(_warnings(config, recipe, accelerator, samples, source)),
     )
 
 
-@cache
-def law_of(accelerator: Accelerator) -> ScalingLaw:
-    """The law of the published entries that the expected time is reckoned with."""
-    entries = chosen(published_entries(), LAW_FILTERS[accelerator])
-    return fit_law([each for each in entries if each.time_min and each.accelerators])
+def expected_time(suggestion: Suggestion) -> Forecast:
+    """The forecast of the suggested config. Raises ConfigError for a batch that does not fit."""
+    asked = question_of(suggestion.config, suggestion.name, suggestion.accelerator)
+    return forecast(Question(**asked | {"recipe": suggestion.recipe}), wikipedia_index())
 
 
 def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tuple[Sections, str]:
@@ -193,7 +178,7 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
     merged: dict[str, dict[str, Any]] = {
         name: {**section, **own.get(name, {})} for name, section in shared.items()
     }
-    if merged["data"].get("balance") == "presort_global" and batch.local_batch_size in _UNEQUAL:
+    if merged["data"].get("balance") == "presort_global" and batch.local_batch_size in UNEQUAL:
         merged["data"]["counts_per_rank"] = "unequal"
     return {name: section for name, section in merged.items() if section}, source
 
@@ -218,29 +203,8 @@ def _closed(batch: int) -> tuple[Sections, str]:
     return sections, found.source
 
 
-def _expected(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> Expected:
-    """Of the law and the samples; the range takes the law's largest misses of its own entries."""
-    law, parallel = law_of(accelerator), config.parallel
-    assert law.throughput is not None, "the shipped entries have their samples"
-    samples = samples_to_target(parallel.global_batch_size, recipe)
-    rate = law.throughput.at(parallel.world_size)
-    misses = [
-        each.seq_per_s / law.throughput.at(each.accelerators)
-        for each in law.entries
-        if each.seq_per_s and each.accelerators
-    ]
-    return Expected(
-        samples=samples,
-        steps=math.ceil(samples.samples / parallel.global_batch_size),
-        time_min=samples.samples / rate / 60,
-        time_low=samples.low / (rate * max(misses)) / 60,
-        time_high=samples.high / (rate * min(misses)) / 60,
-        seq_per_s=rate,
-    )
-
-
 def _warnings(
-    config: RunConfig, recipe: Recipe, accelerator: Accelerator, expected: Expected, source: str
+    config: RunConfig, recipe: Recipe, accelerator: Accelerator, samples: Estimate, source: str
 ) -> Iterator[str]:
     parallel = config.parallel
     batch, ranks = parallel.global_batch_size, parallel.world_size
@@ -249,31 +213,18 @@ def _warnings(
             yield f"no set is published for a batch of {batch:,}: {source}, tried by nobody we know"
     elif recipe == "open_hypothesis":
         yield "the open hypothesis goes through two published points, and nobody has tried it"
-    if not expected.samples.in_range:
-        yield f"samples to the target at a batch of {batch:,} are {expected.samples.source}"
+    if not samples.in_range:
+        yield f"samples to the target at a batch of {batch:,} are {samples.source}"
     most = most_sequences(accelerator, ranks)
     if parallel.local_batch_size > most:
         yield (
             f"{parallel.local_batch_size:,} sequences a forward are more than the {most} that were "
-            f"run on this accelerator: they may not fit its memory"
+            f"run on this accelerator"
         )
-    sizes = [entry.accelerators or 0 for entry in law_of(accelerator).entries]
-    if not min(sizes) <= ranks <= max(sizes):
+    steps = math.ceil(samples.samples / batch)
+    if steps > config.max_steps:
         yield (
-            f"the law was fitted to {min(sizes):,} to {max(sizes):,} accelerators: the time for "
-            f"{ranks:,} is extrapolated"
-        )
-    usual = target_batch(ranks, "closed_lamb", accelerator)
-    if batch < usual / _FAR_SMALLER:
-        yield (
-            f"the throughput is that of entries with some {usual:,.0f} sequences an update on as "
-            f"many accelerators: with {batch:,} it is lower, and the time longer than expected here"
-        )
-    if not recipe.startswith("closed"):
-        yield "the throughput is that of closed entries, which have dropout and clip otherwise"
-    if expected.steps > config.max_steps:
-        yield (
-            f"the run stops after {config.max_steps:,} steps, {expected.steps:,} are expected: "
+            f"the run stops after {config.max_steps:,} steps, {steps:,} are expected: "
             "raise run.max_steps"
         )
 
@@ -292,38 +243,16 @@ def to_toml(suggestion: Suggestion) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_words(suggestion: Suggestion) -> Iterator[str]:
+def _in_words(suggestion: Suggestion, expected: Forecast) -> Iterator[str]:
     """The config in words, what to expect of it, and what to doubt."""
-    expected, samples = suggestion.expected, suggestion.expected.samples
-    config, law = suggestion.config, law_of(suggestion.accelerator)
-    ranks = config.parallel.world_size
     yield f"recipe          {suggestion.recipe}: {suggestion.source}"
-    yield config_in_words(config)
-    yield (
-        f"samples         {_millions(samples.samples)} expected, {_millions(samples.low)} to "
-        f"{_millions(samples.high)} ({samples.source})"
-    )
-    yield f"                {expected.steps:,} steps"
-    yield (
-        f"time            {_time(expected.time_min)} expected, {_time(expected.time_low)} to "
-        f"{_time(expected.time_high)}, at {expected.seq_per_s:,.0f} sequences/s"
-    )
-    if law.throughput:
-        yield (
-            f"                throughput {law_in_words(law.throughput, 'sequences/s')}: "
-            f"`plan law` of {', '.join(LAW_FILTERS[suggestion.accelerator])}"
-        )
-    for entry in suggestion.published:
-        yield (
-            f"published       {entry.name}: {_time(entry.time_min or math.nan)} on {ranks:,}, "
-            f"{_millions(entry.samples or math.nan)}, global batch {entry.global_batch_size or 0:,}"
-        )
-    yield from (f"warning         {each}" for each in suggestion.warnings)
+    yield config_in_words(suggestion.config)
+    yield from ("", *forecast_in_words(expected))
+    yield from (f"warning: {each}" for each in suggestion.warnings)
 
 
 def _comments(suggestion: Suggestion) -> Iterator[str]:
-    config, expected = suggestion.config, suggestion.expected
-    parallel = config.parallel
+    config, parallel = suggestion.config, suggestion.config.parallel
     yield (
         f"Not run. BERT-large on {parallel.world_size:,} {suggestion.accelerator.upper()} "
         f"({parallel.nodes:,} x {parallel.ranks_per_node}), {config.mlperf.division} division, a "
@@ -331,16 +260,8 @@ def _comments(suggestion: Suggestion) -> Iterator[str]:
         f"recipe {suggestion.recipe}: {suggestion.source}."
     )
     yield (
-        f"Expected: {_millions(expected.samples.samples)} ({expected.steps:,} steps), "
-        f"{_time(expected.time_min)} by the throughput of published entries (docs/scaling.md)."
+        f"Expected: {suggestion.samples.samples / 1e6:,.3f} million samples "
+        f"({suggestion.steps:,} steps); the time: `mlperf_bert plan cluster --config FILE`."
     )
     for warning in suggestion.warnings:
         yield f"Warning: {warning}."
-
-
-def _millions(samples: float) -> str:
-    return f"{samples / 1e6:,.3f} million samples"
-
-
-def _time(minutes: float) -> str:
-    return f"{60 * minutes:.1f} s" if minutes < 2 else f"{minutes:,.1f} min"

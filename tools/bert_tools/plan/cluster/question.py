@@ -3,10 +3,10 @@
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,23 +19,22 @@ from bert_tools.plan.cluster.simulation import (
     Simulated,
     SweepRow,
     ablation,
-    simulate,
     sweep,
     sweep_nodes,
 )
 from bert_tools.plan.cluster.step import StepTiming
+from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of
 from bert_tools.plan.sample_index import asked_index
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import load_config
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PICTURES = ("timeline", "ablation_plot", "sweep_plot")
-_NOTE = (
-    "A simulation, not a measurement: its constants were fitted on published A100 runs "
-    "(docs/cluster_model.md)."
-)
+_NOTE = "A simulation, not a measurement: its constants were fitted on published A100 runs."
+_SIZES = ("nodes", "gpus_per_node", "local_batch_size")
 _STEP_NAMES = ("a step of the mean rank", "time", "share")
 _ABLATION_NAMES = ("one exchanged for another", "step", "difference", "exposed", "imbalance")
 _SWEEP_NAMES = (
@@ -49,12 +48,11 @@ _LANES = ("communication", "compute", "host")  # from below
 
 def answer(args: argparse.Namespace) -> Answer:
     """Simulate. Raises ConfigError or DataError for what the user can mend."""
-    names = {each.name for each in fields(Question)}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    question = Question(node_gb_s=args.node_bandwidth, **given)
+    question = _asked(args)
     _check_pictures(args)
     index = asked_index(args)
-    found = simulate(question, index)
+    expected = forecast(question, index)
+    found = expected.simulated
     ablated = ablation(found, index) if args.ablation or args.ablation_plot else []
     swept: list[SweepRow] = []
     if args.sweep or args.sweep_plot:
@@ -80,12 +78,31 @@ def answer(args: argparse.Namespace) -> Answer:
         "median_rank": timing.median_rank,
         "run": asdict(run) | {"seconds": run.seconds, "steady_step_ms": run.steady_step_ms},
         "samples_to_target": asdict(found.estimate),
+        "forecast": expected.facts,
         "ablation": [asdict(row) for row in ablated],
         "sweep": [asdict(row) for row in swept],
         **{name: getattr(args, name) and str(getattr(args, name)) for name in _PICTURES},
     }
-    lines = _in_words(found, ablated, swept)
+    lines = _in_words(expected, ablated, swept)
     return Answer(facts=facts, lines=lines, pictures=_pictures(args, found, ablated, swept))
+
+
+def _asked(args: argparse.Namespace) -> Question:
+    """Options before the config, and that before the defaults. Raises ConfigError."""
+    asked: dict[str, Any] = {}
+    if args.config is not None:
+        config = load_config(args.config, args.set)
+        asked = question_of(config, args.config.stem, args.accelerator)
+    elif args.set:
+        raise ConfigError("--set", "changes a config, and none is given", "add --config FILE")
+    names = {each.name for each in fields(Question)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    asked |= {name: value for name, value in given.items() if value is not None}
+    for name in _SIZES:
+        if name not in asked:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(option, "is missing", "add it, or give a whole run by --config FILE")
+    return Question(**asked)
 
 
 def _check_pictures(args: argparse.Namespace) -> None:
@@ -121,10 +138,13 @@ def _pictures(
 
 
 def _in_words(
-    found: Simulated, ablated: Sequence[AblationRow], swept: Sequence[SweepRow]
+    expected: Forecast, ablated: Sequence[AblationRow], swept: Sequence[SweepRow]
 ) -> Iterator[str]:
     """Machine, step by parts, communication, and the run; then the tables that are asked for."""
+    found = expected.simulated
     question, run = found.question, found.run
+    batch, accumulated = question.global_batch_size, question.grad_accum_steps
+    forwards = f" x {accumulated} forwards" if accumulated > 1 else ""
     parts = [
         (name, f"{value:.1f} ms", f"{value / run.step_ms:.1%}")
         for name, value in found.parts_ms.items()
@@ -132,7 +152,7 @@ def _in_words(
     communication, exposed = found.mean_ms("communication_ms"), found.mean_ms("exposed_ms")
     yield (
         f"{question.nodes:,} nodes of {question.gpus_per_node} {question.accelerator}, "
-        f"{question.local_batch_size} a rank, global batch {question.global_batch_size:,}; "
+        f"{question.local_batch_size} a rank{forwards}, global batch {batch:,}; "
         f"program {question.program}, {question.precision}, {question.sampler}, "
         f"{question.balance}, {question.clip}"
     )
@@ -150,26 +170,12 @@ def _in_words(
         f"{found.sequences_per_s:,.0f} sequences/s while training, "
         f"{found.sequences_per_s / question.world_size:.1f} an accelerator"
     )
-    yield from _run_in_words(found)
+    yield from in_words(expected)
+    yield _NOTE
     if ablated:
         yield from ("", *_ablation_in_words(ablated))
     if swept:
         yield from ("", *_sweep_in_words(swept, question.gpus_per_node))
-
-
-def _run_in_words(found: Simulated) -> list[str]:
-    run, estimate = found.run, found.estimate
-    known = "" if estimate.in_range else ", beyond what is published"
-    spread = (
-        f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
-    )
-    return [
-        f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.source}{known})",
-        f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
-        f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "
-        f"start-up {run.start_up_s:g} s",
-        _NOTE,
-    ]
 
 
 def _ablation_in_words(rows: Sequence[AblationRow]) -> list[str]:
@@ -211,9 +217,8 @@ def _sweep_in_words(rows: Sequence[SweepRow], gpus_per_node: int) -> list[str]:
     shown = {row.nodes for row in rows}
     left_out = [f"{nodes:,}" for nodes in sweep_nodes(gpus_per_node) if nodes not in shown]
     if left_out:
-        lines.append(
-            f"left out, as their ranks cannot be dealt the batch: {', '.join(left_out)} nodes"
-        )
+        sizes = ", ".join(left_out)
+        lines.append(f"left out, as ranks cannot be dealt the batch, or hold it: {sizes} nodes")
     return [*lines, "?: no published run tells the samples at this batch"]
 
 
@@ -221,7 +226,7 @@ def timeline_picture(found: Simulated) -> "Figure":
     """Of one step: the slowest rank over the median one, three lanes each."""
     from matplotlib.patches import Patch
 
-    timing = found.timings[0]
+    timing = replace(found.timings[0], earlier_ms=0.0)  # the last forward of the update
     figure = new_figure(12, 5.2)
     panels = figure.subplots(2, 1, sharex=True)
     for axes, rank, name in zip(

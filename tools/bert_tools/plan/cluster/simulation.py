@@ -7,12 +7,14 @@ from typing import Literal
 
 import numpy as np
 
+from bert_tools.plan.cluster.device import MODEL
 from bert_tools.plan.cluster.machine import (
     AcceleratorName,
     Constants,
     MatrixPrecision,
     Scope,
     Software,
+    accelerators,
     default_constants,
     make_machine,
     programs,
@@ -21,16 +23,22 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
+from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, SamplerName
+from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank, SamplerName
+from mlperf_bert.model.saved_bytes import Forward
+from mlperf_bert.parts.memory_plan import USABLE_OF_NAMED, refuse_what_cannot_fit
 
 MOST_RANKS = 200_000  # of a step, and of all its draws together
 MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
 MOST_DRAWS = 1000
 MOST_RANKS_OF_A_NODE = 576  # the most that NVLink's maker names for one domain
 LAST_RANKS = 100_000  # of a sweep
+# Of the config whose memory is planned: more nodes and ranks hold no more a rank.
+_MOST_NODES, _MOST_RANKS_OF_A_NODE, _MOST_LOCAL = 2, 16, 2**14
 _LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
 _EVALUATION_BATCH = 16  # of every published run
@@ -48,6 +56,7 @@ class Question:
     nodes: int
     gpus_per_node: int
     local_batch_size: int
+    grad_accum_steps: int = 1
     accelerator: AcceleratorName = "a100"
     node_gb_s: float | None = None
     program: str = "ours"
@@ -56,7 +65,8 @@ class Question:
     precision: MatrixPrecision = "bf16"
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "presort_global"
-    clip: ClipPolicy = "bucket_before_allreduce"
+    counts: CountsPerRank | None = None  # None: what shipped configs take
+    clip: ClipPolicy = "after_allreduce"
     recipe: str = "closed_lamb"
     samples: float | None = None
     start_up_s: float = 0.0
@@ -94,17 +104,21 @@ class Question:
     @property
     def dealing(self) -> Dealing:
         """How batches are drawn and dealt."""
+        uneven = self.balance == "presort_global" and self.local_batch_size in UNEQUAL
         return Dealing(
             local_batch_size=self.local_batch_size,
+            grad_accum_steps=self.grad_accum_steps,
             sampler=self.sampler,
             balance=self.balance,
+            counts=self.counts or ("unequal" if uneven else "equal"),
             seed=self.seed,
         )
 
     @property
     def global_batch_size(self) -> int:
         """Sequences a step."""
-        return self.world_size * self.dealing.sequences(self.software.layout)
+        sequences = self.dealing.sequences(self.software.layout)
+        return self.world_size * sequences * self.grad_accum_steps
 
     def job(self, constants: Constants) -> Job:
         """As the simulator takes it."""
@@ -196,9 +210,18 @@ def simulate(
     question: Question, index: SampleIndex, constants: Constants | None = None
 ) -> Simulated:
     """Drawn steps and the run they make up. Raises ConfigError where the batch cannot be drawn."""
-    job = question.job(constants or default_constants())
-    works, estimate = question.works(index), question.estimate()
+    works = question.works(index)
+    if question.program == "ours":
+        _refuse_what_cannot_fit(question, works)
+    return timed(question, works, constants or default_constants())
+
+
+def timed(question: Question, works: list[Workload], constants: Constants) -> Simulated:
+    """As `simulate`, of steps that were drawn before."""
+    job, estimate = question.job(constants), question.estimate()
     timings = simulate_steps(job, works, question.seed)
+    more = question.grad_accum_steps - 1
+    timings = [replace(each, earlier_ms=more * each.forward_ms) for each in timings]
     run = run_time(
         job,
         timings,
@@ -209,6 +232,38 @@ def simulate(
         interval=question.evaluation_interval,
     )
     return Simulated(question=question, timings=timings, works=works, run=run, estimate=estimate)
+
+
+def _refuse_what_cannot_fit(question: Question, works: Sequence[Workload]) -> None:
+    """By the plan of `plan memory`, for the largest forward drawn. Raises ConfigError."""
+    ways = {"none": "flat", "node": "shard_node", "world": "shard_world"}
+    one = question.world_size == 1
+    tables = {
+        "run": {
+            "device": "cuda",
+            "step_mode": "captured" if question.software.capture == "on" else "eager",
+        },
+        "model": {"precision": question.precision},
+        "parallel": {
+            "nodes": min(question.nodes, _MOST_NODES),
+            "ranks_per_node": min(question.gpus_per_node, _MOST_RANKS_OF_A_NODE),
+            "local_batch_size": min(question.local_batch_size, _MOST_LOCAL),
+            "grad_accum_steps": min(question.grad_accum_steps, 2),
+            "data_parallel": "ddp" if one else ways[question.software.sharding],
+        },
+        "optim": {"name": "adamw", "learning_rate": 1e-4},
+        "schedule": {"decay_steps": 1},
+        "eval": {"target_accuracy": 0.72},
+    }
+    forward = Forward(
+        sequences=question.local_batch_size,
+        tokens=round(max(float(work.tokens.max()) for work in works)),
+        masked=round(max(float(work.masked.max()) for work in works)),
+        longest=MODEL.max_position_embeddings,
+        mean_length=float(np.mean([work.tokens.sum() / work.sequences.sum() for work in works])),
+    )
+    usable = accelerators()[question.accelerator].memory_gb * USABLE_OF_NAMED
+    refuse_what_cannot_fit(config_from_tables(tables, "plan cluster"), forward, usable)
 
 
 def simulate_steps(job: Job, works: Sequence[Workload], seed: int = 0) -> list[StepTiming]:
@@ -394,7 +449,7 @@ def _sweep_row(found: Simulated) -> SweepRow:
 
 
 def _check_counts(question: Question) -> None:
-    for name in ("nodes", "gpus_per_node", "local_batch_size", "draws"):
+    for name in ("nodes", "gpus_per_node", "local_batch_size", "grad_accum_steps", "draws"):
         _check_at_least(question, name, 1)
     for name in ("start_up_s", "skipped_steps", "seed"):
         _check_at_least(question, name, 0)

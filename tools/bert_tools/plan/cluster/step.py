@@ -82,6 +82,12 @@ class StepTiming:
     optimizer_wait_ms: float  # the host is behind
     all_gather_ms: float
     overlapped_ms: Float64Array  # [R], by which communication slowed backward down
+    earlier_ms: float = 0.0  # forwards and backwards of the update before the one that is drawn
+
+    @property
+    def forward_ms(self) -> float:
+        """A forward and a backward of the slowest rank, without communication."""
+        return float(self.ends[-1].max()) - self.input_ms
 
     @property
     def reduced(self) -> float:
@@ -93,7 +99,7 @@ class StepTiming:
     def step_ms(self) -> float:
         """The whole step; ranks end it together."""
         tail = self.clip_after_ms + self.optimizer_ms + self.optimizer_wait_ms + self.all_gather_ms
-        return self.reduced + tail
+        return self.earlier_ms + self.reduced + tail
 
     @property
     def communication_ms(self) -> float:
@@ -116,6 +122,7 @@ class StepTiming:
         behind = np.maximum(self.backward_end - busy, 0.0)
         return {
             "input exchange": self.input_ms * ones,
+            **({"earlier forwards": self.earlier_ms * ones} if self.earlier_ms else {}),
             "forward": work[is_forward].sum(axis=0),
             "backward": work[~is_forward].sum(axis=0),
             "slowed by communication": self.overlapped_ms,

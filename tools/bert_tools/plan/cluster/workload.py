@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bert_tools.plan.cluster.machine import AttentionLayout, Layout, Scope, Software
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import BalancePolicy, Deal, SamplerName
+from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal, SamplerName
 from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import IntArray
@@ -35,20 +35,22 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's lengt
 class Dealing:
     """Which batches are drawn, and who gets what of them: names of the config's section `data`."""
 
-    local_batch_size: int  # sequences of a rank and step, or packed rows
+    local_batch_size: int  # sequences of a rank and forward, or packed rows
+    grad_accum_steps: int = 1
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "none"
     deal: Deal = "snake"
+    counts: CountsPerRank = "equal"
     seed: int = 0
 
     def sequences(self, layout: Layout) -> int:
-        """Sequences of a rank and step."""
+        """Sequences of a rank and forward."""
         return self.local_batch_size * (SEQUENCES_PER_PACK if layout == "packed_rows" else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One step of R ranks. Counts as the device computes them, padding included; float64 [R].
+    """One forward of R ranks. Counts as the device computes them, padding included; float64 [R].
 
     `real_tokens` leaves padding out. `input_bytes` is what the ranks of a node, or all, gather
     before the forward.
@@ -77,7 +79,8 @@ def draw_steps(
     draws: int,
 ) -> list[Workload]:
     """Several steps of the run, evenly spread over its first thousand. Raises ConfigError."""
-    batch = nodes * gpus_per_node * dealing.sequences(program.layout)
+    forwards = dealing.grad_accum_steps
+    batch = nodes * gpus_per_node * dealing.sequences(program.layout) * forwards
     if batch > len(index.lengths):
         problem = f"makes a global batch of {batch:,} sequences"
         remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
@@ -89,24 +92,31 @@ def draw_steps(
         global_batch_size=batch,
         seed=dealing.seed,
     )
-    balance = Balance(policy=dealing.balance, ranks_per_node=gpus_per_node, deal=dealing.deal)
+    balance = Balance(
+        policy=dealing.balance,
+        ranks_per_node=gpus_per_node,
+        deal=dealing.deal,
+        counts=dealing.counts,
+    )
     planner = StepPlanner(
         sampler,
         index.lengths,
         index.masked_counts,
         world_size=nodes * gpus_per_node,
+        grad_accum_steps=forwards,
         balance=balance,
     )
     scope = _INPUT_SCOPES.get(dealing.balance, "none")
     steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
     works = []
     for plan in map(planner.plan, steps):
-        counts = plan.counts[:, 0]
+        every, counts = plan.counts.ravel(), plan.counts[:, 0]
         attended = _attended(index.lengths[plan.sample_ids], program.attention)
+        attended = np.add.reduceat(attended, np.cumsum(every) - every)
         work = Workload(
             tokens=plan.num_tokens[:, 0].astype(np.float64),
             real_tokens=plan.num_tokens[:, 0].astype(np.float64),
-            attended=np.add.reduceat(attended, np.cumsum(counts) - counts),
+            attended=attended.reshape(plan.counts.shape)[:, 0],
             masked=plan.num_masked[:, 0].astype(np.float64),
             sequences=counts.astype(np.float64),
         )

@@ -159,7 +159,7 @@ def _facts(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "", f"{len(points)} times, at steps {listed}{more}"
     is_closed = config.mlperf.division == "closed"
     if is_closed and optim.name == "lamb" and is_bert_large(config.model):
-        yield "to the target", _to_target(config, expected_samples(batch))
+        yield "rules' samples", _rules_samples(config, expected_samples(batch))
 
 
 def _schedule(config: RunConfig) -> str:
@@ -176,15 +176,15 @@ def _schedule(config: RunConfig) -> str:
     )
 
 
-def _to_target(config: RunConfig, expected: "ExpectedSamples | None") -> str:
+def _rules_samples(config: RunConfig, expected: "ExpectedSamples | None") -> str:
     if expected is None:
         return "not known: no reference convergence point reaches this batch"
     batch = config.parallel.global_batch_size
     mean_steps, least_steps = ceil(expected.mean / batch), ceil(expected.minimum / batch)
     text = (
-        f"{expected.mean:,.0f} samples ({mean_steps:,} steps) expected, "
+        f"the reference runs needed {expected.mean:,.0f} ({mean_steps:,} steps), "
         f"{_RCP_KIND[expected.kind]}; ten runs pass with a mean of {expected.minimum:,.0f} "
-        f"({least_steps:,} steps) at least"
+        f"({least_steps:,} steps) at least; what to expect: mlperf_bert plan cluster --config"
     )
     if mean_steps > config.max_steps:
         text += "; the run stops before that: raise schedule.decay_steps"

@@ -1,0 +1,40 @@
+"""The tables of docs/cluster_model.md, docs/hyperparameters.md and docs/scaling.md.
+
+    python logs/2026-11-22-cluster-model/cluster_tables.py NAME      prints one, from tables.json
+    python logs/2026-11-22-cluster-model/cluster_tables.py --write   reckons all anew (a minute)
+
+Every time to train is `bert_tools.plan.forecast`'s, which `plan suggest` and `plan cluster` print.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+Table = list[list[str]]  # a header, then rows
+
+TABLES = Path(__file__).with_name("tables.json")
+
+
+def main(words: list[str]) -> None:
+    """Print a table as Markdown, or write all."""
+    if words == ["--write"]:
+        sys.path.insert(0, str(Path(__file__).parent))
+        from cluster_answers import reckoned
+
+        text = json.dumps(reckoned(with_fits=True), indent=0, ensure_ascii=False)
+        TABLES.write_text(text + "\n", "utf-8")
+        return
+    tables: dict[str, Table] = json.loads(TABLES.read_text("utf-8"))
+    if len(words) != 1 or words[0] not in tables:
+        raise SystemExit(f"give --write, or one of {', '.join(tables)}")
+    print(markdown(tables[words[0]]))
+
+
+def markdown(table: Table) -> str:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
