@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What needs a GPU, in three stages of at most 5, 7 and 9 minutes: measurements, tests, profiles, and a summary.
+# What needs a GPU, in three stages of at most 5, 9 and 9 minutes: measurements, tests, profiles, and a summary.
 #
 #   OUT=logs/<day>-gpu-1 tools/gpu_check.sh 1    stage 1, 2 or 3, on a machine with a GPU [logs/gpu_check]
-#   tools/gpu_check.sh --dry-run [STAGE]         every form of part at tiny size on the CPU
+#   tools/gpu_check.sh --dry-run [STAGE]         every form of part, torch.compile apart, at tiny size on the CPU
 #   tools/gpu_check.sh --list [STAGE]            stage, file, seconds at most and command of every part; runs none
 #
 # After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
@@ -54,7 +54,7 @@ else
 fi
 OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
-export LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # torch.compile takes a minute
+export LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # two forms are compiled
 
 part() { # file, seconds at most, command...: what it prints goes to the file, progress and errors beside it, to *.log
     local file=$1 limit=$2 name=${1%.*} start=$SECONDS
@@ -112,7 +112,7 @@ run_stage() { # the most precious parts first
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
         part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
         ;;
-    2) # 420 s
+    2) # 510 s
         for each in "${LARGE_BATCHES[@]}"; do train "train_batch_$each" 24 "parallel.local_batch_size=$each"; done
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
         part tests_others.txt 55 bash -c 'tests "$@"' tests "${others[@]}"
@@ -126,8 +126,8 @@ run_stage() { # the most precious parts first
         train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
         bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
         bench optimizer 16 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
-        part tests_compiled.txt 30 bash -c 'tests "$@"' tests "$LAST_TEST"
-        bench against_bf16 110 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
+        part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
+        bench against_bf16 170 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
             --set model.precision=bf16 --device "$DEVICE"
         ;;
     3) # 540 s

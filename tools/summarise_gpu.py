@@ -234,12 +234,17 @@ def _against(parts: dict[str, Part]) -> str:
             name,
             _cell(result.get(f"{name}_samples_per_s"), ".1f"),
             _cell(result.get(f"ratio_{name}"), ".2f"),
+            _cell(result.get(f"{name}_mfu"), ".2f"),
             (result.get(f"{name}_reason") or "")[:MOST_OF_A_LINE],
         )
         for name in PEERS
     ]
-    table = _table(("the other side", "samples/s", "ours, times that", "why not"), rows)
-    return f"Ours {result['ours_samples_per_s']:.1f} samples/s\n\n{table}"
+    table = _table(("the other side", "samples/s", "ours, times that", "MFU", "why not"), rows)
+    strongest = _cell(result.get("ratio_strongest"), ".2f")
+    return (
+        f"Ours {result['ours_samples_per_s']:.1f} samples/s, {strongest} times the strongest "
+        f"({result.get('strongest')})\n\n{table}"
+    )
 
 
 def _scale(parts: dict[str, Part], name: str, key: str, first: str) -> str:

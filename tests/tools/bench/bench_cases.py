@@ -51,7 +51,7 @@ def measured(
     """Its JSON object, the same in words, and its progress."""
     printed, progress = bench(measurement, "--json", *options, settings=settings)
     result: dict[str, Any] = json.loads(printed)
-    assert result["schema_version"] == 1
+    assert result["schema_version"] == (2 if measurement == "against" else 1)
     name = cli.MEASUREMENTS[measurement].module or measurement
     module = importlib.import_module(f"bert_tools.bench.{name}")
     return result, module.in_words(result), progress

@@ -1,7 +1,7 @@
 """The other side of `bench against`: `transformers`' BertForPreTraining in every form.
 
-As people feed it: all padded to the maximum, logits of all positions. As people train it who care
-for speed: logits of the masked positions alone, and padded to the longest of a batch of sequences
+As people feed it: all padded to the maximum, logits of all positions. As someone who wants speed
+trains it: logits of the masked positions alone, and padded to the longest of a batch of sequences
 of similar length. Both also compiled, the first with fused attention too. And without padding, in
 one row of T tokens, where attention goes through its AttentionInterface to torch's nested tensors,
 whose fused kernels on CUDA take sequences of unequal length and dropout, and all else is its own
@@ -42,9 +42,10 @@ class Data:
     """The same samples for both sides, already on the device: no step waits for its batch."""
 
     batches: list[UnpaddedBatch]
+    by_length: list[UnpaddedBatch]  # the samples of all batches, dealt by length
     padded: list[dict[str, Tensor]]  # to the maximum length
     padded_to_longest: list[dict[str, Any]]  # of each batch, for `masked_loss`
-    sorted: list[dict[str, Any]]  # the samples of all batches dealt by length, likewise
+    sorted: list[dict[str, Any]]  # `by_length`, likewise
 
 
 def import_transformers() -> ModuleType:
@@ -56,7 +57,9 @@ def import_transformers() -> ModuleType:
         raise ConfigError("bench against", f"needs transformers ({error})", remedy) from None
 
 
-def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
+def make_peer(
+    ours: nn.Module, config: ModelSection, device: torch.device, *, attention: str = "sdpa"
+) -> Any:
     """A BertForPreTraining of `config` with the weights of our model, in training mode.
 
     Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a model
@@ -83,6 +86,7 @@ def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> An
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
             parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
+    peer.set_attn_implementation(attention)
     return peer.train()
 
 
