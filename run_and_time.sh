@@ -117,7 +117,7 @@ for ((i = 0; i < $#; i++)); do
     --init-checkpoint=*) INIT_CHECKPOINT=${options[i]#--init-checkpoint=} ;;
     esac
 done
-if [ -n "${INIT_CHECKPOINT:-}" ] && [ ! -d "$INIT_CHECKPOINT" ]; then
+if [ "$RESUME" = none ] && [ -n "${INIT_CHECKPOINT:-}" ] && [ ! -d "$INIT_CHECKPOINT" ]; then
     fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
 fi
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh

@@ -1,15 +1,14 @@
 """The simulator beside published runs, and its few fitted constants fitted again.
 
-.venv/bin/python logs/2026-11-22-cluster-model/calibrate.py [--fit] [--sensitivity] [--json]
+.venv/bin/python logs/2026-11-22-cluster-model/calibrate.py [--fit]
 """
 
 import argparse
 import csv
-import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -208,10 +207,6 @@ def main(words: Sequence[str]) -> None:
     """Print the table of errors, fitted and held-out classes apart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the constants again (seconds)")
-    parser.add_argument(
-        "--sensitivity", action="store_true", help="steps with each constant a tenth larger"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
     constants, steps = default_constants(), published_steps()
     report: list[str] = []
@@ -219,11 +214,7 @@ def main(words: Sequence[str]) -> None:
         constants, left = fit(constants, [step for step in steps if step.role == "fitted"])
         report = [f"root mean square error {left:.4f}"]
     compared = [compare(step, constants) for step in steps]
-    weights = sensitivity(constants, steps) if args.sensitivity else []
-    if args.json:
-        print(json.dumps(_as_object(constants, compared, weights, report)))
-    else:
-        print("\n".join(_in_words(constants, compared, weights, report)))
+    print("\n".join(_in_words(constants, compared, report)))
 
 
 def sensitivity(constants: Constants, steps: Sequence[PublishedStep]) -> list[dict[str, Any]]:
@@ -238,41 +229,6 @@ def sensitivity(constants: Constants, steps: Sequence[PublishedStep]) -> list[di
         }
         found.append({"constant": row.name, "changes": changes})
     return found
-
-
-def _as_object(
-    constants: Constants,
-    compared: list[Compared],
-    weights: list[dict[str, Any]],
-    report: list[str],
-) -> dict[str, Any]:
-
-    rows = []
-    for each in compared:
-        samples = expected(each.published)
-        rows.append(
-            {
-                "id": each.published.id,
-                "role": each.published.role,
-                "accelerators": each.published.world_size,
-                "measure": each.published.measure,
-                "published_ms": each.published.step_ms,
-                "predicted_ms": each.predicted_ms,
-                "error": each.error,
-                "published_samples": each.published.samples,
-                "expected_samples": samples.samples,
-                "samples_error": samples.samples / each.published.samples - 1,
-            }
-        )
-    return {
-        "schema_version": 1,
-        "constants": [
-            asdict(row) | {"value": getattr(constants, row.name)} for row in constant_rows()
-        ],
-        "steps": rows,
-        "sensitivity": weights,
-        "fit": report,
-    }
 
 
 def expected(published: PublishedStep) -> Estimate:
@@ -303,13 +259,7 @@ def _samples_error(published: PublishedStep, estimate: Estimate) -> str:
     return f"{estimate.samples / published.samples - 1:+.1%}"
 
 
-def _in_words(
-    constants: Constants,
-    compared: list[Compared],
-    weights: list[dict[str, Any]],
-    report: list[str],
-) -> list[str]:
-
+def _in_words(constants: Constants, compared: list[Compared], report: list[str]) -> list[str]:
     values = [
         (
             row.name,
@@ -348,12 +298,6 @@ def _in_words(
         lines.append(
             f"{role.replace('_', ' ')}: {good} of {len(errors)} within {GOAL:.0%}, "
             f"mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}"
-        )
-    for weight in weights:
-        changes = weight["changes"].values()
-        lines.append(
-            f"{weight['constant']} + {_NUDGE:.0%}: steps change by {min(changes):+.1%} to "
-            f"{max(changes):+.1%}"
         )
     return lines
 

@@ -34,9 +34,7 @@ def main() -> None:
     series = {
         "closed LAMB, 4 a GPU": list(sweep(LAMB, "local", index)),
         "closed LAMB, global batch 4,096": list(sweep(LAMB, "global", index)),
-        "open Adam, global batch 16,384": list(
-            sweep(replace(PAPER, start_up_s=0.0), "global", index)
-        ),
+        "open Adam, global batch 16,384": list(sweep(NO_START, "global", index)),
     }
     (out / "cluster_sizes.png").write_bytes(png(sweep_picture(series)))
     compared = [compare(step, default_constants()) for step in published_steps()]

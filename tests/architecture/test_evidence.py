@@ -18,7 +18,6 @@ TYPED = (  # heads of tables that no data of ours is behind
     "| seed 2 | 8,000 |",
     "| run | bucket / none, no hook",
 )
-TYPED += ("| layers x hidden, batch |",)
 READS = ("sh", "sh long")  # of which `make test-real` runs the second
 MADE = "<!-- made by: python -c 'print(\"| a |\\n|---|\\n| 1 |\")' -->\n"
 TABLE = "| a |\n|---|\n| 1 |\n"

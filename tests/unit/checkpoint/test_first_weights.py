@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.manifest import MODEL, read_manifest, resolve
+from mlperf_bert.checkpoint.manifest import MANIFEST, MODEL, read_manifest, resolve
 from mlperf_bert.data.index import Manifest
 from support import mlperf_records, refusal, run_cli
 
@@ -49,11 +49,18 @@ def test_other_weights_than_the_configured_are_refused(
     (tmp_path / "other" / "train" / "index").mkdir(parents=True)
     other = replace(Manifest.load(synthetic_data / "train"), vocabulary_sha256=OTHER)
     (tmp_path / "other/train/index/dataset.json").write_bytes(other.to_json())
+    manifest = read_manifest(resolve(weights))
+    tables = {**manifest.config, "model": {**manifest.config["model"], "objective": "mlm"}}
+    for name, change in (("empty", {"files": {}}), ("mlm", {"config": tables})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_bytes(replace(manifest, **change).to_json())
     for setting, given, data, said in (
         ("run.seed=1", "nowhere", synthetic_data, "run.init_checkpoint: is nowhere, which is not"),
         ("model.hidden_size=16", weights, synthetic_data, "model.hidden_size: is 16, the weights"),
         ("model.num_heads=4", weights, synthetic_data, "model.num_heads: is 4, the weights"),
         (f"run.init_checkpoint_sha256='{OTHER}'", weights, synthetic_data, f"is {OTHER}, the wei"),
+        ("run.seed=1", tmp_path / "empty", synthetic_data, "holds no weights"),
+        ("run.seed=1", tmp_path / "mlm", synthetic_data, "have no head for pairs"),
         ("run.seed=1", weights, tmp_path / "other", "was trained with another vocabulary"),
     ):
         words = ("--init-checkpoint", given, "--set", setting)
@@ -71,9 +78,10 @@ def test_a_closed_run_begins_with_the_weights_that_its_file_names(
     config.write_text(tiny_config.read_text().replace("[run]\n", named))
     words = ["--config", config, "--data", synthetic_data, "--run-dir", tmp_path, *CLOSED]
     assert main(["train", *map(str, (*words, *ONE_STEP))]) == 3
-    (record,) = mlperf_records(tmp_path / "result_0.txt", "initial_weights")
-    assert record["value"] == "checkpoint"
     on = [*words, "--run-dir", tmp_path / "more", "--set", "run.init_checkpoint="]
     on += ["--set", "run.init_checkpoint_sha256=", "--set", "run.max_steps=2"]
     on += ["--resume", tmp_path / "run_0" / "checkpoints"]
     assert main(["train", *map(str, on)]) == 3  # its own checkpoint is enough
+    logs = [weights.parents[1], tmp_path, tmp_path / "more"]
+    began = [mlperf_records(log / "result_0.txt", "initial_weights")[0]["value"] for log in logs]
+    assert began == ["random", "checkpoint", "checkpoint"]

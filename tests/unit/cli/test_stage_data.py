@@ -203,6 +203,22 @@ def test_a_part_takes_the_place_of_another(
     assert contents(staged) == contents(anew)
 
 
+def test_a_whole_copy_serves_every_seed_and_stays_whole(
+    command: Command, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    out, sets = ["--out", tmp_path / "stage"], "run.max_steps=4 run.seed=12"
+    assert command("stage-data", *out, "--whole") == 0
+    before = contents(tmp_path)
+    (tmp_path / "stage" / "train" / "shards" / "train.hdf5").unlink()
+    assert command("stage-data", *out, "--replace", sets=sets) == 0
+    assert contents(tmp_path) == before
+    mark = tmp_path / "stage" / "train" / "stage.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "manifest_sha256": "0" * 64}))
+    before = contents(tmp_path)
+    error = refused("stage-data", *out, "--replace", sets=sets)
+    assert "holds a whole copy of another set" in error and contents(tmp_path) == before
+
+
 @pytest.mark.parametrize("extra", [(), ("--whole",)])
 def test_a_restart_makes_what_is_missing_or_damaged(
     command: Command, tmp_path: Path, extra: tuple[str, ...]

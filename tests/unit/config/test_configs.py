@@ -170,6 +170,15 @@ def test_captured_steps_are_the_default_where_the_document_says_what_proved_them
 
 
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
+def test_dgx_h100_and_h200_train_by_one_set_of_numbers() -> None:
+    """Published ones are; who mends one file mends the other."""
+    pairs = [(CONFIGS / path.name.replace("h200", "h100"), path) for path in NAMED_BY_SIZE]
+    pairs = [(h100, path) for h100, path in pairs if h100 != path and h100.exists()]
+    assert len(pairs) == 4
+    for h100, h200 in pairs:
+        assert load_config(h100) == load_config(h200), h200
+
+
 def test_configs_that_have_not_run_say_so(path: Path) -> None:
     assert load_config(path).mlperf.division == ("open" if path in OPEN else "closed")
     assert path.read_text(encoding="utf-8").startswith("# Not run. ")

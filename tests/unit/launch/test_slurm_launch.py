@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.checkpoint.manifest import MANIFEST, Manifest
+from mlperf_bert.checkpoint.manifest import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    CheckpointState,
+    FileEntry,
+    Manifest,
+)
 from mlperf_bert.config.files import config_to_tables, load_config
 from mlperf_bert.data.index import Manifest as Prepared
 from support import CONFIGS, REPOSITORY
@@ -38,10 +45,18 @@ def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
         version="1",
         commit=None,
         config=config_to_tables(load_config(DGX)),
-        files={},
+        files={MODEL: FileEntry(1, "0" * 64)},
     )
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / MANIFEST).write_bytes(weights.to_json())
+    drawn = CheckpointState(
+        step=0,
+        samples=0,
+        seed=77,
+        mlm_accuracy=None,
+        vocabulary_sha256=weights.vocabulary_sha256,
+    )
+    (tmp_path / "weights" / STATE).write_bytes(drawn.to_json())
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("srun", SRUN), ("apptainer", "#!/bin/sh\n")):
@@ -155,6 +170,20 @@ def test_staging_comes_before_the_clock_and_training_reads_the_copy(job: dict[st
     assert stage.endswith(f"stage-data --config {DGX} --set run.seed=5 {places}")
     assert "drop_caches" in caches  # what was copied is in it
     assert f"--config {DGX} --data /local/bert " in train
+
+
+def test_staging_is_for_the_seed_that_the_run_has(job: dict[str, str], tmp_path: Path) -> None:
+    """A checkpoint's, where one is gone on with; a run that has ended needs none."""
+    staged = {**job, "STAGEDIR": "/local/bert", "RESUME": str(tmp_path / "weights")}
+    _, asked = run(staged)
+    stage, train = asked[-3], asked[-1]
+    assert " --set run.seed=77 " in stage and train.endswith(" --set run.seed=77")
+    Path(job["ASKED"]).unlink()
+    ended = Path(job["LOGDIR"]) / "run_0"
+    ended.mkdir(parents=True)
+    (ended / "outcome.json").write_text('{\n  "stopped_by": null\n}\n')
+    _, asked = run({**staged, "RESUME": "auto"})
+    assert " train " in asked[-1] and not [line for line in asked if "stage-data" in line]
 
 
 def test_switches_reach_the_ranks(job: dict[str, str], tmp_path: Path) -> None:

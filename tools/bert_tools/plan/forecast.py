@@ -171,6 +171,9 @@ def question_of(
     if config.run.device == "cpu" or any(getattr(model, n) != getattr(usual, n) for n in shape):
         problem = "is not BERT-large on GPUs, which alone is simulated"
         raise ConfigError(origin, problem, "give another config, such as dgxa100_8x8x48x1")
+    if config.data.max_seq_length != 512 or model.kernels == "reference":
+        problem = "has lengths other than 512 or the reference kernels, which are not simulated"
+        raise ConfigError(origin, problem, "leave data.max_seq_length and model.kernels alone")
     told = next((each for each in ("h100", "h200") if each in origin), "a100")
     precision = "bf16" if model.precision == "bf16_autocast" else model.precision
     shards = {"shard_node": "node", "shard_world": "world"}
@@ -192,6 +195,16 @@ def question_of(
     }
 
 
+def too_few_steps(config: RunConfig, steps: int) -> str | None:
+    """A warning where the run stops before it is expected to reach the target."""
+    if steps <= config.max_steps:
+        return None
+    return (
+        f"the run stops after {config.max_steps:,} steps, {steps:,} are expected: "
+        "raise run.max_steps"
+    )
+
+
 def in_words(found: Forecast) -> Iterator[str]:
     """Samples, time with its range, the model with its errors, and the law beside it."""
     run, estimate = found.simulated.run, found.simulated.estimate
@@ -203,7 +216,7 @@ def in_words(found: Forecast) -> Iterator[str]:
     yield (
         f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
         f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "
-        f"start-up {run.start_up_s:g} s"
+        + (f"start-up {run.start_up_s:g} s" if run.start_up_s else "start-up not counted")
     )
     yield (
         f"range: {found.low:,.1f} to {found.high:,.1f} s; by the assumed constants' bounds alone "

@@ -148,9 +148,11 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
 
 
 def recipe_of(config: RunConfig) -> Recipe:
-    """Whose samples a config's run is expected to need: told by its division and its betas."""
-    if config.mlperf.division == "closed":
+    """Whose samples a config's run is expected to need: told by its optimizer."""
+    if config.mlperf.division == "closed" or config.optim.name == "lamb":
         return "closed_lamb"
+    if config.schedule.end_learning_rate > 0 and config.optim.epsilon != _ADAM["epsilon"]:
+        return "open_hypothesis"  # whose betas may be those of a point
     betas = config.optim.beta_1, config.optim.beta_2
     named: tuple[tuple[Recipe, dict[str, float]], ...] = (
         ("open_adam", _ADAM),

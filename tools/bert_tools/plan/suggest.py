@@ -16,7 +16,7 @@ from typing import Any
 
 from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.cluster.simulation import MOST_RANKS, Question
-from bert_tools.plan.forecast import Forecast, forecast, question_of
+from bert_tools.plan.forecast import Forecast, forecast, question_of, too_few_steps
 from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import (
     UNEQUAL,
@@ -221,12 +221,8 @@ def _warnings(
             f"{parallel.local_batch_size:,} sequences a forward are more than the {most} that were "
             f"run on this accelerator"
         )
-    steps = math.ceil(samples.samples / batch)
-    if steps > config.max_steps:
-        yield (
-            f"the run stops after {config.max_steps:,} steps, {steps:,} are expected: "
-            "raise run.max_steps"
-        )
+    if warning := too_few_steps(config, math.ceil(samples.samples / batch)):
+        yield warning
 
 
 def to_toml(suggestion: Suggestion) -> str:

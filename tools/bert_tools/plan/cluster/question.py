@@ -23,10 +23,11 @@ from bert_tools.plan.cluster.simulation import (
     sweep_nodes,
 )
 from bert_tools.plan.cluster.step import StepTiming
-from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of
+from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
 from bert_tools.plan.sample_index import asked_index
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,8 @@ _LANES = ("communication", "compute", "host")  # from below
 
 def answer(args: argparse.Namespace) -> Answer:
     """Simulate. Raises ConfigError or DataError for what the user can mend."""
-    question = _asked(args)
+    config = None if args.config is None else load_config(args.config, args.set)
+    question = _asked(args, config)
     _check_pictures(args)
     index = asked_index(args)
     expected = forecast(question, index)
@@ -83,15 +85,16 @@ def answer(args: argparse.Namespace) -> Answer:
         "sweep": [asdict(row) for row in swept],
         **{name: getattr(args, name) and str(getattr(args, name)) for name in _PICTURES},
     }
-    lines = _in_words(expected, ablated, swept)
+    lines = list(_in_words(expected, ablated, swept))
+    if config is not None and (warning := too_few_steps(config, run.steps)):
+        lines.append(f"warning: {warning}")
     return Answer(facts=facts, lines=lines, pictures=_pictures(args, found, ablated, swept))
 
 
-def _asked(args: argparse.Namespace) -> Question:
+def _asked(args: argparse.Namespace, config: RunConfig | None) -> Question:
     """Options before the config, and that before the defaults. Raises ConfigError."""
     asked: dict[str, Any] = {}
-    if args.config is not None:
-        config = load_config(args.config, args.set)
+    if config is not None:
         asked = question_of(config, args.config.stem, args.accelerator)
     elif args.set:
         raise ConfigError("--set", "changes a config, and none is given", "add --config FILE")

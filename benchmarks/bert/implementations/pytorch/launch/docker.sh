@@ -70,10 +70,11 @@ if [ -n "${DATADIR:-}" ]; then
     mount "$DATADIR" /data ,readonly
     options+=(--env DATADIR=/data)
 fi
+[ -z "${STAGEDIR:-}" ] || fail "STAGEDIR is set; stage before (mlperf_bert stage-data), and give the copy as DATADIR"
 if [ -n "${INIT_CHECKPOINT:-}" ]; then
-    [ -d "$INIT_CHECKPOINT" ] ||
+    [ -d "$INIT_CHECKPOINT" ] || [ "${RESUME:-none}" != none ] ||
         fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
-    mount "$INIT_CHECKPOINT" /init_checkpoint ,readonly
+    [ ! -d "$INIT_CHECKPOINT" ] || mount "$INIT_CHECKPOINT" /init_checkpoint ,readonly
     options+=(--env INIT_CHECKPOINT=/init_checkpoint)
 fi
 LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}

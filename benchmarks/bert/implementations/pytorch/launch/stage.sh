@@ -11,11 +11,12 @@ once_a_node=()  # beginning of a command
 stage() { # index, seed that the run gets; one line for all nodes, what each says in a file of LOGDIR
     local status=0 began=$SECONDS seed=$2 said=$LOGDIR/staging_$1.txt first
     local named='set -o pipefail; "$@" 2>&1 | sed -u "s/^/${SLURMD_NODENAME:-$HOSTNAME}: /"'
-    local of_checkpoint='import pathlib, sys; from mlperf_bert.checkpoint.manifest import read_config
-print(read_config(pathlib.Path(sys.argv[1])).run.seed)'
+    local of_checkpoint='import pathlib, sys; from mlperf_bert.checkpoint.manifest import read_state, resolve
+print(read_state(resolve(pathlib.Path(sys.argv[1]))).seed)'
     if [ -n "$checkpoint" ] && ! begun "$1"; then
         seed=$("${here[@]}" -c "$of_checkpoint" "$checkpoint") || fail "RESUME: $checkpoint cannot be read, see above"
     fi
+    staged_seed=$seed
     { mkdir -p "$LOGDIR" && rm -f "$said"; } || fail "LOGDIR: '$LOGDIR' cannot be written, see above"
     printf 'staging for seed %s in %s: ' "$seed" "$STAGEDIR"
     with_signals "$passed_on" ${once_a_node[@]+"${once_a_node[@]}"} bash -c "$named" bash \

@@ -40,7 +40,9 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     directory = resolve(Path(given))
     check_model(directory, config.model)
     manifest = read_manifest(directory)
-    found = manifest.files[MODEL].sha256 if MODEL in manifest.files else "none"
+    if MODEL not in manifest.files:
+        raise CheckpointError(str(directory), "holds no weights", "give one that convert made")
+    found = manifest.files[MODEL].sha256
     if wanted and found != wanted:
         problem = f"is {wanted}, the weights in {directory} have {found}"
         remedy = "give the weights that it names, or set it to theirs"
@@ -57,6 +59,9 @@ def check_model(directory: Path, model: ModelSection) -> None:
             problem = f"is {ours}, the weights in {directory} were trained with {theirs}"
             field = name.removeprefix("padded_")
             raise ConfigError(f"model.{field}", problem, "set it to the checkpoint's")
+    if (model.objective, stated.objective) == ("mlm_nsp", "mlm"):
+        problem = f"is 'mlm_nsp', the weights in {directory} have no head for pairs"
+        raise ConfigError("model.objective", problem, "set it to 'mlm', or give other weights")
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:

@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
     planned = planned_samples(config, train, part.node) if part else None
     for name, index, which in (("train", train, part), ("eval", held_out, None)):
         record = StageRecord(manifest_sha256(data_dir / name), which)
-        _claim(out / name, record, replace=args.replace)
-        samples = planned if which else None
+        samples = planned if _claim(out / name, record, replace=args.replace) else None
         _stage(SampleReader(data_dir / name, index.manifest), out / name, samples)
     return 0
 
@@ -163,16 +162,22 @@ def _stage(reader: SampleReader, target: Path, planned: NDArray[np.bool_] | None
     print(f"{target}: {is_wanted.sum():,} of {len(is_wanted):,} samples")
 
 
-def _claim(target: Path, record: StageRecord, *, replace: bool) -> None:
-    """Mark a directory as this stage, or find it marked so. Raises DataError for other contents.
+def _claim(target: Path, record: StageRecord, *, replace: bool) -> StagedPart | None:
+    """Mark a directory as this stage, or find it marked so; the part that it is to hold.
 
-    To `replace` another stage, its shards go first: the mark of a stage vouches for what is there.
+    A whole copy of the same set serves for any part, and stays whole. To `replace` another part,
+    its shards go first: the mark of a stage vouches for what is there. Raises DataError for other
+    contents.
     """
     make_directory(target)
     remove_temporaries(target, [STAGE_FILE])
     if (target / STAGE_FILE).exists():
-        if StageRecord.load(target) == record:
-            return
+        found = StageRecord.load(target)
+        if found in (record, StageRecord(record.manifest_sha256, None)):
+            return found.part
+        if found.part is None and record.part is not None:
+            remedy = "remove it, or give a new directory"
+            raise DataError(str(target), "holds a whole copy of another set", remedy)
         if not replace:
             remedy = "give a new directory, or --replace"
             raise DataError(str(target), "holds another stage", remedy)
@@ -186,6 +191,7 @@ def _claim(target: Path, record: StageRecord, *, replace: bool) -> None:
     elif any(target.iterdir()):
         raise DataError(str(target), "holds files but no stage", "give a new directory")
     write_file(target / STAGE_FILE, record.to_json())
+    return record.part
 
 
 def copy_file(source_path: Path, target: Path, size: int | None = None, sha256: str = "") -> None:

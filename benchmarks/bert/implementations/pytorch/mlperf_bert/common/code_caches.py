@@ -49,8 +49,8 @@ def set_code_caches() -> dict[str, Path]:
 def use_huge_pages() -> None:
     """Let torch ask for pages of 2 MiB for large CPU tensors, unless the user says otherwise.
 
-    To be called before torch is imported. Small pages cost a small model a sixth of its step: they
-    are new to the process, and so filled with zeros, whenever a large tensor is made again.
+    To be called before torch is imported. Small pages are new to the process, and so filled with
+    zeros one by one, whenever a large tensor is made again.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

@@ -130,9 +130,7 @@ class DaliCopy:
         """Copy uint8 [bytes] on the host into `memory`, as many bytes on the device."""
         self._pipeline.feed_input(_DALI_INPUT, [block.numpy()])
         (outputs,) = self._pipeline.run()
-        # DALI's next block waits for this stream before it overwrites the output.
-        stream = torch.cuda.current_stream(memory.device) if memory.is_cuda else None
-        self._feed(outputs[0], memory, cuda_stream=stream)
+        self._feed(outputs[0], memory)  # given no stream, it waits: the next block overwrites this
 
 
 class Loader:

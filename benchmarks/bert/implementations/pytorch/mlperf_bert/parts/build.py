@@ -21,6 +21,7 @@ from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_r
 from mlperf_bert.checkpoint.manifest import (
     INITIALIZED_FROM,
     CheckpointState,
+    read_config,
     read_manifest,
     resolve,
 )
@@ -257,9 +258,16 @@ def _start_log(run: Run) -> MlperfLog:
         number_of_nodes=-(-info.world_size // info.local_world_size),
         number_of_ranks=info.world_size,
         resumed_from=resumed_from,
-        initial_weights="random" if run.init_checkpoint is None else "checkpoint",
+        initial_weights="checkpoint" if _began_with_weights(run) else "random",
     )
     return log
+
+
+def _began_with_weights(run: Run) -> bool:
+    """Of a run that goes on, as its checkpoint has it: those of the command need not be given."""
+    if run.start.checkpoint is not None and run.info.rank == 0:
+        return bool(read_config(run.start.checkpoint).run.init_checkpoint)
+    return run.init_checkpoint is not None
 
 
 def _start_reporter(run: Run, data: RunData, planner: StepPlanner) -> "Reporter":

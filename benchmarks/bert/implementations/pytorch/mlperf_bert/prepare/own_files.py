@@ -138,7 +138,7 @@ def _text_file(path: Path, name: str, otherwise: Form | None) -> TextFile:
     form = form or otherwise
     assert form is not None
     if packing == "parquet" and find_spec("pyarrow") is None:
-        raise _lacking("parquet", "parquet")
+        raise _lacking("parquet", "parquet", "move them out of the directory")
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -209,8 +209,8 @@ def _zstd_pieces(file: io.BufferedReader) -> Iterator[bytes]:
         raise OSError(0, "is no whole zstd file (it ends within a frame)")
 
 
-def _lacking(kind: str, extra: str) -> ConfigError:
-    remedy = f"run in the checkout: tools/venv.sh {extra}, or unpack the files"
+def _lacking(kind: str, extra: str, otherwise: str = "unpack them") -> ConfigError:
+    remedy = f"run in the checkout: tools/venv.sh {extra}, or {otherwise}"
     return ConfigError("--corpus", f"has .{kind} files, which need a package", remedy)
 
 

@@ -1,6 +1,6 @@
 """What reads Parquet files of own text: each row's text as one line of JSON.
 
-Runs in a child of the sandbox, nowhere else. It starts no thread, which the sandbox forbids, and
+Runs in a child of the sandbox, nowhere else. It asks for no thread, which the sandbox forbids, and
 holds a page and a batch of rows, whatever the size of the row groups.
 """
 

@@ -102,10 +102,8 @@ class EndingInOrder(CaughtSignals):
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Raise Ended, once."""
-        if not self.first:
+        if not self.first and not isinstance(sys.exception(), UserError):
             self.first = number
-            if isinstance(sys.exception(), UserError):
-                return
             raise Ended(signal.Signals(number).name)
 
 
