@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The table of docs/performance.md: `bench against` at three sizes, one after the other, nothing else running. About 25
+# The table of docs/performance.md: `bench against` at three sizes, one after the other, nothing else running. About 20
 # minutes on two cores. Each size leaves its JSON object and its progress here; one that fails leaves what was there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_WAIT_POLICY=PASSIVE
+# The C library keeps what it has had from the kernel: fast for every contender, and for the padded ones most.
+export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000
 
 measure() { # name, then options
     local log="logs/2026-11-23-against/$1"

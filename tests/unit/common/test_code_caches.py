@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.__main__ import main
 from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
 from mlperf_bert.common.errors import ConfigError
 from support import refusal
@@ -113,17 +112,6 @@ def test_every_compiler_gets_a_directory_of_its_own(nothing_named: Path) -> None
         assert path.parent == nothing_named / ".cache/mlperf_bert"
         assert path.stat().st_mode & 0o777 == 0o700
     assert set_code_caches() == found
-
-
-@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
-def test_torch_gets_large_pages_unless_the_user_says_otherwise(
-    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", before or "")
-    if before is None:
-        monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
-    assert main(["config", "cpu_tiny", "--get", "run.max_steps"]) == 0
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == after
 
 
 def link(cache: Path) -> None:

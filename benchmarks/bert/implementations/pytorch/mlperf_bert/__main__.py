@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import NoReturn, TextIO
 
 from mlperf_bert import package_version
-from mlperf_bert.common.code_caches import remove_temporary, set_code_caches, use_huge_pages
+from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
 from mlperf_bert.common.errors import (
     FAULT,
     INTERRUPTED,
@@ -91,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.command_line = words
         check_paths(args)
         set_code_caches()
-        use_huge_pages()
         return int(args.run(args))
     except UserError as error:
         if DEBUG in words:

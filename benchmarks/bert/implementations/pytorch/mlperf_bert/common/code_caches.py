@@ -46,15 +46,6 @@ def set_code_caches() -> dict[str, Path]:
     return found
 
 
-def use_huge_pages() -> None:
-    """Let torch ask for pages of 2 MiB for large CPU tensors, unless the user says otherwise.
-
-    To be called before torch is imported. Small pages are new to the process, and so filled with
-    zeros one by one, whenever a large tensor is made again.
-    """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def remove_temporary() -> None:
     """Remove the directory of this process, where it has one: for who leaves without atexit."""
     if _made_by.cache_info().currsize:
