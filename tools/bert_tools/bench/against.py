@@ -176,9 +176,7 @@ def _compared(
     report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
     expected = loss_without_dropout(exact, data.batches[0])
     theirs = make_contenders(peer, data, model.precision)
-    report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
-    peer_attention = fastest_attention(peer, theirs["sorted"], len(data.batches))
-    report(f"fastest is {peer_attention}")
+    peer_attention = fastest_attention(peer, theirs["sorted"], len(data.batches), report)
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
     # Before ours is trained: all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
@@ -213,15 +211,11 @@ def _compared(
             **_measured(times, others.reasons | times.reasons, config, data, product_flops),
             **_facts(config, data),
             "device": device.type,
-            "threads": torch.get_num_threads(),
             "steps": times.num_steps,
-            "distinct_batches": len(data.batches),
             "loss_difference": loss_difference,
             "ours_attention": ours.attention.name,
             "ours_padding_share": run.padding_share,
             "padded_attention": peer_attention,
-            "torch": torch.__version__,
-            "transformers": import_transformers().__version__,
         }
 
 
@@ -289,6 +283,10 @@ def _facts(config: RunConfig, data: Data) -> dict[str, Any]:
         "ours_step_mode": config.run.step_mode,
         "padded_autocast": None if dtype is None else str(dtype).removeprefix("torch."),
         "optimizer": OPTIMIZER_IN_WORDS,
+        "threads": torch.get_num_threads(),
+        "distinct_batches": len(data.batches),
+        "torch": torch.__version__,
+        "transformers": import_transformers().__version__,
     }
 
 
@@ -359,11 +357,14 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Contender,
     return found[int(np.argmax(rates))]
 
 
-def fastest_attention(peer: Any, step: Contender, num_batches: int) -> str:
+def fastest_attention(
+    peer: Any, step: Contender, num_batches: int, report: Callable[[str], None]
+) -> str:
     """Set `peer` to that of its attention implementations whose steps are fastest, and name it.
 
     One that runs out of memory is not.
     """
+    report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
     seconds = dict.fromkeys(PEER_ATTENTIONS, float("inf"))
     for name in PEER_ATTENTIONS:
         peer.set_attn_implementation(name)
@@ -373,6 +374,7 @@ def fastest_attention(peer: Any, step: Contender, num_batches: int) -> str:
         free_memory()
     fastest = min(seconds, key=seconds.__getitem__)
     peer.set_attn_implementation(fastest)
+    report(f"fastest is {fastest}")
     return fastest
 
 

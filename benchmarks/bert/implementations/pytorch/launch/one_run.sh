@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
+# shellcheck shell=bash disable=SC2034,SC2153,SC2154 # names shared with run_and_time.sh
 # Sourced by run_and_time.sh: one run to its end, over its restarts, and the check of its log.
 
 check_log() {
