@@ -18,7 +18,7 @@ TYPED = (  # heads of tables that no data of ours is behind
     "| seed 2 | 8,000 |",
     "| run | bucket / none, no hook",
 )
-READS = ("sh", "sh long")  # of which `make test-real` runs the second
+READS = ("sh", "sh long")  # of which `make test-slow` runs the second
 MADE = "<!-- made by: python -c 'print(\"| a |\\n|---|\\n| 1 |\")' -->\n"
 TABLE = "| a |\n|---|\n| 1 |\n"
 
@@ -103,7 +103,7 @@ def test_every_command_of_a_log_says_whether_it_measures() -> None:
         assert (kinds - {*READS, "sh measured", "text"}, indented) == (set(), []), name
 
 
-@pytest.mark.parametrize("kind", [READS[0], pytest.param(READS[1], marks=pytest.mark.real)])
+@pytest.mark.parametrize("kind", [READS[0], pytest.param(READS[1], marks=pytest.mark.longest)])
 def test_commands_of_logs_work_on_committed_files(kind: str, clone: Path) -> None:
     """They fail without those files, and write again what is there; pictures are not compared."""
     before = written(clone)
