@@ -53,19 +53,24 @@ def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
     text_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def official_settings(vocabulary_sha256: str) -> ShardSettings:
+    """Those of MLPerf's set, for a vocabulary."""
+    return ShardSettings(
+        vocabulary_sha256=vocabulary_sha256,
+        max_seq_length=512,
+        max_predictions=76,
+        seed=12345,
+        dupe_factor=10,
+    )
+
+
 def make_shard(
     way: str, text_path: Path, vocab_path: Path, shard_path: Path
 ) -> tuple[dict[str, float], int]:
     """One text to its finished shard; seconds of each part and of all, and the examples."""
     start_s = time.perf_counter()
     vocabulary = load_vocabulary(vocab_path)
-    settings = ShardSettings(
-        vocabulary_sha256=vocabulary.sha256,
-        max_seq_length=512,
-        max_predictions=76,
-        seed=12345,
-        dupe_factor=10,
-    )
+    settings = official_settings(vocabulary.sha256)
     source = read_text(text_path)
     documents = tokenize_documents(source.text, Tokenizer(vocabulary), split=False)
     tokenized_s = time.perf_counter()

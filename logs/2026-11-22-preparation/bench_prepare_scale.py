@@ -81,7 +81,7 @@ def with_new_words(line: str, rng: random.Random) -> str:
 
 def prepare_plainly(part: Path, vocab_path: Path, out: Path) -> None:
     """One part with the official settings, by the plain way but for the writing of the shard."""
-    from mlperf_bert.data.index import ShardSettings
+    from bench_prepare import official_settings
     from mlperf_bert.prepare.build import write_shard
     from mlperf_bert.prepare.documents import read_text
     from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
@@ -96,13 +96,7 @@ def prepare_plainly(part: Path, vocab_path: Path, out: Path) -> None:
             documents[-1].append(ids)
         elif not line.strip() and documents[-1]:
             documents.append([])
-    settings = ShardSettings(
-        vocabulary_sha256=vocabulary.sha256,
-        max_seq_length=512,
-        max_predictions=76,
-        seed=12345,
-        dupe_factor=10,
-    )
+    settings = official_settings(vocabulary.sha256)
     nested = [document for document in documents if document]
     examples = plain_examples(as_documents(nested, len(vocabulary)), vocabulary, settings)
     shard = out / "shards" / f"{part.stem}.hdf5"

@@ -151,6 +151,21 @@ def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..
             assert "| " + " | ".join(row) + " |" in SETTINGS
 
 
+@pytest.mark.parametrize("recipe", ["open_hypothesis", "open_adamw"])
+def test_a_suggested_file_keeps_its_recipes_answer(
+    recipe: str, asked: Asked, told: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "suggested.toml"
+    of_eight = f"suggest --nodes 1 --gpus 8 --recipe {recipe} --out"
+    suggested, found = asked(of_eight, file), asked("cluster --config", file)
+    assert found["recipe"] == recipe
+    assert found["forecast"] == suggested["expected"]["forecast"]
+    as_lamb = asked("cluster --config", file, "--set optim.name=lamb --draws 1")
+    assert as_lamb["recipe"] == "closed_lamb"
+    few = told("cluster --config", file, "--set run.max_steps=100 --draws 1")
+    assert f"after 100 steps, {found['run']['steps']:,} are expected: raise run.max_steps" in few
+
+
 def test_the_range_is_that_of_the_constants_and_the_samples(simulated: Asked) -> None:
     told = simulated("--samples 1e5")["forecast"]  # given samples have no spread
     alone = told["step_low"], told["step_high"]
@@ -180,6 +195,9 @@ REFUSED = {
     "--nodes 1 --gpus-per-node 8 --local-batch-size 400": "the largest that fits is 352",
     "--config h200_1x1x448x1 --accelerator a100_40gb": "448 sequences a forward need about",
     "--config cpu_tiny": "is not BERT-large on GPUs",
+    "--config h200_1x1x448x1 --set model.kernels=reference": "which are not simulated",
+    "--config h200_1x1x448x1 --set data.max_seq_length=128 --set mlperf.enforce_rules=false "
+    "--set data.max_predictions=20": "has lengths other than 512",
     "--nodes 1 --gpus-per-node 8": "--local-batch-size: is missing; add it, or give a whole run",
     "--nodes 1 --gpus-per-node 8 --local-batch-size 4 --set run.seed=1": "add --config FILE",
 }

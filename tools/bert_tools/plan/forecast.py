@@ -164,7 +164,8 @@ def question_of(
 ) -> dict[str, Any]:
     """What `Question` asks, of a config; `origin` is its name, which may tell the accelerator.
 
-    Raises ConfigError for another model than BERT-large, and for a run on a CPU.
+    Raises ConfigError for a run on a CPU, and for another model than BERT-large, other lengths and
+    other kernels than the simulator has.
     """
     model, parallel, usual = config.model, config.parallel, ModelSection()
     shape = ("num_layers", "hidden_size", "intermediate_size", "num_heads")

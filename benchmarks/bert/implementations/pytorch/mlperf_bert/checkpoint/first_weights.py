@@ -13,9 +13,11 @@ from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
 
-_SIZES = "hidden_size num_layers intermediate_size max_position_embeddings type_vocab_size"
 # What a checkpoint's model and the config's must share; the last two show in no tensor's shape.
-_MODEL = ("padded_vocab_size", *_SIZES.split(), "num_heads", "layer_norm_epsilon")
+_MODEL = (
+    *("padded_vocab_size", "hidden_size", "num_layers", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size", "num_heads", "layer_norm_epsilon"),
+)
 
 
 def check_first_weights(config: RunConfig, data_dir: Path) -> None:
