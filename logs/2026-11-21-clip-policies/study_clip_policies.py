@@ -35,7 +35,7 @@ from mlperf_bert.config.files import config_to_tables
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 COMPARED_WITH = "after_allreduce"
 # Learning rate and max_norm of (optimizer, global batch), the same for all policies; how they were
-# found: docs/numerics.md, "Clip policies". Seed 0 was used for that alone.
+# found: README.md beside this file. Seed 0 was used for that alone.
 SETTINGS = {
     ("adamw", 32): (2e-3, 1.5),
     ("adamw", 128): (2e-3, 0.8),

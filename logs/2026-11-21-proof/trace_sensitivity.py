@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests:tests/golden .venv/bin/python logs/2026-11-21-proof/trace_sensitivity.py
 
-The tolerance of tests/golden/trace_cases.py was chosen between the two; see docs/numerics.md.
+The tolerance of tests/golden/trace_cases.py was chosen between the two; see docs/how/numerics.md.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""The tables of docs/cluster_model.md, docs/hyperparameters.md and docs/scaling.md.
+"""Tables of this log's README.md, docs/how/cluster_model.md and docs/how/scaling.md.
 
     python logs/2026-11-22-cluster-model/cluster_tables.py NAME      prints one, from tables.json
     python logs/2026-11-22-cluster-model/cluster_tables.py --write   reckons all anew (a minute)

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/cluster_model.md with the simulator: draw_cluster_model.py DIR."""
+"""Draws the pictures of docs/how/cluster_model.md with the simulator: draw_cluster_model.py DIR."""
 
 import sys
 from collections.abc import Sequence

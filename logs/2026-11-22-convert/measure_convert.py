@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from mlperf_bert.checkpoint.huggingface.export import config_json
-from mlperf_bert.checkpoint.tensors import read_safetensors, write_tensors
+from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
+from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
@@ -56,7 +57,7 @@ def main(directory: str) -> None:
         # In a process of its own, as this one's memory would count as that of its children.
         subprocess.run([sys.executable, __file__, "--write", source], check=True)
         print(json.dumps(measure("convert", source, "--from", "huggingface", "--out", ours)))
-        print(json.dumps(measure("export", ours, "--to", "huggingface", again)))
+        print(json.dumps(measure("export", ours, "--to", "huggingface", "--out", again)))
         before, after = (read_safetensors(each / "model.safetensors") for each in (source, again))
         same = all((before[name].read() == after[name].read()).all() for name in before)
         size_mb = round((source / "model.safetensors").stat().st_size / 1e6)

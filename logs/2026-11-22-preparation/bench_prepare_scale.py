@@ -180,7 +180,7 @@ def commit() -> str:
 
 
 def report(result: dict[str, Any]) -> None:
-    """Print the tables of docs/preparation_scale.md."""
+    """Print the tables of this log."""
     measured = {key[8:]: value for key, value in result.items() if key.startswith("workers_")}
     plain = measured.get(PLAIN)
     header = ["processes", "examples/s a core", "a processor second", "peak memory"]

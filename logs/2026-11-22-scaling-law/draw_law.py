@@ -2,7 +2,7 @@
 
     python draw_law.py
 
-The sets are those of docs/scaling.md, out of the shipped table.
+The sets are those of docs/how/scaling.md, out of the shipped table.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The tables of the law in docs/scaling.md, from the JSON files beside this script.
+"""The tables of the law in the README here, from the JSON files beside this script.
 
 python logs/2026-11-22-scaling-law/law_tables.py fits | note
 """

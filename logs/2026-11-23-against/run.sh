@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The table of docs/performance.md: `bench against` at three sizes, one after the other, nothing else running. About 20
+# The table of docs/how/speed.md: `bench against` at three sizes, one after the other, nothing else running. About 20
 # minutes on two cores. Each size leaves its JSON object and its progress here; one that fails leaves what was there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,11 +1,11 @@
-"""The Markdown table of docs/performance.md, from the JSON objects that `run.sh` left here."""
+"""The Markdown table of docs/how/speed.md, from the JSON objects that `run.sh` left here."""
 
 import json
 import sys
 from pathlib import Path
 
 SIZES = ("2x128", "4x256", "12x768")
-OTHERS = {  # the order of docs/performance.md
+OTHERS = {  # the order of docs/how/speed.md
     "sorted": "masked positions, sorted by length",
     "sorted_compiled": "masked positions, sorted by length, torch.compile",
     "padded_to_longest": "masked positions, padded to the longest",
